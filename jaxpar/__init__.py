@@ -1,0 +1,22 @@
+"""jaxpar: train language models on any mesh of GPUs with JAX.
+
+`Trainer` and `load_config` are the notebook's way in; `python -m jaxpar.train` is the shell's. Both are imported
+lazily, so that `python -m jaxpar.train --help` does not pay for importing JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Trainer", "__version__", "load_config"]
+
+_HOMES = {"Trainer": "jaxpar.training.trainer", "Config": "jaxpar.config", "load_config": "jaxpar.config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'jaxpar' has no attribute {name!r}")

@@ -1,0 +1,279 @@
+"""What the user writes: one frozen dataclass per section of the YAML file.
+
+The string under a field is its documentation: `docs/configuration.md` and `--help` are made from it.
+Nothing here imports JAX, reads a file or looks at a device; checks across fields live in `validate.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long a run is, where it writes, how often it speaks."""
+
+    name: str = "run"
+    """Name of the run: the folder `<run.dir>/<run.name>` holds everything it writes."""
+    dir: str = "runs"
+    """Parent folder of the run's own folder."""
+    steps: int = 1000
+    """Optimizer steps to train for."""
+    seed: int = 0
+    """Seed of the initial weights, the data order and dropout."""
+    log_every: int = 10
+    """Steps between two logged lines."""
+    profile: str | None = None
+    """Steps to trace with the JAX profiler, as `first:last` (for example `10:15`)."""
+    max_skipped_steps: int = 10
+    """Stop with a diagnosis after this many steps in a row with a non-finite loss or gradient."""
+    compile_cache: str | None = "~/.cache/jaxpar/xla"
+    """Folder of the persistent compilation cache; null turns it off."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder. A preset fills every field; fields written beside it override it."""
+
+    preset: str | None = None
+    """Name of a published model to start from (`llama3-8b`, `gpt2-124m`, ...)."""
+    layers: int = 4
+    """Number of decoder layers."""
+    embed: int = 256
+    """Width of the residual stream."""
+    heads: int = 8
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads (grouped-query attention); null means as many as `heads`."""
+    head_dim: int | None = None
+    """Width of one head; null means `embed / heads`."""
+    mlp: int = 1024
+    """Hidden width of the feed-forward layer."""
+    vocab: int | None = None
+    """Vocabulary size; null takes it from the data source."""
+    vocab_multiple: int = 128
+    """The vocabulary is padded to this multiple, on every mesh alike, so that weights do not depend on the layout."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Normalisation before attention, before the feed-forward layer and before the head."""
+    norm_epsilon: float = 1e-5
+    """Added to the mean square (or variance) inside the normalisation."""
+    position: Literal["rope", "learned"] = "rope"
+    """Rotary embeddings of queries and keys, or a learned table added to the token embeddings."""
+    max_positions: int = 1024
+    """Rows of the learned position table; rotary embeddings do not use it."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies."""
+    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
+    rope_factor: float = 8.0
+    """Stretch factor of `linear` and `llama3` scaling."""
+    rope_original_length: int = 8192
+    """Context length before stretching (`llama3` scaling)."""
+    rope_low_frequency: float = 1.0
+    """Wavelengths longer than `rope_original_length / rope_low_frequency` are stretched in full (`llama3`)."""
+    rope_high_frequency: float = 4.0
+    """Wavelengths shorter than `rope_original_length / rope_high_frequency` are kept (`llama3`)."""
+    qk_norm: bool = False
+    """Normalise queries and keys per head before the rotation (Qwen3)."""
+    attention_bias: bool = False
+    """Biases on the four projections of attention."""
+    mlp_bias: bool = False
+    """Biases on the projections of the feed-forward layer."""
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    """Feed-forward non-linearity; `swiglu` has a third (gate) projection."""
+    tied: bool = False
+    """Use the token embedding as the output head."""
+    window: int | None = None
+    """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
+    logit_softcap: float | None = None
+    """Cap of the output logits: `c * tanh(x / c)`; null means none."""
+    attention_softcap: float | None = None
+    """Cap of the attention scores: `c * tanh(x / c)`; null means none."""
+    dropout: float = 0.0
+    """Dropout after the embedding, attention and feed-forward layer; a function of the global token, so the same on
+    every layout."""
+    init_scale: float = 0.02
+    """Standard deviation of the initial weights; projections back into the residual stream are divided by
+    `sqrt(2 * layers)` besides."""
+    z_loss: float = 0.0
+    """Weight of `logsumexp(logits)^2`, which keeps the logits from drifting."""
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The layout: the size of each mesh axis and what rests where. One axis may be -1: what remains."""
+
+    pipe: int = 1
+    """Pipeline stages."""
+    replica: int = 1
+    """Data parallelism with whole copies of the weights (the outer level of HSDP)."""
+    fsdp: int = 1
+    """Data parallelism over which `zero` shards weights, gradients and optimizer state."""
+    expert: int = 1
+    """Expert parallelism; for dense weights another data-parallel axis."""
+    context: int = 1
+    """Context parallelism: the sequence is split, inside attention too."""
+    tensor: int = 1
+    """Tensor parallelism, with sequence parallelism between the matmuls."""
+    zero: Literal[0, 1, 2, 3] = 3
+    """What is sharded over fsdp and expert: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    microbatches: int = 1
+    """Parts into which the batch of a step is split; gradients accumulate over them."""
+    context_strategy: Literal["auto", "allgather"] = "auto"
+    """How attention sees the other ranks' keys and values when `context` is above 1."""
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """A dtype per role."""
+
+    compute: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Matmuls and activations; float16 turns on dynamic loss scaling."""
+    storage: Literal["float32", "bfloat16", "float16"] | None = None
+    """Weights between their uses in a step, and on the wire when they are gathered; null means `compute`."""
+    master: Literal["float32"] = "float32"
+    """Weights that the optimizer updates, and that checkpoints hold."""
+    gradient: Literal["float32", "bfloat16"] = "float32"
+    """Accumulation and reduction of gradients."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """First moment of the optimizer (the second is always float32)."""
+    loss_scale: float = 65536.0
+    """First loss scale under float16; halved after an overflow, doubled after `loss_scale_interval` good steps."""
+    loss_scale_interval: int = 1000
+    """Good steps before the loss scale doubles."""
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """What happens to activations between forward and backward."""
+
+    remat: str = "selective"
+    """`none` keeps every activation, `full` only each layer's input, `selective` drops what is cheap to recompute."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Which implementation computes attention."""
+
+    backend: Literal["auto", "blockwise", "cudnn"] = "auto"
+    """`auto` takes the first that supports the request and says why; a named one that does not is an error."""
+    query_block: int = 512
+    """Rows of queries that the blockwise backend holds at a time."""
+    kv_block: int = 512
+    """Rows of keys and values that the blockwise backend holds at a time."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule and its schedule."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """`adamw`, or `muon` for the layers' matrices with AdamW for embeddings, head, norms and biases."""
+    learning_rate: float = 3e-4
+    """Peak learning rate of AdamW."""
+    beta1: float = 0.9
+    """Decay of AdamW's first moment."""
+    beta2: float = 0.95
+    """Decay of AdamW's second moment."""
+    epsilon: float = 1e-8
+    """Added to the root of AdamW's second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices and embeddings; norms and biases have none."""
+    clip_norm: float | None = 1.0
+    """Largest global norm of the gradient; null turns clipping off."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Shape of the learning rate after warm-up; `wsd` is flat, then falls over the last `decay_fraction`."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up from 0."""
+    decay_steps: int | None = None
+    """Step at which the schedule ends; null means `run.steps`."""
+    decay_fraction: float = 0.2
+    """Share of the schedule over which `wsd` falls."""
+    final_fraction: float = 0.1
+    """Learning rate at the end of the schedule, as a fraction of the peak."""
+    muon_learning_rate: float = 0.02
+    """Peak learning rate of Muon's matrices; it follows the same schedule."""
+    muon_momentum: float = 0.95
+    """Momentum of Muon (Nesterov)."""
+    muon_iterations: int = 5
+    """Newton-Schulz iterations of Muon."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from and how they become a batch."""
+
+    source: Literal["stdlib", "tokens", "synthetic"] = "stdlib"
+    """`stdlib`: the sources of Python's standard library as bytes; `tokens`: token files; `synthetic`: generated."""
+    path: str | None = None
+    """Token file for training (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
+    heldout_path: str | None = None
+    """Token file for evaluation, for `source: tokens`; null means no evaluation."""
+    separator: int | None = None
+    """Token that ends a document in a token file; null means that the file is one document."""
+    sequence_length: int = 1024
+    """Tokens per row."""
+    batch_size: int = 8
+    """Rows per optimizer step, over all devices and microbatches."""
+    packed: bool = True
+    """Keep documents that share a row apart: attention does not cross them and positions restart."""
+    prefetch: int = 2
+    """Batches prepared ahead of the step that uses them."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Loss on held-out data, and a sample at the end."""
+
+    every: int = 0
+    """Steps between evaluations; 0 evaluates at the end only."""
+    batches: int = 8
+    """Batches per evaluation, always the same ones; 0 turns evaluation off."""
+    sample_tokens: int = 0
+    """Tokens to generate from a held-out prompt at the end; 0 means none."""
+    sample_temperature: float = 0.7
+    """Temperature of that sample; 0 takes the likeliest token."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and what to keep."""
+
+    every: int = 0
+    """Steps between saves; 0 saves at the end only (and on SIGTERM)."""
+    keep_last: int = 2
+    """Newest checkpoints to keep."""
+    keep_every: int | None = None
+    """Keep every checkpoint whose step is a multiple of this, for ever."""
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes, one job (`jax.distributed`)."""
+
+    coordinator: str | None = None
+    """`host:port` of process 0; null means a single process."""
+    processes: int = 1
+    """Number of processes in the job."""
+    process_id: int = 0
+    """Index of this process."""
+    timeout_s: int = 120
+    """How long to wait for the other processes at start-up, in seconds."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
