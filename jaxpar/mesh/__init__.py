@@ -1,0 +1,1 @@
+"""Axes, rules, placements and the verbs that move tensors between them."""

@@ -1,0 +1,82 @@
+"""The verbs: every way in which tensors move between ranks inside the step.
+
+Model code says *what* must move; the algorithm behind a verb is the plan's choice. Each docstring gives the bytes that
+one device sends (equal to what it receives) as a formula of the local input's bytes `x` and the axis size `n`.
+All of them need to run inside the one `shard_map`, and refuse values whose varying type would make them wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from jaxpar.mesh.axes import varying_axes
+
+
+def gather_sequence(x: Shaped[Array, "batch part embed"]) -> Shaped[Array, "batch seq embed"]:
+    """Join the sequence parts of the tensor ranks, before a matmul whose weight is split over them.
+
+    The derivative is `scatter_sequence`. Sends `x * (n - 1)` bytes with n = tensor.
+    """
+    with jax.named_scope("gather_sequence"):
+        return lax.all_gather(x, "tensor", axis=1, tiled=True)
+
+
+def scatter_sequence(x: Shaped[Array, "batch seq embed"]) -> Shaped[Array, "batch part embed"]:
+    """Sum partial results over the tensor ranks and keep this rank's part of the sequence.
+
+    The derivative is `gather_sequence`. Sends `x * (n - 1) / n` bytes with n = tensor.
+    """
+    with jax.named_scope("scatter_sequence"):
+        return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
+
+
+def gather_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..."]:
+    """Join the sequence parts of the context ranks along `axis` (keys and values, before attention).
+
+    The derivative sums and scatters. Sends `x * (n - 1)` bytes with n = context.
+    """
+    with jax.named_scope("gather_context"):
+        return lax.all_gather(x, "context", axis=axis, tiled=True)
+
+
+def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
+    """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
+    with jax.named_scope("gather_weight"):
+        return lax.all_gather(x, tuple(axes), axis=dim, tiled=True)
+
+
+def scatter_gradient(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
+    """Sum a gradient over `axes` and keep this rank's shard of `dim`.
+
+    Sends `x * (n - 1) / n` bytes with n = product of the sizes of `axes`.
+    """
+    _must_vary(x, axes, "scatter_gradient")
+    with jax.named_scope("scatter_gradient"):
+        return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)
+
+
+def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, "..."]:
+    """Sum over `axes`; the result is the same on all of their ranks.
+
+    Sends `2 * x * (n - 1) / n` bytes with n = product of the sizes of `axes`. Raises `ValueError` for an axis that `x`
+    does not vary over: `lax.psum` would multiply by its size.
+    """
+    _must_vary(x, axes, "reduce_sum")
+    with jax.named_scope("reduce_sum"):
+        return lax.psum(x, tuple(axes)) if axes else x
+
+
+def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, "..."]:
+    """Maximum over `axes`, without a derivative. Sends as many bytes as `reduce_sum`."""
+    with jax.named_scope("reduce_max"):
+        return lax.pmax(lax.stop_gradient(x), tuple(axes))
+
+
+def _must_vary(x: jax.Array, axes: Sequence[str], verb: str) -> None:
+    fixed = [axis for axis in axes if axis not in varying_axes(x)]
+    if fixed:
+        raise ValueError(f"{verb} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so a sum would count it several times")

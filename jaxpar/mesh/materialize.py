@@ -1,0 +1,124 @@
+"""From storage to compute placement at the entry of a layer, and gradients straight into the form they accumulate in.
+
+A cotangent must look like its primal, so the gradient of a weight that rests in one placement could not accumulate in
+another. Each weight therefore comes with a *sink*: a zero in gradient placement. Differentiating with respect to the
+sink, and not the weight, makes the backward reduce-scatter into gradient placement at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.collectives import gather_weight, reduce_sum, scatter_gradient
+from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
+
+
+def gather(weights: Tree, placements: Placements, *, part: str, unstacked: bool = False) -> Tree:
+    """Weights from storage to compute placement and dtype, typed as varying over every axis.
+
+    `part` names the subtree of the placements that `weights` belongs to; `unstacked` says that the `layers` dim is
+    gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in compute
+    dtype and once per microbatch. Bytes: `gather_weight` of each sharded weight in storage dtype.
+    """
+    dtype = jnp.dtype(placements.compute.dtype)
+
+    def one(weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec) -> jax.Array:
+        added = added_dim(compute, storage)
+        weight = vary(weight)
+        if added:
+            weight = gather_weight(weight, added[1], added[0] - unstacked)
+        return weight.astype(dtype)
+
+    return jax.tree.map(one, weights, placements.compute.layout[part], placements.storage.layout[part])
+
+
+def sink_gradients(gradients: Tree, placements: Placements, *, part: str, unstacked: bool = False) -> Tree:
+    """Gradients of gathered weights from compute to gradient placement and dtype: partial sums, or reduce-scattered.
+
+    Bytes: `scatter_gradient` of each weight that the gradient placement shards, in gradient dtype.
+    """
+    dtype = jnp.dtype(placements.gradient.dtype)
+
+    def one(grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
+        added = added_dim(compute, gradient)
+        grad = vary(grad.astype(dtype))
+        return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad
+
+    return jax.tree.map(one, gradients, placements.compute.layout[part], placements.gradient.layout[part])
+
+
+def zero_sinks(weights: Tree, placements: Placements) -> Tree:
+    """Zeros in gradient placement for `weights` (in storage placement), varying over every axis."""
+    dtype = jnp.dtype(placements.gradient.dtype)
+
+    def one(weight: jax.Array, storage: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
+        shape = list(weight.shape)
+        added = added_dim(storage, gradient)
+        if added:
+            shape[added[0]] //= jax.lax.axis_size(added[1])
+        return vary(jnp.zeros(shape, dtype))
+
+    return jax.tree.map(one, weights, placements.storage.layout, placements.gradient.layout)
+
+
+def materialize(weights: Tree, sinks: Tree, placements: Placements, *, part: str) -> Tree:
+    """`gather`, with the gradient going to `sinks` instead of `weights`. For weights outside the layer loop."""
+    return _materialize((placements, part), weights, sinks)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _materialize(static: tuple[Placements, str], weights: Tree, sinks: Tree) -> Tree:
+    del sinks
+    return gather(weights, static[0], part=static[1])
+
+
+def _materialize_forward(static: tuple[Placements, str], weights: Tree, sinks: Tree) -> tuple[Tree, None]:
+    return _materialize(static, weights, sinks), None
+
+
+def _materialize_backward(static: tuple[Placements, str], _: None, gradients: Tree) -> tuple[None, Tree]:
+    return None, sink_gradients(gradients, static[0], part=static[1])
+
+
+_materialize.defvjp(_materialize_forward, _materialize_backward)
+
+
+def to_storage(master: Tree, placements: Placements) -> Tree:
+    """Master weights from optimizer to storage placement and dtype: once per step.
+
+    Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; otherwise a cast.
+    """
+    dtype = jnp.dtype(placements.storage.dtype)
+
+    def one(weight: jax.Array, storage: PartitionSpec, optimizer: PartitionSpec) -> jax.Array:
+        added = added_dim(storage, optimizer)
+        weight = weight.astype(dtype)
+        return gather_weight(weight, added[1], added[0]) if added else weight
+
+    return jax.tree.map(one, master, placements.storage.layout, placements.optimizer.layout)
+
+
+def to_optimizer(gradients: Tree, placements: Placements) -> Tree:
+    """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
+
+    Bytes per weight: `scatter_gradient` where the optimizer placement shards what the gradient placement does not, then
+    `reduce_sum` of the result over the other axes that hold partial sums.
+    """
+
+    def one(grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec) -> jax.Array:
+        scattered = added_dim(compute, optimizer)
+        pending = added_dim(gradient, optimizer)
+        if pending:
+            grad = scatter_gradient(grad, pending[1], pending[0])
+        done = scattered[1] if scattered else ()
+        rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
+        return reduce_sum(grad, rest).astype(jnp.dtype(placements.optimizer.dtype))
+
+    layouts = placements.compute.layout, placements.gradient.layout, placements.optimizer.layout
+    return jax.tree.map(one, gradients, *layouts)

@@ -1,0 +1,70 @@
+"""What a weight is, before there is an array: shape, logical axes and how it starts."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+type Tree = Any
+"""A nested dict of arrays, specs or partition specs."""
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One weight, declared once; abstract values, placements and initial values are derived from it."""
+
+    shape: tuple[int, ...]
+    """Global shape; stacked layers have `layers` as first dim."""
+    axes: tuple[str, ...]
+    """Logical name of each dim."""
+    init: Literal["normal", "zeros", "ones"] = "normal"
+    """Distribution of the initial values."""
+    scale: float = 1.0
+    """Standard deviation of a normal initial value."""
+    inputs: int = 1
+    """Leading dims (after `layers`) that a matmul contracts: the matrix is [prod(inputs), prod(the rest)]."""
+    matrix: bool = False
+    """A layer's weight matrix, which Muon orthogonalises."""
+    decay: bool = False
+    """Weight decay applies."""
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.axes), f"{self.shape} has other dims than {self.axes}"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def stacked(self, layers: int) -> ParamSpec:
+        """The spec of `layers` such weights in one array."""
+        return replace(self, shape=(layers, *self.shape), axes=("layers", *self.axes))
+
+
+def map_specs(function: Any, specs: Tree, *rest: Tree) -> Tree:
+    """`jax.tree.map` over the `ParamSpec` leaves of `specs` and the matching leaves of `rest`."""
+    return jax.tree.map(function, specs, *rest, is_leaf=lambda x: isinstance(x, ParamSpec))
+
+
+def initial_weights(specs: Tree, seed: int) -> Tree:
+    """Initial float32 values of `specs`: each weight's key depends on the seed and its path alone.
+
+    Call it under `jax.jit` with `out_shardings`: the values are then made shard by shard and are bit-identical on
+    every mesh (eager and compiled generators differ in the last bit).
+    """
+    root = jax.random.key(seed)
+
+    def value(path: Any, spec: ParamSpec) -> jax.Array:
+        if spec.init == "zeros":
+            return jnp.zeros(spec.shape, jnp.float32)
+        if spec.init == "ones":
+            return jnp.ones(spec.shape, jnp.float32)
+        key = jax.random.fold_in(root, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        return spec.scale * jax.random.normal(key, spec.shape, jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(value, specs, is_leaf=lambda x: isinstance(x, ParamSpec))

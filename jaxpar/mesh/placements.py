@@ -1,0 +1,120 @@
+"""Placements: where each weight, gradient and optimizer state lies, and with which dtype.
+
+A ZeRO stage is a choice of placements and nothing else:
+
+| stage | storage | gradient | optimizer |
+|-------|---------|----------|-----------|
+| 0     | compute | compute  | compute   |
+| 1     | compute | compute  | sharded   |
+| 2     | compute | sharded  | sharded   |
+| 3     | sharded | sharded  | sharded   |
+
+`compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp and expert axes. HSDP is
+stage 3 with `replica` above 1: the weights are sharded inside a replica and the gradients summed across them.
+
+**Dims that do not divide.** The fsdp and expert axes split the first of `SHARD_ORDER` whose size, after tensor
+parallelism, divides by their product. A weight without such a dim, and every vector (norms, biases), rests whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.mesh.axes import AXES, SHARD_AXES
+from jaxpar.mesh.parameters import ParamSpec, Tree, map_specs
+from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
+
+SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "heads", "kv_heads", "head_dim")
+"""Logical axes that fsdp may split, in order of preference."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The partition of every weight in one role, and the dtype it has there."""
+
+    layout: Tree
+    """A `PartitionSpec` per weight."""
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Placements:
+    """The four roles of a weight."""
+
+    compute: Placement
+    storage: Placement
+    gradient: Placement
+    optimizer: Placement
+
+
+def place(specs: Tree, sizes: AxisSizes, zero: int, dtypes: Dtypes, kv_heads: int) -> Placements:
+    """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`."""
+    rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor)
+    compute = map_specs(lambda spec: partition(spec, rules), specs)
+    sharded = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes)), specs)
+    return Placements(
+        compute=Placement(compute, dtypes.compute),
+        storage=Placement(sharded if zero >= 3 else compute, dtypes.storage),
+        gradient=Placement(sharded if zero >= 2 else compute, dtypes.gradient),
+        optimizer=Placement(sharded if zero >= 1 else compute, dtypes.master),
+    )
+
+
+def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes) -> Rules:
+    """`rules` with fsdp and expert added to the logical axis of `spec` that can take them."""
+    axes = tuple(axis for axis in SHARD_AXES if getattr(sizes, axis) > 1)
+    if not axes or len(spec.axes) - ("layers" in spec.axes) < 2:
+        return rules
+    parts = 1
+    for axis in axes:
+        parts *= getattr(sizes, axis)
+    for name in SHARD_ORDER:
+        if name not in spec.axes:
+            continue
+        local = spec.shape[spec.axes.index(name)]
+        for axis in getattr(rules, name):
+            local //= getattr(sizes, axis)
+        if local % parts == 0:
+            return replace(rules, **{name: getattr(rules, name) + axes})
+    return rules
+
+
+def added_dim(outer: PartitionSpec, inner: PartitionSpec) -> tuple[int, tuple[str, ...]] | None:
+    """The dim that `inner` splits over more axes than `outer` does, and those axes; None if they are equal."""
+    for dim in range(max(len(outer), len(inner))):
+        more = axes_of_dim(inner, dim)[len(axes_of_dim(outer, dim)) :]
+        if more:
+            return dim, more
+    return None
+
+
+def unreduced_axes(compute: PartitionSpec) -> tuple[str, ...]:
+    """Axes over which ranks hold partial gradients of a weight: those it is not split over while multiplied."""
+    return tuple(axis for axis in AXES if axis not in mesh_axes_of(compute))
+
+
+def local_shape(shape: tuple[int, ...], layout: PartitionSpec, sizes: AxisSizes) -> tuple[int, ...]:
+    """Shape of one device's part."""
+    local = list(shape)
+    for dim in range(len(shape)):
+        for axis in axes_of_dim(layout, dim):
+            parts = getattr(sizes, axis)
+            assert local[dim] % parts == 0, f"dim {dim} of {shape} does not divide under {layout}"
+            local[dim] //= parts
+    return tuple(local)
+
+
+def bytes_per_device(specs: Tree, placement: Placement, sizes: AxisSizes) -> int:
+    """Bytes that one device holds of all weights in `placement`."""
+    import math
+
+    width = jax.numpy.dtype(placement.dtype).itemsize
+    counts: list[Any] = jax.tree.leaves(
+        map_specs(lambda spec, layout: width * math.prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout)
+    )
+    return sum(counts)

@@ -1,0 +1,77 @@
+"""Rules: which mesh axes each logical axis of a weight is split over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from jax.sharding import PartitionSpec
+
+from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.parameters import ParamSpec
+
+type MeshAxes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """One field per logical axis of a weight: the mesh axes it is split over, outermost first."""
+
+    layers: MeshAxes = ()
+    vocab: MeshAxes = ()
+    positions: MeshAxes = ()
+    embed: MeshAxes = ()
+    heads: MeshAxes = ()
+    kv_heads: MeshAxes = ()
+    head_dim: MeshAxes = ()
+    mlp: MeshAxes = ()
+    norm: MeshAxes = ()
+    experts: MeshAxes = ()
+
+
+LOGICAL_AXES = tuple(field.name for field in fields(Rules))
+
+
+def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
+    """Partition of `spec` under `rules`.
+
+    Raises `ValueError` when a logical axis has no rule, or when two of them claim one mesh axis; it names both.
+    """
+    owner: dict[str, str] = {}
+    entries = []
+    for name in spec.axes:
+        if name not in LOGICAL_AXES:
+            raise ValueError(f"logical axis {name!r} of a weight with axes {spec.axes} has no rule")
+        claimed = getattr(rules, name)
+        for axis in claimed:
+            assert axis in AXES, f"rule for {name!r} names {axis!r}, which is no mesh axis"
+            if axis in owner:
+                raise ValueError(f"logical axes {owner[axis]!r} and {name!r} both claim mesh axis {axis!r} in {spec.axes}")
+            owner[axis] = name
+        entries.append(claimed if len(claimed) > 1 else claimed[0] if claimed else None)
+    return PartitionSpec(*entries)
+
+
+def compute_rules(*, kv_heads: int, tensor: int) -> Rules:
+    """How weights lie while they are multiplied: Megatron's tensor parallelism, layers over the pipeline.
+
+    Key and value heads that do not divide by the tensor axis stay whole on each rank, which then uses the ones its
+    query heads need.
+    """
+    return Rules(
+        layers=("pipe",),
+        vocab=("tensor",),
+        heads=("tensor",),
+        kv_heads=("tensor",) if kv_heads % tensor == 0 else (),
+        mlp=("tensor",),
+    )
+
+
+def mesh_axes_of(partition: PartitionSpec) -> frozenset[str]:
+    """All mesh axes that `partition` splits something over."""
+    return frozenset(axis for dim in range(len(partition)) for axis in axes_of_dim(partition, dim))
+
+
+def axes_of_dim(partition: PartitionSpec, dim: int) -> tuple[str, ...]:
+    """Mesh axes that split dimension `dim`, outermost first."""
+    entry = partition[dim] if dim < len(partition) else None
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
