@@ -1,0 +1,251 @@
+"""A plain decoder in float64 that the tests take as the truth.
+
+One device, a Python loop over the layers, dense masks, nothing recomputed, nothing sharded, and no code shared with
+jaxpar: it is written from the papers and from the shapes of the weight tree alone. Everything runs inside
+`jax.enable_x64`, so the rest of a test session keeps float32; what goes in and comes out are NumPy arrays.
+
+Weights, a nested dict (L layers, E embed, H query heads, K key/value heads, D head width, F mlp width, V padded
+vocabulary): `embedding.tokens [V, E]`, `embedding.positions [P, E]`, `layers.attention.query [L, E, H, D]`,
+`key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases, `query_norm`/`key_norm [L, D]`, `layers.mlp.gate`/`up
+[L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`, `head.weight [E, V]`. Model options have the names of the
+configuration's `model` section. Dropout is not part of the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float64, Int
+
+Tree = dict[str, Any]
+Options = Mapping[str, Any]
+
+DEFAULTS: Options = {
+    "kv_heads": None,
+    "head_dim": None,
+    "norm": "rmsnorm",
+    "norm_epsilon": 1e-5,
+    "position": "rope",
+    "rope_base": 10000.0,
+    "rope_scaling": "none",
+    "rope_factor": 8.0,
+    "rope_original_length": 8192,
+    "rope_low_frequency": 1.0,
+    "rope_high_frequency": 4.0,
+    "qk_norm": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "activation": "swiglu",
+    "tied": False,
+    "window": None,
+    "logit_softcap": None,
+    "attention_softcap": None,
+    "z_loss": 0.0,
+}
+REQUIRED = ("layers", "embed", "heads", "mlp", "vocab")
+BATCH_KEYS = ("tokens", "labels", "mask", "segments", "positions", "slots")
+
+
+def complete(options: Options) -> dict[str, Any]:
+    """Options with the defaults filled in; names that the reference does not use (presets, dropout, ...) are dropped.
+
+    Raises KeyError if one of `REQUIRED` is missing.
+    """
+    full = {name: options[name] for name in REQUIRED}
+    full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
+    full["kv_heads"] = full["kv_heads"] or full["heads"]
+    full["head_dim"] = full["head_dim"] or full["embed"] // full["heads"]
+    return full
+
+
+def rms_norm(
+    x: Float64[Array, "... width"], scale: Float64[Array, " width"], epsilon: float
+) -> Float64[Array, "... width"]:
+    """Root mean square normalisation (Zhang & Sennrich 2019, eq. 4)."""
+    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon) * scale
+
+
+def layer_norm(x: Float64[Array, "... width"], weights: Tree, epsilon: float) -> Float64[Array, "... width"]:
+    """Layer normalisation (Ba et al. 2016, eq. 4) with the biased variance."""
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    return centred / jnp.sqrt(variance + epsilon) * weights["scale"] + weights["bias"]
+
+
+def norm(x: Float64[Array, "... width"], weights: Tree, options: Options) -> Float64[Array, "... width"]:
+    """The normalisation that `options` name."""
+    if options["norm"] == "layernorm":
+        return layer_norm(x, weights, options["norm_epsilon"])
+    return rms_norm(x, weights["scale"], options["norm_epsilon"])
+
+
+def rotary_frequencies(options: Options) -> np.ndarray:
+    """Radians per position of each pair of a head, [D / 2] (Su et al. 2021, sec. 3.2.2), stretched as asked.
+
+    `llama3`: a wavelength above original/low is stretched by the whole factor, one below original/high is kept, and
+    between them the frequency is interpolated linearly in original/wavelength.
+    """
+    half = options["head_dim"] // 2
+    plain = [options["rope_base"] ** (-i / half) for i in range(half)]
+    if options["rope_scaling"] == "linear":
+        return np.array([frequency / options["rope_factor"] for frequency in plain])
+    if options["rope_scaling"] != "llama3":
+        return np.array(plain)
+    low, high = options["rope_low_frequency"], options["rope_high_frequency"]
+    scaled = []
+    for frequency in plain:
+        turns = options["rope_original_length"] * frequency / (2 * math.pi)  # original length / wavelength
+        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
+        scaled.append(kept * frequency + (1 - kept) * frequency / options["rope_factor"])
+    return np.array(scaled)
+
+
+def rotate(
+    x: Float64[Array, "batch seq heads width"], positions: Int[Array, "batch seq"], options: Options
+) -> Float64[Array, "batch seq heads width"]:
+    """Rotary embedding of the pairs (i, i + D/2), Llama's split-half form."""
+    angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options))
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate(
+        [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle)], axis=-1
+    )
+
+
+def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*dims"]:
+    """`cap * tanh(x / cap)`; without a cap, x."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def visible(
+    slots: Int[Array, "batch seq"], segments: Int[Array, "batch seq"], window: int | None
+) -> Bool[Array, "batch seq seq"]:
+    """Which key (last axis) each query may see: not later, of the same segment, less than `window` slots back."""
+    distance = slots[:, :, None] - slots[:, None, :]
+    allowed = (distance >= 0) & (segments[:, :, None] == segments[:, None, :])
+    return allowed if window is None else allowed & (distance < window)
+
+
+def attention(
+    x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
+) -> Float64[Array, "batch seq embed"]:
+    """Grouped-query attention (Vaswani et al. 2017, sec. 3.2; Ainslie et al. 2023); capped scores are capped scaled."""
+    query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
+    key = jnp.einsum("bse,ekd->bskd", x, weights["key"])
+    value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
+    if options["attention_bias"]:
+        query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
+    if options["qk_norm"]:
+        query = rms_norm(query, weights["query_norm"], options["norm_epsilon"])
+        key = rms_norm(key, weights["key_norm"], options["norm_epsilon"])
+    if options["position"] == "rope":
+        query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
+    group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
+    key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
+    scores = softcap(
+        jnp.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(options["head_dim"]), options["attention_softcap"]
+    )
+    allowed = visible(batch["slots"], batch["segments"], options["window"])
+    probabilities = jax.nn.softmax(jnp.where(allowed[:, None], scores, -jnp.inf), axis=-1)
+    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
+    return out + weights["output_bias"] if options["attention_bias"] else out
+
+
+def feed_forward(
+    x: Float64[Array, "batch seq embed"], weights: Tree, options: Options
+) -> Float64[Array, "batch seq embed"]:
+    """SwiGLU (Shazeer 2020), GELU by tanh (Hendrycks & Gimpel 2016) or squared ReLU (So et al. 2021)."""
+
+    def project(name: str) -> Float64[Array, "batch seq mlp"]:
+        hidden = x @ weights[name]
+        return hidden + weights[name + "_bias"] if options["mlp_bias"] else hidden
+
+    up = project("up")
+    if options["activation"] == "swiglu":
+        gate = project("gate")
+        hidden = gate * jax.nn.sigmoid(gate) * up
+    elif options["activation"] == "gelu":
+        hidden = 0.5 * up * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    else:
+        hidden = jnp.maximum(up, 0.0) ** 2
+    out = hidden @ weights["down"]
+    return out + weights["down_bias"] if options["mlp_bias"] else out
+
+
+def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:
+    """Logits over the padded vocabulary; -inf where the id is not in the vocabulary."""
+    x = weights["embedding"]["tokens"][batch["tokens"]]
+    if options["position"] == "learned":
+        x = x + weights["embedding"]["positions"][batch["positions"]]
+    for index in range(options["layers"]):
+        layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"])
+        x = x + attention(norm(x, layer["attention_norm"], options), layer["attention"], options, batch)
+        x = x + feed_forward(norm(x, layer["mlp_norm"], options), layer["mlp"], options)
+    head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
+    capped = softcap(norm(x, weights["final_norm"], options) @ head, options["logit_softcap"])
+    return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)
+
+
+def mean_loss(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, ""]:
+    """`sum(mask * (nll + z_loss * logsumexp^2)) / sum(mask)` (z-loss: Chowdhery et al. 2022, sec. 5)."""
+    scores = forward(weights, options, batch)
+    total = jax.nn.logsumexp(scores, axis=-1)
+    label = jnp.take_along_axis(scores, batch["labels"][..., None], axis=-1)[..., 0]
+    per_token = total - label + options["z_loss"] * total**2
+    return jnp.sum(batch["mask"] * per_token) / jnp.sum(batch["mask"])
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(function: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+    """`function(weights, batch)` compiled for these options, so that twenty steps trace once."""
+    return jax.jit(lambda weights, batch: function(weights, dict(options), batch))
+
+
+def _call(function: Any, weights: Tree, options: Options, batch: Mapping[str, Any]) -> Any:
+    """Runs `function` on float64 copies inside the x64 scope and brings NumPy arrays back out of it."""
+    full = tuple(sorted(complete(options).items()))
+    with jax.enable_x64(True):
+        doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
+        inputs = {name: np.asarray(batch[name], np.float64 if name == "mask" else np.int64) for name in BATCH_KEYS}
+        return jax.tree.map(np.asarray, _compiled(function, full)(doubles, inputs))
+
+
+_gradients = jax.value_and_grad(mean_loss)
+
+
+def logits(weights: Tree, options: Options, batch: Mapping[str, Any]) -> Float[np.ndarray, "batch seq vocab"]:
+    """Float64 logits of a batch, -inf in the padded columns of the vocabulary."""
+    return _call(forward, weights, options, batch)
+
+
+def loss(weights: Tree, options: Options, batch: Mapping[str, Any]) -> float:
+    """Float64 mean loss of a batch over its unmasked tokens."""
+    return float(_call(mean_loss, weights, options, batch))
+
+
+def loss_and_gradients(weights: Tree, options: Options, batch: Mapping[str, Any]) -> tuple[float, Tree]:
+    """Mean loss of a batch over its unmasked tokens, and its gradient for every weight, both in float64."""
+    value, gradients = _call(_gradients, weights, options, batch)
+    return float(value), gradients
+
+
+def plain_batch(tokens: Int[np.ndarray, "batch seq"]) -> dict[str, np.ndarray]:
+    """A batch of whole rows, one document each; the last token of a row has no label and does not count."""
+    rows, length = tokens.shape
+    slots = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    mask = np.ones((rows, length), np.float32)
+    mask[:, -1] = 0
+    return {
+        "tokens": tokens.astype(np.int32),
+        "labels": np.roll(tokens, -1, axis=1).astype(np.int32),
+        "mask": mask,
+        "segments": np.ones((rows, length), np.int32),
+        "positions": slots.copy(),
+        "slots": slots.copy(),
+        "examples": np.arange(rows, dtype=np.int32),
+    }

@@ -1,0 +1,74 @@
+"""Tiny random weights and batches on which the reference itself is tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.reference.decoder64 import Options, Tree, complete
+
+
+def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, seed: int = 0) -> Tree:
+    """A weight tree in float64 with every leaf that `options` ask for, norms and biases not at their neutral values."""
+    full = complete(options)
+    generator = np.random.default_rng(seed)
+    layers, embed, mlp = full["layers"], full["embed"], full["mlp"]
+    heads, kv_heads, width = full["heads"], full["kv_heads"], full["head_dim"]
+
+    def normal(*shape: int) -> np.ndarray:
+        return 0.3 * generator.standard_normal(shape)
+
+    def norm(*shape: int) -> Tree:
+        scale = {"scale": 1 + normal(*shape)}
+        return scale | {"bias": normal(*shape)} if full["norm"] == "layernorm" else scale
+
+    attention = {
+        "query": normal(layers, embed, heads, width),
+        "key": normal(layers, embed, kv_heads, width),
+        "value": normal(layers, embed, kv_heads, width),
+        "output": normal(layers, heads, width, embed),
+    }
+    if full["attention_bias"]:
+        attention |= {
+            "query_bias": normal(layers, heads, width),
+            "key_bias": normal(layers, kv_heads, width),
+            "value_bias": normal(layers, kv_heads, width),
+            "output_bias": normal(layers, embed),
+        }
+    if full["qk_norm"]:
+        attention |= {"query_norm": 1 + normal(layers, width), "key_norm": 1 + normal(layers, width)}
+    ups = ("gate", "up") if full["activation"] == "swiglu" else ("up",)
+    feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}
+    if full["mlp_bias"]:
+        feed_forward |= {name + "_bias": normal(layers, mlp) for name in ups} | {"down_bias": normal(layers, embed)}
+    embedding = {"tokens": normal(padded_vocab, embed)}
+    if full["position"] == "learned":
+        embedding["positions"] = normal(positions, embed)
+    weights: dict[str, Any] = {
+        "embedding": embedding,
+        "layers": {
+            "attention_norm": norm(layers, embed),
+            "attention": attention,
+            "mlp_norm": norm(layers, embed),
+            "mlp": feed_forward,
+        },
+        "final_norm": norm(embed),
+    }
+    if not full["tied"]:
+        weights["head"] = {"weight": normal(embed, padded_vocab)}
+    return weights
+
+
+def packed_batch(vocab: int, *, seed: int = 0) -> dict[str, np.ndarray]:
+    """Two rows of eight slots: documents of 3 and 5 tokens, and one of 6 with two slots of padding."""
+    tokens = np.random.default_rng(seed).integers(0, vocab, (2, 8)).astype(np.int32)
+    return {
+        "tokens": tokens,
+        "labels": np.roll(tokens, -1, axis=1),
+        "mask": np.array([[1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0, 0]], np.float32),
+        "segments": np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]], np.int32),
+        "positions": np.array([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 1]], np.int32),
+        "slots": np.tile(np.arange(8, dtype=np.int32), (2, 1)),
+        "examples": np.arange(2, dtype=np.int32),
+    }
