@@ -38,7 +38,9 @@ from jaxtyping import Float64
 
 from tests.reference.decoder64 import Options, Tree, loss_and_gradients
 
-MATRICES = {
+Path = tuple[str, ...]
+
+MATRICES: dict[Path, int] = {
     ("layers", "attention", "query"): 1,
     ("layers", "attention", "key"): 1,
     ("layers", "attention", "value"): 1,
@@ -51,8 +53,6 @@ MATRICES = {
 DECAYED = frozenset(MATRICES) | {("embedding", "tokens"), ("embedding", "positions"), ("head", "weight")}
 """Leaves with weight decay."""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-Path = tuple[str, ...]
 
 
 def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, np.ndarray]:
