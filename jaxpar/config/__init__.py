@@ -1,6 +1,10 @@
 """What the user writes and the `Plan` record. Nothing in this package imports JAX or looks at a device."""
 
+from jaxpar.config.axes import resolve_axes, virtual_devices_needed
+from jaxpar.config.counting import parameter_count
 from jaxpar.config.errors import UserError
+from jaxpar.config.loading import config_to_yaml, load_config
+from jaxpar.config.overrides import with_overrides
 from jaxpar.config.schema import (
     AttentionConfig,
     CheckpointConfig,
@@ -15,6 +19,7 @@ from jaxpar.config.schema import (
     PrecisionConfig,
     RunConfig,
 )
+from jaxpar.config.sections import config_difference, config_from_dict, config_to_dict
 
 __all__ = [
     "AttentionConfig",
@@ -30,4 +35,13 @@ __all__ = [
     "PrecisionConfig",
     "RunConfig",
     "UserError",
+    "config_difference",
+    "config_from_dict",
+    "config_to_dict",
+    "config_to_yaml",
+    "load_config",
+    "parameter_count",
+    "resolve_axes",
+    "virtual_devices_needed",
+    "with_overrides",
 ]

@@ -1,0 +1,62 @@
+"""Sizes that follow from a `ModelConfig`: heads, padded vocabulary, parameters."""
+
+from __future__ import annotations
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+
+
+def kv_heads(model: ModelConfig) -> int:
+    """Key and value heads."""
+    return model.heads if model.kv_heads is None else model.kv_heads
+
+
+def head_dim(model: ModelConfig) -> int:
+    """Width of one head."""
+    return model.embed // model.heads if model.head_dim is None else model.head_dim
+
+
+def padded_vocab(model: ModelConfig) -> int:
+    """The vocabulary size rounded up to `vocab_multiple`: the rows of the embedding and the columns of the head.
+
+    Raises:
+        UserError: `vocab` is null, so it is the data source that knows it.
+    """
+    if model.vocab is None:
+        raise UserError("model.vocab is null: set it, or take it from the data source, before sizes are asked for")
+    return -(-model.vocab // model.vocab_multiple) * model.vocab_multiple
+
+
+def parameter_count(model: ModelConfig, padded: bool) -> int:
+    """Number of weights, embeddings and head included (a tied head counts once).
+
+    Args:
+        model: The shapes, with `vocab` set.
+        padded: Count the rows that pad the vocabulary to `vocab_multiple` too, as memory does; published counts do not.
+    """
+    rows = padded_vocab(model)
+    if not padded and model.vocab is not None:
+        rows = model.vocab
+    embedding = rows * model.embed
+    positions = model.max_positions * model.embed if model.position == "learned" else 0
+    head = 0 if model.tied else model.embed * rows
+    return embedding + positions + model.layers * _layer_count(model) + _norm_count(model) + head
+
+
+def _layer_count(model: ModelConfig) -> int:
+    embed, mlp, width = model.embed, model.mlp, head_dim(model)
+    query, key = model.heads * width, kv_heads(model) * width
+    attention = 2 * embed * query + 2 * embed * key
+    if model.attention_bias:
+        attention += query + 2 * key + embed
+    if model.qk_norm:
+        attention += 2 * width
+    inward = 2 if model.activation == "swiglu" else 1
+    feed_forward = (inward + 1) * embed * mlp
+    if model.mlp_bias:
+        feed_forward += inward * mlp + embed
+    return attention + feed_forward + 2 * _norm_count(model)
+
+
+def _norm_count(model: ModelConfig) -> int:
+    return model.embed * (2 if model.norm == "layernorm" else 1)

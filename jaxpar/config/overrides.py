@@ -1,0 +1,56 @@
+"""Overrides from the command line: `section.key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+from jaxpar.config.sections import Written, check_key, check_section, check_value, preset_model
+from jaxpar.config.yaml_text import parse_value
+
+
+def parse_overrides(overrides: Sequence[str]) -> Written:
+    """The overrides as checked values by section and key; where one key is given twice the last wins.
+
+    A value is read as YAML. For a key that holds text, a number or boolean is taken as it is written, because a shell
+    takes quotes away: `run.name=2024` names the run "2024".
+
+    Raises:
+        UserError: an override is not of the form, or its name or value is wrong.
+    """
+    written: Written = {}
+    for override in overrides:
+        section, key, value = _parse(override)
+        written.setdefault(section, {})[key] = value
+    return written
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """The configuration with the overrides applied; `model.preset` sets the model anew before other keys of `model` are.
+
+    Raises:
+        UserError: an override is not of the form, or its name or value is wrong.
+    """
+    changed: dict[str, Any] = {}
+    for section, values in parse_overrides(overrides).items():
+        base = preset_model(values["preset"]) if "preset" in values else getattr(config, section)
+        changed[section] = replace(base, **values)
+    return replace(config, **changed)
+
+
+def _parse(override: str) -> tuple[str, str, Any]:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not equals:
+        raise UserError(f"{override!r}: an override is written section.key=value")
+    if not dot:
+        check_section(section)
+        raise UserError(f"{override!r}: an override is written section.key=value, and {section} is a section")
+    annotation = check_key(section, key)
+    value = parse_value(text)
+    if annotation in (str, str | None) and isinstance(value, (bool, int, float)):
+        value = text.strip()
+    return section, key, check_value(section, key, value)

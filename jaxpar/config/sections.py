@@ -1,0 +1,107 @@
+"""A `Config` from and to values by section and key: unknown names, wrong types and presets are dealt with here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.typed import checked, field_types, spell
+
+SECTIONS: dict[str, type] = field_types(Config)
+"""Section name to its dataclass, in the order of the schema."""
+
+type Written = dict[str, dict[str, Any]]
+"""What was written: section to key to checked value. Keys that were not written are absent."""
+
+
+def check_section(section: str) -> None:
+    """Refuse a section that does not exist, naming the nearest, or the section that a bare key belongs to.
+
+    Raises:
+        UserError: there is no such section.
+    """
+    if section in SECTIONS:
+        return
+    homes = [f"{name}.{section}" for name, record in SECTIONS.items() if section in field_types(record)]
+    meant = f"; did you mean {homes[0]}?" if homes else did_you_mean(section, SECTIONS)
+    raise UserError(f"{section}: no such section{meant}")
+
+
+def check_key(section: str, key: str) -> Any:
+    """The annotation of a key.
+
+    Raises:
+        UserError: the section or the key does not exist.
+    """
+    check_section(section)
+    known = field_types(SECTIONS[section])
+    if key in known:
+        return known[key]
+    homes = [f"{name}.{key}" for name, record in SECTIONS.items() if key in field_types(record)]
+    near = did_you_mean(key, known)
+    meant = f"; did you mean {homes[0]}?" if homes else near
+    raise UserError(f"{section}.{key}: no such key{meant}")
+
+
+def check_value(section: str, key: str, value: object) -> Any:
+    """The value as its field wants it.
+
+    Raises:
+        UserError: the name is unknown, the value is of the wrong type, or there is no such preset.
+    """
+    value = checked(f"{section}.{key}", value, check_key(section, key))
+    if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:
+        near = did_you_mean(value, PRESETS) or f"; there are {', '.join(PRESETS)}"
+        raise UserError(f"model.preset: no preset is called {value!r}{near}")
+    return value
+
+
+def assemble(written: Written) -> Config:
+    """The configuration: defaults, then the preset, then what was written."""
+    made: dict[str, Any] = {}
+    for section, record in SECTIONS.items():
+        values = written.get(section, {})
+        base = preset_model(values.get("preset")) if record is ModelConfig else record()
+        made[section] = replace(base, **values)
+    return Config(**made)
+
+
+def preset_model(name: str | None) -> ModelConfig:
+    """The model of a preset, or the default model for null."""
+    return ModelConfig() if name is None else PRESETS[name]
+
+
+def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Every section and key with its resolved value; the values are JSON's."""
+    return asdict(config)
+
+
+def config_from_dict(plain: Mapping[str, Mapping[str, Any]]) -> Config:
+    """The inverse of `config_to_dict`; keys that are absent take the preset's value, or the default.
+
+    Raises:
+        UserError: a name is unknown or a value is of the wrong type.
+    """
+    for section, values in plain.items():
+        check_section(section)
+        if not isinstance(values, Mapping):
+            raise UserError(f"{section}: expected a mapping of keys, got {spell(values)}")
+    return assemble(
+        {section: {key: check_value(section, key, value) for key, value in values.items()} for section, values in plain.items()}
+    )
+
+
+def config_difference(old: Config, new: Config) -> list[str]:
+    """`section.key: old -> new` for each value that differs, in the order of the schema."""
+    before, after = config_to_dict(old), config_to_dict(new)
+    return [
+        f"{section}.{key}: {spell(value)} -> {spell(after[section][key])}"
+        for section, values in before.items()
+        for key, value in values.items()
+        if value != after[section][key]
+    ]

@@ -1,0 +1,114 @@
+"""Values checked against dataclass annotations, without coercion: what both the configuration and the plan read with.
+
+Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `X | None`, `dict[str, X]` or another dataclass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean, one_of
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+@cache
+def field_types(record: type) -> dict[str, Any]:
+    """The annotation of each field of a dataclass, resolved, in the order of declaration."""
+    hints = get_type_hints(record)
+    return {field.name: hints[field.name] for field in fields(record)}
+
+
+def type_name(annotation: Any) -> str:
+    """The words for an annotation in errors and in the reference: `a whole number or null`, `rmsnorm or layernorm`."""
+    return one_of(type_names(annotation))
+
+
+def type_names(annotation: Any) -> list[str]:
+    """The alternatives that `type_name` joins."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return [spell(choice) for choice in get_args(annotation)]
+    if origin in (Union, UnionType):
+        return [name for member in get_args(annotation) for name in type_names(member)]
+    if origin is dict or is_dataclass(annotation):
+        return ["a mapping"]
+    return [_NAMES[annotation]]
+
+
+def spell(value: object) -> str:
+    """A value as YAML spells it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def checked(key: str, value: object, annotation: Any) -> Any:
+    """The value if it is of the annotated type; an int where a float is expected becomes one. Nothing else is changed.
+
+    Raises:
+        UserError: the value is of another type, not among the choices, or not finite.
+    """
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for member in get_args(annotation):
+            if _fits(value, member):
+                return checked(key, value, member)
+    elif origin is dict and isinstance(value, Mapping):
+        return {checked(key, name, str): checked(f"{key}.{name}", v, get_args(annotation)[1]) for name, v in value.items()}
+    elif is_dataclass(annotation) and isinstance(value, Mapping):
+        return record_from_plain(annotation, value, key)
+    elif _fits(value, annotation):
+        return float(value) if annotation is float else value  # pyright: ignore[reportArgumentType]
+    raise UserError(f"{key}: expected {type_name(annotation)}, got {_shown(value)}{_near_miss(value, annotation)}")
+
+
+def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
+    """A dataclass from nested plain mappings: every field without a default must be there, and no other key may be.
+
+    Raises:
+        UserError: a key is unknown or missing, or a value is of the wrong type.
+    """
+    if not isinstance(plain, Mapping):
+        raise UserError(f"{key}: expected a mapping, got {_shown(plain)}")
+    known = field_types(record)
+    for name in plain:
+        if name not in known:
+            raise UserError(f"{key}: unknown key {_shown(name)}{did_you_mean(name, known)}")
+    for field in fields(record):  # pyright: ignore[reportArgumentType]
+        if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:
+            raise UserError(f"{key}: the key {field.name} is missing")
+    return record(**{name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()})
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    if get_origin(annotation) is Literal:  # 1 == True, so equality alone would let booleans through
+        return any(type(value) is type(choice) and value == choice for choice in get_args(annotation))
+    if annotation is float:
+        return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
+    if get_origin(annotation) is dict or is_dataclass(annotation):
+        return isinstance(value, Mapping)
+    return type(value) is annotation
+
+
+def _near_miss(value: object, annotation: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    words = [spell(choice) for member in members if get_origin(member) is Literal for choice in get_args(member)]
+    if value.lower() == "none" and NoneType in members and "none" not in words:
+        return "; did you mean null?"
+    return did_you_mean(value, words)
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, str) else spell(value)
+    return text if len(text) <= 80 else text[:77] + "..."

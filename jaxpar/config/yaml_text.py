@@ -1,0 +1,130 @@
+"""YAML in and out, with the scalars of YAML 1.2: `1e-3` is a number, `10:15` and `on` are text.
+
+PyYAML's own rules are YAML 1.1, where `1e-3` is text and `10:15` is 615. Only plain scalars, lists and mappings are
+ever made; tags, and keys that appear twice, are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from jaxpar.config.errors import UserError
+
+_NULL = "tag:yaml.org,2002:null"
+_SCALARS = [
+    (_NULL, r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9](?:_?[0-9]){0,30}", list("-+0123456789")),
+    ("tag:yaml.org,2002:float", r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
+]
+
+
+@dataclass(frozen=True)
+class Located:
+    """A value and the line of the file it stands on, counted from 1."""
+
+    line: int
+    value: Any
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if getattr(event, "tag", None) is not None:
+            raise yaml.composer.ComposerError(None, None, "tags (!) have no meaning here", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+_Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Quote what this module would not read as text; the dumper itself quotes what YAML 1.1 would not."""
+    resolvers = _Loader.yaml_implicit_resolvers.get(text[:1], [])
+    style = "'" if any(pattern.match(text) for _, pattern in resolvers) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def parse_value(text: str) -> Any:
+    """The value of a piece of YAML, such as the right-hand side of an override.
+
+    Raises:
+        UserError: the text is not valid YAML.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{text!r} is not valid YAML ({_problem(error)})") from None
+
+
+def parse_document(text: str, source: str) -> dict[str, Located]:
+    """The top-level mapping of a document; a value that is a mapping has `Located` values in its turn.
+
+    Raises:
+        UserError: the text is not YAML or not a mapping, or a name appears twice; the sentence begins `source:line:`.
+    """
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None or root.tag == _NULL:
+            return {}
+        if not isinstance(root, yaml.MappingNode):
+            kind = "a list" if isinstance(root, yaml.SequenceNode) else repr(root.value)
+            raise UserError(f"{source}:{_line(root)}: expected a mapping of sections, got {kind}")
+        return {
+            name: Located(
+                line,
+                {key: Located(where, loader.construct_object(leaf, deep=True)) for key, where, leaf in _pairs(node, source)}
+                if isinstance(node, yaml.MappingNode)
+                else loader.construct_object(node, deep=True),
+            )
+            for name, line, node in _pairs(root, source)
+        }
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{source}:{mark.line + 1}" if mark else source
+        raise UserError(f"{place}: not valid YAML ({_problem(error)})") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def to_yaml(plain: dict[str, Any]) -> str:
+    """YAML text that this module, and any YAML 1.1 reader, reads back as the same value."""
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _pairs(mapping: yaml.MappingNode, source: str) -> list[tuple[str, int, yaml.Node]]:
+    lines: dict[str, int] = {}
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise UserError(f"{source}:{_line(key)}: expected a name before the colon, got a {key.id}")
+        if key.value in lines:
+            raise UserError(f"{source}:{_line(key)}: {key.value} appears twice, first on line {lines[key.value]}")
+        lines[key.value] = _line(key)
+    return [(key.value, _line(key), value) for key, value in mapping.value]
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read")
