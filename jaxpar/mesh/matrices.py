@@ -1,7 +1,7 @@
 """Shards into whole matrices and back: what an optimizer needs that looks at a matrix as a whole.
 
-A stacked weight `[layers, ...]` rests sharded over some mesh axes on dims other than the first: its *group*. Gathering it
-everywhere would repeat the work on every rank. Instead the ranks of a group trade layers for dims: each ends up with
+A stacked weight `[layers, ...]` rests sharded over some mesh axes on dims other than the first: its *group*. Gathering
+it everywhere would repeat the work on every rank. Instead the ranks of a group trade layers for dims: each ends up with
 every dim whole for its share of the layers, and the inverse exchange brings the results back. Axes on the layer dim
 (pipe) take no part: a stage exchanges its own layers.
 """
@@ -17,38 +17,34 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-
-def axes_by_dim(layout: PartitionSpec, dims: int) -> tuple[tuple[str, ...], ...]:
-    """Mesh axes on each of `dims` dims, major to minor; trailing dims that `layout` leaves out have none."""
-    entries = (*layout, *[None] * (dims - len(layout)))
-    return tuple(() if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)
+from jaxpar.mesh.axes import assert_varies_over
+from jaxpar.mesh.rules import axes_of_dim, mesh_axes_of
 
 
 def gather_matrices(x: Float[Array, "layers *shard"], layout: PartitionSpec) -> Float[Array, "share *whole"]:
     """Whole matrices for this rank's share of the layers, inside `shard_map`.
 
-    `x` is a shard of a stacked weight laid out as `layout`. With a group of G ranks (the axes on dims after the first),
-    share = ceil(layers / G): rank g of the group holds layers g * share and on; places past the last layer hold zeros.
-    The result varies over the same axes as `x`.
+    `x` is a shard of a stacked weight laid out as `layout`, and varies over exactly the axes of `layout`, as does the
+    result. With a group of n ranks, share = ceil(layers / n): rank i of the group holds layers i * share and on; places
+    past the last layer hold zeros.
 
-    One all-to-all over the group. Bytes sent per device: `matrix_exchange_bytes`, that is
-    share * (bytes of one whole matrix) * (G - 1) / G. `scatter_matrices` sends as many.
+    One all-to-all over the group. Sends `share * m * (n - 1) / n` bytes with m the bytes of one whole matrix
+    (`matrix_exchange_bytes`), which is `x * (n - 1) / n` where n divides the layers.
     """
-    _check_varying(x, layout)
-    axes = axes_by_dim(layout, x.ndim)[1:]
-    group = tuple(axis for dim in axes for axis in dim)
+    assert_varies_over(x, mesh_axes_of(layout), f"a shard laid out as {layout}")
+    axes = [axes_of_dim(layout, dim) for dim in range(1, x.ndim)]
+    group = sum(axes, ())
     if not group:
         return x
-    sizes = [_size(dim) for dim in axes]
-    count = prod(sizes)
-    share = -(-x.shape[0] // count)
-    x = jnp.pad(x, [(0, share * count - x.shape[0]), *[(0, 0)] * (x.ndim - 1)])
-    x = lax.all_to_all(x.reshape(count, share, *x.shape[1:]), group, split_axis=0, concat_axis=0)
-    # [blocks of dim 1, of dim 2, ..., share, shard dim 1, ...] -> [share, blocks of dim 1, shard dim 1, ...]
-    blocks, shard = len(sizes), x.shape[2:]
-    order = [blocks, *(i for dim in range(blocks) for i in (dim, blocks + 1 + dim))]
-    whole = [size * part for size, part in zip(sizes, shard, strict=True)]
-    return x.reshape(*sizes, share, *shard).transpose(order).reshape(share, *whole)
+    sizes, shard = [_size(dim) for dim in axes], x.shape[1:]
+    share = -(-x.shape[0] // prod(sizes))
+    with jax.named_scope("gather_matrices"):
+        x = jnp.pad(x, [(0, share * prod(sizes) - x.shape[0]), *[(0, 0)] * len(shard)])
+        x = lax.all_to_all(x.reshape(prod(sizes), share, *shard), group, split_axis=0, concat_axis=0)
+        # [rank along dim 1, along dim 2, ..., share, shard dim 1, ...] -> [share, rank along dim 1, shard dim 1, ...]
+        order = [len(sizes), *(i for dim in range(len(sizes)) for i in (dim, len(sizes) + 1 + dim))]
+        x = x.reshape(*sizes, share, *shard).transpose(order)
+        return x.reshape(share, *(size * part for size, part in zip(sizes, shard, strict=True)))
 
 
 def scatter_matrices(
@@ -56,40 +52,32 @@ def scatter_matrices(
 ) -> Float[Array, "layers *shard"]:
     """The inverse of `gather_matrices`: results for this rank's layers become its shard of every layer.
 
-    `layers` is the number of layers in the shard, without padding. Bytes sent per device: `matrix_exchange_bytes`.
+    `layers` is the number of layers in the shard, without padding. Sends as many bytes as `gather_matrices`.
     """
-    _check_varying(matrices, layout)
-    axes = axes_by_dim(layout, matrices.ndim)[1:]
-    group = tuple(axis for dim in axes for axis in dim)
+    assert_varies_over(matrices, mesh_axes_of(layout), f"matrices of a weight laid out as {layout}")
+    axes = [axes_of_dim(layout, dim) for dim in range(1, matrices.ndim)]
+    group = sum(axes, ())
     if not group:
         return matrices
-    sizes = [_size(dim) for dim in axes]
-    count, share = prod(sizes), matrices.shape[0]
+    sizes, share = [_size(dim) for dim in axes], matrices.shape[0]
     shard = [whole // size for size, whole in zip(sizes, matrices.shape[1:], strict=True)]
-    split = [n for size, part in zip(sizes, shard, strict=True) for n in (size, part)]
-    order = [*range(1, len(split), 2), 0, *range(2, len(split) + 1, 2)]
-    x = matrices.reshape(share, *split).transpose(order).reshape(count, share, *shard)
-    x = lax.all_to_all(x, group, split_axis=0, concat_axis=0)
-    return x.reshape(count * share, *shard)[:layers]
+    with jax.named_scope("scatter_matrices"):
+        split = [n for pair in zip(sizes, shard, strict=True) for n in pair]
+        order = [*range(1, len(split), 2), 0, *range(2, len(split) + 1, 2)]
+        x = matrices.reshape(share, *split).transpose(order).reshape(prod(sizes), share, *shard)
+        x = lax.all_to_all(x, group, split_axis=0, concat_axis=0)
+        return x.reshape(-1, *shard)[:layers]
 
 
 def matrix_exchange_bytes(
     shape: tuple[int, ...], layout: PartitionSpec, axis_sizes: Mapping[str, int], itemsize: int
 ) -> int:
     """Bytes that one device sends in one `gather_matrices` (or `scatter_matrices`) of a weight of global `shape`."""
-    first, *rest = axes_by_dim(layout, len(shape))
-    layers = shape[0] // prod(axis_sizes[axis] for axis in first)
-    group = prod(axis_sizes[axis] for dim in rest for axis in dim)
-    share = -(-layers // group)
+    parts = [prod(axis_sizes[axis] for axis in axes_of_dim(layout, dim)) for dim in range(len(shape))]
+    group = prod(parts[1:])
+    share = -(-shape[0] // (parts[0] * group))
     return share * prod(shape[1:]) * itemsize * (group - 1) // group
 
 
 def _size(axes: tuple[str, ...]) -> int:
     return prod(lax.axis_size(axis) for axis in axes)
-
-
-def _check_varying(x: Array, layout: PartitionSpec) -> None:
-    """A value that does not vary over its group would be exchanged with copies of itself."""
-    axes = {axis for dim in axes_by_dim(layout, x.ndim) for axis in dim}
-    varying = set(jax.typeof(x).manual_axis_type.varying)
-    assert varying == axes, f"a shard laid out as {layout} must vary over exactly its axes, not over {sorted(varying)}"

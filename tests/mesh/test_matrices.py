@@ -1,0 +1,90 @@
+"""Shards exchanged into whole matrices and back."""
+
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.matrices import gather_matrices, matrix_exchange_bytes, scatter_matrices
+
+SIZES = dict.fromkeys(AXES, 1) | {"fsdp": 2, "expert": 2, "tensor": 2}
+CASES = {
+    "one_axis": ((4, 8, 6), P(None, "fsdp")),
+    "two_axes_on_one_dim": ((4, 8, 6), P(None, ("fsdp", "expert"))),
+    "two_axes_in_the_other_order": ((4, 8, 6), P(None, ("expert", "fsdp"))),
+    "inner_axis_first": ((4, 4, 8), P(None, "tensor", "fsdp")),
+    "three_axes": ((8, 8, 4, 3), P(None, ("fsdp", "expert"), "tensor", None)),
+    "padded": ((5, 8, 4, 3), P(None, ("fsdp", "expert"), "tensor", None)),
+    "layers_split_too": ((6, 8, 6), P("expert", "fsdp", "tensor")),
+    "no_group": ((4, 8, 6), P("fsdp")),
+}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()[:8]).reshape(tuple(SIZES.values())), AXES, axis_types=(AxisType.Auto,) * 6)
+
+
+def weight(shape):
+    return jnp.arange(1, 1 + prod(shape), dtype=jnp.float32).reshape(shape)
+
+
+@pytest.fixture(scope="module")
+def exchanged(mesh):
+    """Per case the gathered matrices, joined along the layers in the group's order, and the weight brought back."""
+    weights = {name: weight(shape) for name, (shape, _) in CASES.items()}
+    layouts = {name: layout for name, (_, layout) in CASES.items()}
+    joined = {}
+    for name, layout in layouts.items():
+        axes = [axis for entry in layout if entry for axis in ((entry,) if isinstance(entry, str) else entry)]
+        joined[name] = P(tuple(axes))
+
+    def there_and_back(shards):
+        gathered = {name: gather_matrices(x, layouts[name]) for name, x in shards.items()}
+        back = {name: scatter_matrices(x, layouts[name], shards[name].shape[0]) for name, x in gathered.items()}
+        return gathered, back
+
+    run = jax.shard_map(there_and_back, mesh=mesh, in_specs=(layouts,), out_specs=(joined, layouts))
+    return jax.device_get(jax.jit(run)(weights))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_rank_gets_whole_matrices_for_its_share_of_the_layers(name, exchanged):
+    shape, layout = CASES[name]
+    gathered = exchanged[0][name]
+    stages = SIZES[layout[0]] if layout[0] else 1
+    layers = gathered.reshape(stages, -1, *shape[1:])
+    np.testing.assert_array_equal(layers[:, : shape[0] // stages].reshape(shape), weight(shape))
+    assert not layers[:, shape[0] // stages :].any()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_way_back_restores_the_shards(name, exchanged):
+    np.testing.assert_array_equal(exchanged[1][name], weight(CASES[name][0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("one_axis", 2 * 48 * 4 // 2),  # 2 of 4 layers, half of which are here already
+        ("three_axes", 96 * 4 * 7 // 8),
+        ("padded", 96 * 4 * 7 // 8),  # the padding travels
+        ("layers_split_too", 48 * 4 * 3 // 4),
+        ("no_group", 0),
+    ],
+)
+def test_bytes_per_device(name, sent):
+    assert matrix_exchange_bytes(*CASES[name], axis_sizes=SIZES, itemsize=4) == sent
+
+
+def test_a_value_that_does_not_vary_over_its_group_is_refused(mesh):
+    exchange = jax.shard_map(
+        lambda x: gather_matrices(x, P(None, "fsdp")), mesh=mesh, in_specs=P(), out_specs=P("fsdp")
+    )
+    with pytest.raises(AssertionError, match="varies over \\[\\], expected \\['fsdp'\\]"):
+        jax.eval_shape(exchange, jnp.ones((4, 8)))

@@ -1,0 +1,72 @@
+"""One optimizer run on a mesh, shared by the tests of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.parameters import map_specs
+from jaxpar.optim import make_optimizer
+
+
+def mesh_of(**sizes: int) -> Mesh:
+    """A mesh of all axes, of size 1 where not given, on the first devices."""
+    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    devices = np.array(jax.devices()[: prod(shape)]).reshape(shape)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def shardings(mesh: Mesh, layout):
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), layout)
+
+
+def run(config, specs, layout, gradients, master, *, mesh=None, moments="float32"):
+    """Apply `gradients` (a list of trees of NumPy arrays) one after the other; returns the weights, state, metrics."""
+    mesh = mesh or mesh_of()
+    optimizer = make_optimizer(config, steps=100, moments=moments, specs=specs, layout=layout)
+    states = optimizer.state_layout(layout)
+    update = jax.jit(
+        jax.shard_map(
+            optimizer.update,
+            mesh=mesh,
+            in_specs=(layout, states, layout, PartitionSpec()),
+            out_specs=(layout, states, PartitionSpec()),
+        )
+    )
+    weights = jax.device_put(master, shardings(mesh, layout))
+    state = jax.jit(optimizer.init, out_shardings=shardings(mesh, states))(weights)
+    metrics = {}
+    for step, gradient in enumerate(gradients):
+        gradient = jax.device_put(gradient, shardings(mesh, layout))
+        weights, state, metrics = update(gradient, state, weights, jnp.int32(step))
+    return jax.device_get((weights, state, metrics))
+
+
+def random_trees(specs, count: int, seed: int = 0) -> list:
+    """`count` trees of float32 normal values, shaped as `specs` say."""
+    generator = np.random.default_rng(seed)
+    return [
+        map_specs(lambda spec: generator.standard_normal(spec.shape).astype(np.float32), specs) for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="session")
+def run_optimizer() -> Callable:
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_mesh() -> Callable[..., Mesh]:
+    return mesh_of
+
+
+@pytest.fixture(scope="session")
+def make_trees() -> Callable:
+    return random_trees

@@ -1,0 +1,125 @@
+"""Muon on every layout against the unsharded run and against NumPy in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.config.schema import OptimizerConfig
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim.muon import newton_schulz
+
+CONFIG = OptimizerConfig(
+    name="muon", learning_rate=0.01, muon_learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2
+)
+
+
+def matrix(*shape, inputs=1):
+    axes = ("layers", *["embed"] * (len(shape) - 1))
+    return ParamSpec(shape, axes, inputs=inputs, matrix=True, decay=True)
+
+
+# on a mesh of pipe 2, fsdp 2, tensor 2: name -> (weight, layout)
+CASES = {
+    "replicated": (matrix(4, 8, 12), P()),
+    "stages": (matrix(4, 8, 12), P("pipe")),
+    "fsdp": (matrix(4, 8, 12), P("pipe", "fsdp")),
+    "tensor": (matrix(4, 12, 8), P("pipe", None, "tensor")),
+    "both": (matrix(8, 8, 12), P("pipe", "fsdp", "tensor")),
+    "both_reversed": (matrix(8, 8, 12), P("pipe", "tensor", "fsdp")),
+    "layers_do_not_divide": (matrix(5, 8, 12), P(None, "fsdp", "tensor")),
+    "fewer_layers_than_ranks": (matrix(2, 8, 12), P("pipe", "fsdp", "tensor")),
+    "one_dim_over_two_axes": (matrix(4, 8, 12), P(None, ("fsdp", "tensor"))),
+    "one_dim_over_two_axes_reversed": (matrix(4, 8, 12), P(None, None, ("tensor", "fsdp"))),
+    "heads": (matrix(4, 8, 4, 6), P("pipe", "fsdp", "tensor", None)),
+    "heads_as_inputs": (matrix(4, 4, 2, 12, inputs=2), P("pipe", "tensor", None, "fsdp")),
+    "head_dim": (matrix(3, 6, 2, 4), P(None, None, "tensor", "fsdp")),
+}
+SPECS = {name: spec for name, (spec, _) in CASES.items()} | {"scale": ParamSpec((4, 8), ("layers", "norm"))}
+LAYOUT = {name: layout for name, (_, layout) in CASES.items()} | {"scale": P("pipe")}
+
+
+def orthogonalize64(x):
+    """Jordan's Newton-Schulz on one matrix, as published, without a transpose."""
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def muon64(gradients, weight, inputs):
+    weight = weight.astype(np.float64)
+    momentum = np.zeros_like(weight)
+    rows = int(np.prod(weight.shape[1 : 1 + inputs]))
+    scale = np.sqrt(max(1, weight[0].size / rows / rows))
+    for gradient in gradients:
+        momentum = 0.95 * momentum + gradient.astype(np.float64)
+        update = gradient + 0.95 * momentum
+        moved = np.stack([orthogonalize64(layer.reshape(rows, -1)).reshape(layer.shape) for layer in update])
+        weight = weight - 0.05 * (scale * moved + 0.2 * weight)
+    return weight, momentum
+
+
+@pytest.fixture(scope="module")
+def trees(make_trees):
+    master, *gradients = make_trees(SPECS, 4)
+    return master, gradients
+
+
+@pytest.fixture(scope="module")
+def sharded(trees, run_optimizer, make_mesh):
+    master, gradients = trees
+    return run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+
+
+@pytest.fixture(scope="module")
+def whole(trees, run_optimizer):
+    master, gradients = trees
+    return run_optimizer(CONFIG, SPECS, dict.fromkeys(SPECS, P()), gradients, master)
+
+
+def distance(value, reference):
+    return np.abs(value - reference).max() / np.abs(reference).max()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_sharded_weight_moves_as_a_whole_one(name, sharded, whole):
+    assert distance(sharded[0][name], whole[0][name]) <= 1e-6
+    assert distance(sharded[1].first[name], whole[1].first[name]) <= 1e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_steps_equal_muon_in_float64(name, trees, sharded):
+    master, gradients = trees
+    weight, momentum = muon64([g[name] for g in gradients], master[name], CASES[name][0].inputs)
+    assert distance(sharded[0][name], weight) <= 1e-5
+    assert distance(sharded[1].first[name], momentum) <= 1e-6
+
+
+def test_weights_that_are_no_matrix_get_adamw(trees, sharded, run_optimizer):
+    master, gradients = trees
+    config = OptimizerConfig(learning_rate=0.01, schedule="constant", warmup_steps=0)
+    start, *gradients = ({"scale": tree["scale"]} for tree in (master, *gradients))
+    weights, *_ = run_optimizer(config, {"scale": SPECS["scale"]}, {"scale": P()}, gradients, start)
+    np.testing.assert_allclose(sharded[0]["scale"], weights["scale"], rtol=1e-6)
+
+
+def test_metrics_name_both_rates(sharded):
+    rates = {name: float(value) for name, value in sharded[2].items()}
+    assert rates == pytest.approx({"learning_rate": 0.01, "muon_learning_rate": 0.05})
+
+
+def test_newton_schulz_keeps_zero_at_zero():
+    """Padding layers are zero; they must not turn into NaN."""
+    assert not np.asarray(newton_schulz(jnp.zeros((1, 3, 5)), 5)).any()
+
+
+def test_newton_schulz_brings_singular_values_near_one_in_bfloat16_too():
+    x = np.random.default_rng(0).standard_normal((2, 16, 8)).astype(np.float32)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        result = newton_schulz(jnp.asarray(x), 5, dtype)
+        assert result.dtype == jnp.float32
+        values = np.linalg.svd(np.asarray(result), compute_uv=False)
+        assert values.min() > 0.6
+        assert values.max() < 1.3

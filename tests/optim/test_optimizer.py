@@ -1,0 +1,125 @@
+"""AdamW on every layout against NumPy in float64, and what the optimizer keeps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.config.schema import OptimizerConfig
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim import OptimizerState, make_optimizer
+
+CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=3, schedule="linear", weight_decay=0.2)
+MATRIX = ParamSpec((4, 8, 6), ("layers", "embed", "mlp"), matrix=True, decay=True)
+SPECS = {
+    "tokens": ParamSpec((16, 8), ("vocab", "embed"), decay=True),
+    "layers": {"rest": MATRIX, "split": MATRIX, "stage": MATRIX, "scale": ParamSpec((4, 8), ("layers", "norm"))},
+    "final": ParamSpec((8,), ("norm",)),
+}
+LAYOUT = {
+    "tokens": P("tensor", "fsdp"),
+    "layers": {"rest": P(), "split": P(None, ("fsdp", "tensor"), None), "stage": P("pipe", "fsdp"), "scale": P("pipe")},
+    "final": P(),
+}
+
+
+def adamw64(gradients, weight, decay):
+    """Loshchilov and Hutter, algorithm 2, with CONFIG's numbers: a warm-up of 3 steps, then linear to step 100."""
+    rates = [0.05 / 3, 0.1 / 3, 0.05, 0.05, 0.05 * (1 - 0.9 / 97)]
+    weight = weight.astype(np.float64)
+    first = second = np.zeros_like(weight)
+    for t, (rate, gradient) in enumerate(zip(rates, gradients, strict=True), start=1):
+        gradient = gradient.astype(np.float64)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.95 * second + 0.05 * gradient**2
+        adam = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.95**t)) + 1e-8)
+        weight = weight - rate * (adam + decay * weight)
+    return weight, first, second
+
+
+@pytest.fixture(scope="module")
+def trees(make_trees):
+    master, *gradients = make_trees(SPECS, 6)
+    return master, gradients
+
+
+@pytest.fixture(scope="module")
+def trained(trees, run_optimizer, make_mesh):
+    master, gradients = trees
+    return run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+
+
+PATHS = [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree_util.tree_leaves_with_path(SPECS)]
+
+
+@pytest.mark.parametrize(("path", "spec"), PATHS, ids=[path for path, _ in PATHS])
+def test_five_steps_equal_adamw_in_float64(path, spec, trees, trained):
+    def leaf(tree):
+        return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree)}[path]
+
+    master, gradients = trees
+    weights, state, _ = trained
+    expected = adamw64([leaf(g) for g in gradients], leaf(master), 0.2 if spec.decay else 0.0)
+    for value, reference in zip((weights, state.first, state.second), expected, strict=True):
+        np.testing.assert_allclose(leaf(value), reference, rtol=1e-5, atol=1e-6)
+
+
+def test_the_metric_is_the_rate_of_the_step(trained):
+    assert trained[2].keys() == {"learning_rate"}
+    assert float(trained[2]["learning_rate"]) == pytest.approx(0.05 * (1 - 0.9 / 97), rel=1e-6)
+
+
+def test_decay_moves_only_the_weights_that_ask_for_it():
+    # outside a map: with gradients of zero nothing but decay is left
+    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    master = jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS)
+    zeros = jax.tree.map(jnp.zeros_like, master)
+    weights, *_ = optimizer.update(zeros, optimizer.init(master), master, jnp.int32(3))
+    moved = {"tokens", "rest", "split", "stage"}
+    for path, weight in jax.tree_util.tree_leaves_with_path(weights):
+        expected = 1 - 0.05 * 0.2 if path[-1].key in moved else 1.0
+        np.testing.assert_allclose(weight, expected, rtol=1e-6, err_msg=str(path))
+
+
+def test_bias_correction_follows_the_step_that_is_passed():
+    spec, layout = {"w": ParamSpec((2,), ("norm",))}, {"w": P()}
+    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=spec, layout=layout)
+    master = {"w": jnp.zeros(2)}
+    weights, *_ = optimizer.update({"w": jnp.array([1.0, -2.0])}, optimizer.init(master), master, jnp.int32(3))
+    size = 0.05 * 0.1 / (1 - 0.9**4) / np.sqrt(0.05 / (1 - 0.95**4))
+    np.testing.assert_allclose(weights["w"], [-size, size], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_layout_of_the_state_is_that_of_the_weights(name):
+    config = OptimizerConfig(name=name)
+    optimizer = make_optimizer(config, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    layout = optimizer.state_layout(LAYOUT)
+    state = jax.eval_shape(optimizer.init, jax.tree.map(lambda spec: jnp.zeros(spec.shape), SPECS))
+    assert jax.tree.structure(layout) == jax.tree.structure(state)
+    assert layout.first == LAYOUT
+    without_matrices = LAYOUT | {"layers": {"rest": None, "split": None, "stage": None, "scale": P("pipe")}}
+    assert layout.second == (LAYOUT if name == "adamw" else without_matrices)
+
+
+def test_moments_rounds_only_the_first_moment_and_only_what_is_kept(run_optimizer, make_trees):
+    spec, layout = {"w": MATRIX}, {"w": P()}
+    master, *gradients = make_trees(spec, 3)
+    runs = {}
+    for moments in ("float32", "bfloat16"):
+        runs[moments] = [run_optimizer(CONFIG, spec, layout, gradients[:n], master, moments=moments) for n in (1, 2)]
+    (weights, state, _), (later, _, _) = runs["bfloat16"]
+    (wide_weights, wide_state, _), (wide_later, _, _) = runs["float32"]
+    assert state.first["w"].dtype == jnp.bfloat16
+    assert state.second["w"].dtype == np.float32
+    np.testing.assert_array_equal(weights["w"], wide_weights["w"])
+    np.testing.assert_array_equal(state.first["w"], wide_state.first["w"].astype(jnp.bfloat16))
+    assert 0 < np.abs(later["w"] - wide_later["w"]).max() < 1e-3
+
+
+def test_the_state_is_a_pair_of_trees_of_zeros():
+    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    state = optimizer.init(jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS))
+    assert isinstance(state, OptimizerState)
+    assert all(not leaf.any() for leaf in jax.tree.leaves(state))
