@@ -53,7 +53,7 @@ def sink_gradients(gradients: Tree, placements: Placements, *, part: str, unstac
     return jax.tree.map(one, gradients, placements.compute.layout[part], placements.gradient.layout[part])
 
 
-def zero_sinks(weights: Tree, placements: Placements) -> Tree:
+def zero_sinks(weights: Tree, placements: Placements, *, part: str) -> Tree:
     """Zeros in gradient placement for `weights` (in storage placement), varying over every axis."""
     dtype = jnp.dtype(placements.gradient.dtype)
 
@@ -64,7 +64,7 @@ def zero_sinks(weights: Tree, placements: Placements) -> Tree:
             shape[added[0]] //= jax.lax.axis_size(added[1])
         return vary(jnp.zeros(shape, dtype))
 
-    return jax.tree.map(one, weights, placements.storage.layout, placements.gradient.layout)
+    return jax.tree.map(one, weights, placements.storage.layout[part], placements.gradient.layout[part])
 
 
 def materialize(weights: Tree, sinks: Tree, placements: Placements, *, part: str) -> Tree:

@@ -1,0 +1,62 @@
+"""Devices before there is a mesh: virtual ones on a machine without a GPU, and joining several processes.
+
+Both must happen before JAX looks at its devices for the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import jax
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DistributedConfig
+
+COLLECTIVE_TIMEOUTS = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    "--xla_cpu_collective_timeout_seconds=600",
+)
+"""XLA:CPU ends a run whose collective waits longer than these; a busy laptop needs more patience than the default."""
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA driver is present; does not touch JAX."""
+    return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
+
+
+def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
+    """Make `needed` devices exist in the job, as far as that is ours to decide.
+
+    On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
+    virtual CPU devices. With `distributed.coordinator` set, joins the other processes. Does nothing once JAX has
+    looked at its devices. Raises `UserError` when the other processes cannot be reached.
+    """
+    if not has_gpu() or os.environ.get("JAX_PLATFORMS") == "cpu":
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        known = {flag.split("=")[0] for flag in flags}
+        if "--xla_force_host_platform_device_count" not in known:
+            try:
+                jax.config.update("jax_num_cpu_devices", max(1, needed // distributed.processes))
+            except RuntimeError:  # JAX has looked at its devices already: they are what they are
+                return
+        jax.config.update("jax_platforms", "cpu")
+        os.environ["XLA_FLAGS"] = " ".join(flags + [f for f in COLLECTIVE_TIMEOUTS if f.split("=")[0] not in known])
+    if distributed.coordinator is not None:
+        _join(distributed)
+
+
+def _join(distributed: DistributedConfig) -> None:
+    try:
+        jax.distributed.initialize(
+            coordinator_address=distributed.coordinator,
+            num_processes=distributed.processes,
+            process_id=distributed.process_id,
+            initialization_timeout=distributed.timeout_s,
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"distributed.coordinator is {distributed.coordinator!r}: process {distributed.process_id} of "
+            f"{distributed.processes} could not join within {distributed.timeout_s} s ({str(error).splitlines()[0]})"
+        ) from error

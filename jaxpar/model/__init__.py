@@ -1,0 +1,1 @@
+"""The decoder in Flax NNX, its loss, and the loop over its layers."""

@@ -1,0 +1,28 @@
+"""Names of the activations inside a decoder layer; what the plan decides per name is saved, recomputed or offloaded."""
+
+from __future__ import annotations
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+ACTIVATIONS = (
+    "attention_input",
+    "query",
+    "key",
+    "value",
+    "attention_output",
+    "attention_lse",
+    "attention_residual",
+    "mlp_input",
+    "mlp_gate",
+    "mlp_up",
+    "mlp_hidden",
+)
+"""In the order in which a layer computes them; `attention_output` and `attention_lse` are named by the attention
+kernels, which keep them for their backward."""
+
+
+def name_activation(x: jax.Array, name: str) -> jax.Array:
+    """Mark `x` as the activation `name`."""
+    assert name in ACTIVATIONS, f"{name!r} is no activation of the decoder"
+    return checkpoint_name(x, name)

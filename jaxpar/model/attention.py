@@ -1,0 +1,80 @@
+"""Self-attention: projections with heads split over the tensor axis, around whichever attention the plan chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxpar.config import counting
+from jaxpar.config.schema import ModelConfig
+from jaxpar.model.activations import name_activation
+from jaxpar.model.context import TokenContext
+from jaxpar.model.norm import rms_normalize
+from jaxpar.model.rope import rotate
+from jaxpar.model.weights import weight
+
+type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
+"""Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query."""
+
+
+class Attention(nnx.Module):
+    """Multi-head attention with grouped queries (arXiv:2305.13245)."""
+
+    def __init__(self, model: ModelConfig):
+        heads, kv_heads, head_dim = model.heads, counting.kv_heads(model), counting.head_dim(model)
+        self.kv_heads, self.epsilon = kv_heads, model.norm_epsilon
+        self.biased, self.normed, self.rotary = model.attention_bias, model.qk_norm, model.position == "rope"
+        options = {"matrix": True, "decay": True}
+        back = model.init_scale / (2 * model.layers) ** 0.5
+        of_query, of_kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
+        self.query = weight((model.embed, heads, head_dim), of_query, scale=model.init_scale, **options)
+        self.key = weight((model.embed, kv_heads, head_dim), of_kv, scale=model.init_scale, **options)
+        self.value = weight((model.embed, kv_heads, head_dim), of_kv, scale=model.init_scale, **options)
+        self.output = weight(
+            (heads, head_dim, model.embed), ("heads", "head_dim", "embed"), inputs=2, scale=back, **options
+        )
+        if self.biased:
+            self.query_bias = weight((heads, head_dim), ("heads", "head_dim"), init="zeros")
+            self.key_bias = weight((kv_heads, head_dim), ("kv_heads", "head_dim"), init="zeros")
+            self.value_bias = weight((kv_heads, head_dim), ("kv_heads", "head_dim"), init="zeros")
+            self.output_bias = weight((model.embed,), ("norm",), init="zeros")
+        if self.normed:
+            self.query_norm = weight((head_dim,), ("norm",), init="ones")
+            self.key_norm = weight((head_dim,), ("norm",), init="ones")
+
+    def __call__(self, x: Float[Array, "batch seq embed"], tokens: TokenContext, attend: Attend) -> jax.Array:
+        """From the joined sequence to this rank's partial sums; the output bias is added by `add_bias`."""
+        q = jnp.einsum("bse,ehd->bshd", x, self.query[...])
+        k = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.key[...], 1))
+        v = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.value[...], 1))
+        if self.biased:
+            q = q + self.query_bias[...]
+            k = k + self._own_heads(self.key_bias[...], 0)
+            v = v + self._own_heads(self.value_bias[...], 0)
+        if self.normed:
+            q = rms_normalize(q, self.query_norm[...], self.epsilon)
+            k = rms_normalize(k, self.key_norm[...], self.epsilon)
+        if self.rotary:
+            q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
+        q, k, v = name_activation(q, "query"), name_activation(k, "key"), name_activation(v, "value")
+        return jnp.einsum("bshd,hde->bse", attend(q, k, v, tokens), self.output[...])
+
+    def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
+        """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
+        return x + self.output_bias[...] if self.biased else x
+
+    def _own_heads(self, w: jax.Array, axis: int) -> jax.Array:
+        """Key or value heads that this rank's query heads use.
+
+        With at least as many heads as tensor ranks, the weight is split and this is all of it. With fewer, every rank
+        holds all of them and takes the one that its query heads share.
+        """
+        ranks = lax.axis_size("tensor")
+        if self.kv_heads % ranks == 0:
+            return w
+        return lax.dynamic_slice_in_dim(w, lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)

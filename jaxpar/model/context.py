@@ -1,0 +1,30 @@
+"""What a layer needs to know about its tokens besides their activations."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+
+class TokenContext(NamedTuple):
+    """One rank's rows and its context part of the sequence (`seq` = sequence length / context)."""
+
+    segments: Int[Array, "batch seq"]
+    """Document of each token in its row, from 1; 0 is padding."""
+    slots: Int[Array, "batch seq"]
+    """Index of each token in its row; masks are causal by it."""
+    examples: Int[Array, "batch"]
+    """Global example index of each row."""
+    cos: Float[Array, "batch seq half"] | None
+    """Cosines of the rotary angles; None without rotary embeddings."""
+    sin: Float[Array, "batch seq half"] | None
+    """Sines of the rotary angles."""
+
+
+def sequence_part(x: jax.Array) -> jax.Array:
+    """This tensor rank's part of `x` [batch, seq, ...], as activations lie between blocks."""
+    length = x.shape[1] // lax.axis_size("tensor")
+    return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * length, length, axis=1)

@@ -1,0 +1,47 @@
+"""One decoder layer: attention and feed-forward, each behind a norm, each added to the residual stream."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.schema import Config
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.model.activations import name_activation
+from jaxpar.model.attention import Attention, Attend
+from jaxpar.model.context import TokenContext, sequence_part
+from jaxpar.model.dropout import dropout
+from jaxpar.model.mlp import MLP
+from jaxpar.model.norm import NORMS
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm block. Between blocks a rank holds its part of the sequence; inside, its part of heads and MLP."""
+
+    def __init__(self, config: Config):
+        model = config.model
+        self.attention_norm = NORMS[model.norm](model)
+        self.attention = Attention(model)
+        self.mlp_norm = NORMS[model.norm](model)
+        self.mlp = MLP(model)
+        self.dropout = model.dropout
+        self.seed = config.run.seed
+
+    def __call__(
+        self, x: Float[Array, "batch part embed"], index: Int[Array, ""], tokens: TokenContext, attend: Attend, train: bool
+    ) -> Float[Array, "batch part embed"]:
+        """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
+        h = name_activation(self.attention_norm(x), "attention_input")
+        h = scatter_sequence(self.attention(gather_sequence(h), tokens, attend))
+        h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)
+        x = name_activation(x + h, "attention_residual")
+        h = name_activation(self.mlp_norm(x), "mlp_input")
+        h = scatter_sequence(self.mlp(gather_sequence(h)))
+        return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train)
+
+    def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
+        if not train or self.dropout == 0.0:
+            return x
+        slots = sequence_part(tokens.slots)
+        return dropout(x, self.dropout, seed=self.seed, site=site, examples=tokens.examples, slots=slots)

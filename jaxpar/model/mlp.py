@@ -1,0 +1,52 @@
+"""The feed-forward layer, its hidden width split over the tensor axis."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.model.activations import name_activation
+from jaxpar.model.weights import weight
+
+
+class MLP(nnx.Module):
+    """`down(activation(up(x)))`; SwiGLU (arXiv:2002.05202) is `down(silu(gate(x)) * up(x))`."""
+
+    def __init__(self, model: ModelConfig):
+        self.activation = model.activation
+        wide = {"shape": (model.embed, model.mlp), "axes": ("embed", "mlp"), "matrix": True, "decay": True}
+        back = model.init_scale / (2 * model.layers) ** 0.5
+        if self.activation == "swiglu":
+            self.gate = weight(**wide, scale=model.init_scale)
+        self.up = weight(**wide, scale=model.init_scale)
+        self.down = weight((model.mlp, model.embed), ("mlp", "embed"), matrix=True, decay=True, scale=back)
+        self.biased = model.mlp_bias
+        if self.biased:
+            if self.activation == "swiglu":
+                self.gate_bias = weight((model.mlp,), ("mlp",), init="zeros")
+            self.up_bias = weight((model.mlp,), ("mlp",), init="zeros")
+            self.down_bias = weight((model.embed,), ("norm",), init="zeros")
+
+    def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
+        """From the joined sequence to this rank's partial sums; the bias of `down` is added by `add_bias`."""
+        up = x @ self.up[...]
+        if self.biased:
+            up = up + self.up_bias[...]
+        up = name_activation(up, "mlp_up")
+        if self.activation == "swiglu":
+            gate = x @ self.gate[...]
+            if self.biased:
+                gate = gate + self.gate_bias[...]
+            hidden = jax.nn.silu(name_activation(gate, "mlp_gate")) * up
+        elif self.activation == "gelu":
+            hidden = jax.nn.gelu(up, approximate=True)
+        else:
+            hidden = jnp.square(jax.nn.relu(up))
+        return name_activation(hidden, "mlp_hidden") @ self.down[...]
+
+    def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
+        """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
+        return x + self.down_bias[...] if self.biased else x

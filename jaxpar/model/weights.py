@@ -1,0 +1,34 @@
+"""How modules declare weights: an `nnx.Param` without an array, which carries its `ParamSpec`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxpar.mesh.parameters import ParamSpec, Tree
+
+
+def weight(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> nnx.Param:
+    """Declare a weight of global `shape` with logical `axes`; `options` are the other fields of `ParamSpec`."""
+    spec = ParamSpec(shape, axes, **options)
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), spec=spec)
+
+
+def specs_of(module: nnx.Module) -> Tree:
+    """The `ParamSpec` of every weight of `module`, as a nested dict."""
+    _, state = nnx.split(module)
+    tree: dict[str, Any] = {}
+    for path, variable in nnx.to_flat_state(state):
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = variable.get_metadata("spec")
+    return tree
+
+
+def with_weights[M: nnx.Module](module: M, weights: Tree) -> M:
+    """A copy of `module` that holds the arrays of `weights`, which may be one rank's parts."""
+    return nnx.merge(nnx.graphdef(module), weights)

@@ -1,0 +1,1 @@
+"""Dtypes per role and loss scaling."""

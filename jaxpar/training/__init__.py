@@ -1,0 +1,1 @@
+"""The step, the loop around it, evaluation and sampling."""

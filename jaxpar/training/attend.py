@@ -1,0 +1,3 @@
+"""The attention of a plan, as the function that the model calls."""
+
+from __future__ import annotations

@@ -1,0 +1,173 @@
+"""The training step: one `shard_map`, manual over every mesh axis, from state and batch to state and metrics."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.config import Config
+from jaxpar.config.counting import kv_heads
+from jaxpar.config.plan import Plan
+from jaxpar.memory.remat import remat_policy
+from jaxpar.mesh.axes import AXES, DATA_AXES
+from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.parameters import Tree, initial_weights
+from jaxpar.mesh.placements import place
+from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
+from jaxpar.optim.norm import clip, global_norm
+from jaxpar.optim.optimizer import make_optimizer
+from jaxpar.optim.schedule import learning_rate
+from jaxpar.pipeline.executor import execute
+from jaxpar.pipeline.schedules import one_stage
+from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
+from jaxpar.training.attend import make_attend
+from jaxpar.training.state import TrainState, initial_state, state_layout
+
+type Layout = Any
+
+TOKEN_AXES = (*DATA_AXES, "context")
+"""Axes over which ranks hold different tokens when a loss is counted."""
+
+
+class StepMetrics(NamedTuple):
+    """What one step reports, the same on every device."""
+
+    loss: Float[Array, ""]
+    """Mean negative log-likelihood in nats over the unmasked tokens of the global batch."""
+    grad_norm: Float[Array, ""]
+    """Global norm of the gradient before clipping."""
+    learning_rate: Float[Array, ""]
+    tokens: Float[Array, ""]
+    """Unmasked tokens in the global batch."""
+    finite: Bool[Array, ""]
+    """Whether the update was applied."""
+    skipped_in_row: Int[Array, ""]
+    loss_scale: Float[Array, ""]
+
+
+class TrainStep:
+    """The compiled functions of a run on one mesh, and where their arguments lie."""
+
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh):
+        self.config, self.plan, self.mesh = config, plan, mesh
+        self.specs = decoder_specs(config)
+        self.placements = place(self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(config.model))
+        self.master_layout = self.placements.optimizer.layout
+        self.optimizer = make_optimizer(
+            config.optimizer,
+            steps=config.run.steps,
+            moments=plan.dtypes.moments,
+            specs=self.specs,
+            layout=self.master_layout,
+        )
+        self.state_layout = state_layout(self.master_layout, self.optimizer)
+        self.learning_rate = learning_rate(config.optimizer, config.run.steps)
+        self.schedule = one_stage(plan.microbatches)
+
+    def stages(self, *, train: bool) -> DecoderStages:
+        """The model's parts; without `train` there is no dropout."""
+        attend = make_attend(self.config, self.plan)
+        return DecoderStages(self.config, self.placements, attend, remat_policy(self.plan.activations), train)
+
+    def shardings(self, layout: Layout) -> Any:
+        """`NamedSharding`s on this mesh for a tree of partitions."""
+        is_leaf = lambda x: isinstance(x, PartitionSpec)
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), layout, is_leaf=is_leaf)
+
+    def batch_layout(self) -> dict[str, PartitionSpec]:
+        """Partition of each array of a batch, [microbatch, row, ...]."""
+        tokens = PartitionSpec(None, DATA_AXES, "context")
+        names = ("tokens", "labels", "mask", "segments", "positions", "slots")
+        return {**dict.fromkeys(names, tokens), "examples": PartitionSpec(None, DATA_AXES)}
+
+    def shard_map(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
+        """`function` on every device of the mesh, with varying types checked."""
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
+        shapes = jax.eval_shape(self._initial)
+        put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return jax.tree.map(put, shapes, self.shardings(self.state_layout))
+
+    def _initial(self) -> TrainState:
+        master = initial_weights(self.specs, self.config.run.seed)
+        return initial_state(master, self.optimizer, initial_loss_scale(self.config.precision))
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step, made shard by shard; the weights are the same bits on every mesh."""
+        return jax.jit(self._initial, out_shardings=self.shardings(self.state_layout))()
+
+    @cached_property
+    def train(self) -> Any:
+        """Compiled (state, batch) -> (state, `StepMetrics`); the old state's buffers are reused."""
+        metrics = StepMetrics(*[PartitionSpec()] * len(StepMetrics._fields))
+        layouts = (self.state_layout, self.batch_layout())
+        step = self.shard_map(self._train, layouts, (self.state_layout, metrics))
+        return jax.jit(step, donate_argnums=0, out_shardings=self.shardings((self.state_layout, metrics)))
+
+    @cached_property
+    def evaluate(self) -> Any:
+        """Compiled (master weights, batch) -> (sum of the negative log-likelihood in nats, unmasked tokens)."""
+        whole = PartitionSpec(), PartitionSpec()
+        return jax.jit(self.shard_map(self._evaluate, (self.master_layout, self.batch_layout()), whole))
+
+    @cached_property
+    def gradients(self) -> Any:
+        """Compiled (state, batch) -> (loss, gradients in optimizer placement): what tests and analysis look at."""
+        whole = PartitionSpec()
+        step = self.shard_map(self._gradients, (self.state_layout, self.batch_layout()), (whole, self.master_layout, whole))
+        compiled = jax.jit(step)
+        return lambda state, batch: compiled(state, batch)[:2]
+
+    def _gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
+        """Loss, its gradient in optimizer placement, and the global count of unmasked tokens."""
+        stages = self.stages(train=True)
+        weights = to_storage(state.master, self.placements)
+        sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
+        count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        scale = state.loss_scale.value
+        seed = scale / jnp.maximum(count, 1.0)
+        objective = lambda sinks, microbatch: stages.objective(weights, sinks, microbatch)
+        gradients, nll = execute(self.schedule, objective, sinks, batch, seed)
+        gradients = jax.tree.map(lambda g: g / scale, to_optimizer(gradients, self.placements))
+        loss = reduce_sum(nll, [axis for axis in AXES if axis != "tensor"]) / jnp.maximum(count, 1.0)
+        return loss, gradients, count
+
+    def _train(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        loss, gradients, count = self._gradients(state, batch)
+        norm = global_norm(gradients, self.master_layout)
+        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        if self.config.optimizer.clip_norm is not None:
+            gradients = clip(gradients, norm, self.config.optimizer.clip_norm)
+        master, optimizer, _ = self.optimizer.update(gradients, state.optimizer, state.master, state.applied)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
+        following = TrainState(
+            master=keep(master, state.master),
+            optimizer=keep(optimizer, state.optimizer),
+            step=state.step + 1,
+            applied=state.applied + finite.astype(jnp.int32),
+            skipped_in_row=skipped,
+            loss_scale=next_loss_scale(state.loss_scale, finite, self.config.precision),
+        )
+        rate = self.learning_rate(state.applied)
+        return following, StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value)
+
+    def _evaluate(self, master: Tree, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        stages = self.stages(train=False)
+        weights = to_storage(master, self.placements)
+        sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
+
+        def one(total: jax.Array, microbatch: Batch) -> tuple[jax.Array, None]:
+            _, nll = stages.objective(weights, sinks, microbatch)
+            return total + reduce_sum(nll, [axis for axis in AXES if axis != "tensor"]), None
+
+        total, _ = jax.lax.scan(one, jnp.float32(0), batch)
+        return total, reduce_sum(batch["mask"].sum(), TOKEN_AXES)
