@@ -23,45 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int
 
-Tree = dict[str, Any]
-Options = Mapping[str, Any]
+from tests.reference.options import Options, complete
+from tests.reference.tree import Tree
 
-DEFAULTS: Options = {
-    "kv_heads": None,
-    "head_dim": None,
-    "norm": "rmsnorm",
-    "norm_epsilon": 1e-5,
-    "position": "rope",
-    "rope_base": 10000.0,
-    "rope_scaling": "none",
-    "rope_factor": 8.0,
-    "rope_original_length": 8192,
-    "rope_low_frequency": 1.0,
-    "rope_high_frequency": 4.0,
-    "qk_norm": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "activation": "swiglu",
-    "tied": False,
-    "window": None,
-    "logit_softcap": None,
-    "attention_softcap": None,
-    "z_loss": 0.0,
-}
-REQUIRED = ("layers", "embed", "heads", "mlp", "vocab")
 BATCH_KEYS = ("tokens", "labels", "mask", "segments", "positions", "slots")
-
-
-def complete(options: Options) -> dict[str, Any]:
-    """Options with the defaults filled in; names that the reference does not use (presets, dropout, ...) are dropped.
-
-    Raises KeyError if one of `REQUIRED` is missing.
-    """
-    full = {name: options[name] for name in REQUIRED}
-    full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
-    full["kv_heads"] = full["kv_heads"] or full["heads"]
-    full["head_dim"] = full["head_dim"] or full["embed"] // full["heads"]
-    return full
 
 
 def rms_norm(
@@ -202,8 +167,12 @@ def mean_loss(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Fl
 
 @functools.lru_cache(maxsize=64)
 def _compiled(function: Any, options: tuple[tuple[str, Any], ...]) -> Any:
-    """`function(weights, batch)` compiled for these options, so that twenty steps trace once."""
-    return jax.jit(lambda weights, batch: function(weights, dict(options), batch))
+    """`function(weights, batch)` compiled for these options, so that twenty steps trace once.
+
+    Without the compiler's optimizations: compiling takes far longer than running what the tests ask.
+    """
+    plain = {"xla_backend_optimization_level": 0}
+    return jax.jit(lambda weights, batch: function(weights, dict(options), batch), compiler_options=plain)
 
 
 def _call(function: Any, weights: Tree, options: Options, batch: Mapping[str, Any]) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference.decoder64 import Options, Tree, complete
+from tests.reference.options import Options, complete
+from tests.reference.tree import Tree
 
 
 def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, seed: int = 0) -> Tree:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.reference import decoder64
+from tests.reference.options import complete
 from tests.reference.small import packed_batch, random_weights
-from tests.reference.trainer64 import flatten, unflatten
+from tests.reference.tree import flatten, unflatten
 
 LLAMA = {
     "layers": 2, "embed": 8, "heads": 4, "kv_heads": 2, "head_dim": 4, "mlp": 6, "vocab": 11, "window": 3,
@@ -86,7 +87,7 @@ def test_loss_of_equal_logits_is_the_log_of_the_vocabulary_plus_the_z_loss() -> 
 
 
 def test_llama3_scaling_keeps_short_wavelengths_and_stretches_long_ones() -> None:
-    options = decoder64.complete(LLAMA | {"head_dim": 64, "rope_original_length": 128})
+    options = complete(LLAMA | {"head_dim": 64, "rope_original_length": 128})
     plain = decoder64.rotary_frequencies(options | {"rope_scaling": "none"})
     scaled = decoder64.rotary_frequencies(options)
     wavelength = 2 * np.pi / plain

@@ -9,6 +9,7 @@ import pytest
 
 from tests.reference import decoder64, trainer64
 from tests.reference.small import packed_batch, random_weights
+from tests.reference.tree import flatten
 
 OPTIMIZER = {
     "name": "adamw", "learning_rate": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1,
@@ -90,14 +91,14 @@ def test_muon_treats_each_layer_as_one_matrix_and_scales_it_by_its_shape() -> No
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_training_on_one_batch_lowers_its_loss_and_leaves_the_given_weights_alone(name: str) -> None:
     weights, batch = random_weights(OPTIONS, padded_vocab=16), packed_batch(11)
-    before = trainer64.flatten(weights)
+    before = flatten(weights)
     trained, losses, norms = trainer64.train(weights, OPTIONS, OPTIMIZER | {"name": name}, [batch] * 8)
     assert losses[-1] < 0.5 * losses[0]
     assert len(losses) == len(norms) == 8
     assert losses[0] == pytest.approx(decoder64.loss(weights, OPTIONS, batch), rel=1e-14)
-    after = trainer64.flatten(trained)
+    after = flatten(trained)
     assert after.keys() == before.keys()
-    for path, leaf in trainer64.flatten(weights).items():
+    for path, leaf in flatten(weights).items():
         np.testing.assert_array_equal(leaf, before[path])
         assert np.any(after[path] != leaf), ".".join(path)
     # Padded columns of the head have no gradient: only the decay moves them.
@@ -109,6 +110,6 @@ def test_muon_moves_exactly_the_matrices_of_the_layers_at_its_own_rate() -> None
     weights, batch = random_weights(OPTIONS, padded_vocab=16), packed_batch(11)
     still = OPTIMIZER | {"name": "muon", "muon_learning_rate": 0.0}
     trained, _, _ = trainer64.train(weights, OPTIONS, still, [batch])
-    before, after = trainer64.flatten(weights), trainer64.flatten(trained)
+    before, after = flatten(weights), flatten(trained)
     unmoved = {path for path in before if np.array_equal(before[path], after[path])}
     assert unmoved == {path for path in before if path[-1] in {"query", "key", "value", "output", "gate", "up", "down"}}

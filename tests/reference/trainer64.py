@@ -36,9 +36,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from tests.reference.decoder64 import Options, Tree, loss_and_gradients
-
-Path = tuple[str, ...]
+from tests.reference.decoder64 import loss_and_gradients
+from tests.reference.options import Options
+from tests.reference.tree import Path, Tree, flatten, unflatten
 
 MATRICES: dict[Path, int] = {
     ("layers", "attention", "query"): 1,
@@ -53,28 +53,6 @@ MATRICES: dict[Path, int] = {
 DECAYED = frozenset(MATRICES) | {("embedding", "tokens"), ("embedding", "positions"), ("head", "weight")}
 """Leaves with weight decay."""
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
-
-def flatten(tree: Mapping[str, Any], prefix: Path = ()) -> dict[Path, np.ndarray]:
-    """Leaves of a nested dict by their path, as float64 copies."""
-    leaves: dict[Path, np.ndarray] = {}
-    for name, child in tree.items():
-        if isinstance(child, Mapping):
-            leaves |= flatten(child, (*prefix, name))
-        else:
-            leaves[(*prefix, name)] = np.array(child, np.float64)
-    return leaves
-
-
-def unflatten(leaves: Mapping[Path, np.ndarray]) -> Tree:
-    """Inverse of `flatten`."""
-    tree: Tree = {}
-    for path, leaf in leaves.items():
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = leaf
-    return tree
 
 
 def schedule(step: int, optimizer_options: Options) -> float:

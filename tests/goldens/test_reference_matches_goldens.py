@@ -1,0 +1,58 @@
+"""The reference decoder computes what Hugging Face transformers computes, and the goldens are still what it computes."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from tests.goldens.loading import NAMES, load
+from tests.reference import decoder64
+
+TOLERANCE = 1e-5
+"""Largest difference over the largest logit: transformers keeps norms, angles and softmax in float32, about 1.4e-6."""
+
+
+def difference(computed: np.ndarray, expected: np.ndarray) -> float:
+    """Largest absolute difference over the largest absolute value."""
+    return float(np.abs(computed - expected).max() / np.abs(expected).max())
+
+
+def test_every_kind_of_model_has_a_golden() -> None:
+    assert {"gpt2", "llama", "mistral", "qwen3"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_logits_equal_those_of_transformers(name: str) -> None:
+    """Against the committed logits, and where torch is installed also against transformers run here and now."""
+    weights, options, tokens, logits = load(name)
+    computed = decoder64.logits(weights, options, decoder64.plain_batch(tokens))
+    assert difference(computed, logits) < TOLERANCE
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        from tests.goldens import generate
+
+        assert generate.CASES[name] == options, "the generator has changed since the golden was made"
+        live = generate.transformers_logits(name, options, weights, tokens)
+        assert difference(computed, live) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_goldens_tell_their_model_from_its_neighbours(name: str) -> None:
+    """Each option that the golden is there for changes the logits by far more than the tolerance."""
+    weights, options, tokens, logits = load(name)
+    neutral = {"rope_scaling": "none", "window": None, "rope_base": 20000.0, "norm_epsilon": 1e-3, "qk_norm": False}
+    changed = {key: value for key, value in neutral.items() if key in options and options[key] != value}
+    assert changed
+    for key, value in changed.items():
+        other = decoder64.logits(weights, options | {key: value}, decoder64.plain_batch(tokens))
+        assert difference(other, logits) > 100 * TOLERANCE, key
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_padding_the_vocabulary_leaves_the_logits_of_the_true_ids(name: str) -> None:
+    weights, options, tokens, logits = load(name, vocab_multiple=32)
+    assert weights["embedding"]["tokens"].shape[0] == 64
+    computed = decoder64.logits(weights, options, decoder64.plain_batch(tokens))
+    assert difference(computed[..., :61], logits) < TOLERANCE
+    assert np.all(np.isneginf(computed[..., 61:]))
