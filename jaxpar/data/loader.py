@@ -1,0 +1,59 @@
+"""The batch of a step, as a function of the step.
+
+Row `r` of step `k` is example `k * batch_size + r`, whoever assembles it: each host asks for the rows that its devices
+hold, and a run that resumes at step `k`, on however many hosts, sees what the first run would have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxpar.data.packing import Rows
+
+type Batch = dict[str, np.ndarray]
+"""A row's fields stacked to [rows, sequence_length], and `examples` int32 [rows], the examples' numbers."""
+
+_THREADS = 2
+
+
+def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+    """The given rows of the batch of a step.
+
+    Args:
+        dataset: where rows come from.
+        step: the step, from 0.
+        batch_size: rows of the whole batch, over all hosts.
+        rows: numbers of the rows wanted, each below `batch_size`.
+    """
+    assert len(rows) and all(0 <= row < batch_size for row in rows), "rows of the global batch"
+    examples = [step * batch_size + int(row) for row in rows]
+    parts = [dataset.row(example) for example in examples]
+    batch = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
+    # Beyond 2**31 examples the number starts again: it only seeds what is drawn per example.
+    return batch | {"examples": (np.array(examples, np.int64) % 2**31).astype(np.int32)}
+
+
+def batches(
+    dataset: Rows,
+    *,
+    batch_size: int,
+    rows: Sequence[int],
+    first_step: int = 0,
+    prefetch: int = 2,
+) -> Iterator[Batch]:
+    """`batch_rows` for `first_step` and every step after it, prepared ahead by threads; it never ends.
+
+    Args:
+        dataset: where rows come from.
+        batch_size: rows of the whole batch, over all hosts.
+        rows: numbers of the rows wanted of each batch.
+        first_step: step of the first batch.
+        prefetch: batches prepared ahead; 0 prepares each when it is asked for.
+    """
+    import grain  # Only here: machines that make their batches otherwise do without it.
+
+    steps = grain.MapDataset.range(first_step, 2**62)
+    options = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
+    return iter(steps.map(lambda step: batch_rows(dataset, step, batch_size, rows)).to_iter_dataset(options))

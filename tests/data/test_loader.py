@@ -1,0 +1,112 @@
+"""A batch is a function of the step and of the rows asked for, and of nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxpar.data.loader import batch_rows, batches
+from jaxpar.data.packing import PackedRows
+from jaxpar.data.stream import TokenStream
+from jaxpar.data.synthetic import SyntheticRows
+
+FIELDS = {"tokens", "labels", "mask", "segments", "positions", "slots", "examples"}
+
+
+def packed_rows() -> PackedRows:
+    """19 rows an epoch, so that a few batches of 8 cross the border of epochs."""
+    ends = np.cumsum(np.tile([3, 11, 1, 25], 4))
+    tokens = np.arange(ends[-1], dtype=np.uint32)
+    return PackedRows(
+        TokenStream(tokens, np.append(0, ends[:-1])),
+        sequence_length=8,
+        packed=True,
+        seed=5,
+    )
+
+
+def synthetic_rows() -> SyntheticRows:
+    return SyntheticRows(vocab=50, sequence_length=8, packed=True, seed=5, split=0)
+
+
+@pytest.fixture(params=[packed_rows, synthetic_rows])
+def dataset(request):
+    return request.param()
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys() == FIELDS
+    for name in FIELDS:
+        assert left[name].dtype == right[name].dtype
+        np.testing.assert_array_equal(left[name], right[name])
+
+
+def test_hosts_assemble_the_batch_that_one_host_makes(dataset):
+    for step in range(6):
+        whole = batch_rows(dataset, step, 8, range(8))
+        for hosts in (2, 4, 8):
+            parts = [batch_rows(dataset, step, 8, range(host, 8, hosts)) for host in range(hosts)]
+            merged = {name: np.empty_like(values) for name, values in whole.items()}
+            for host, part in enumerate(parts):
+                for name, values in part.items():
+                    merged[name][host::hosts] = values
+            assert_same(merged, whole)
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_the_iterator_gives_the_batch_of_every_step(dataset, prefetch):
+    stream = batches(dataset, batch_size=8, rows=[1, 4, 5], prefetch=prefetch)
+    for step, batch in enumerate(itertools.islice(stream, 7)):
+        assert_same(batch, batch_rows(dataset, step, 8, [1, 4, 5]))
+
+
+def test_starting_at_a_step_is_skipping_the_steps_before_it(dataset):
+    from_start = itertools.islice(batches(dataset, batch_size=8, rows=range(8), prefetch=2), 4, 8)
+    resumed = batches(dataset, batch_size=8, rows=range(8), first_step=4, prefetch=2)
+    for left, right in zip(from_start, resumed, strict=False):
+        assert_same(left, right)
+
+
+def test_examples_are_numbered_over_all_rows_of_all_steps(dataset):
+    batch = batch_rows(dataset, 3, 8, [0, 7, 2])
+    assert batch["examples"].tolist() == [24, 31, 26]
+    assert batch["examples"].dtype == np.int32
+    assert batch["tokens"].shape == (3, 8)
+
+
+def test_another_batch_size_regroups_the_same_rows(dataset):
+    by_four = np.concatenate([batch_rows(dataset, step, 4, range(4))["tokens"] for step in range(4)])
+    by_eight = np.concatenate([batch_rows(dataset, step, 8, range(8))["tokens"] for step in range(2)])
+    np.testing.assert_array_equal(by_four, by_eight)
+
+
+def test_an_error_while_a_batch_is_made_reaches_the_caller():
+    class Broken(SyntheticRows):
+        def row(self, example):
+            if example >= 8:
+                raise OSError("the disk is gone")
+            return super().row(example)
+
+    stream = batches(
+        Broken(vocab=9, sequence_length=4, packed=True, seed=0, split=0),
+        batch_size=4,
+        rows=range(4),
+    )
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(itertools.islice(stream, 3))
+
+
+def test_everything_but_the_iterator_works_without_grain_and_jax():
+    program = (
+        "import sys; sys.modules.update(grain=None, jax=None)\n"
+        "from jaxpar.config.schema import DataConfig\n"
+        "from jaxpar.data import batch_rows, open_data\n"
+        "data = open_data(DataConfig(source='synthetic', sequence_length=8), vocab=20, seed=0)\n"
+        "print(batch_rows(data.train, 0, 2, [0, 1])['tokens'].shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.stdout == "(2, 8)\n", done.stderr

@@ -1,0 +1,137 @@
+"""Rows are what laying the documents end to end and cutting gives, and the same row whenever it is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.packing import PackedRows, assemble
+from jaxpar.data.randomness import permutation
+from jaxpar.data.stream import TokenStream
+
+
+def stream_of(*lengths: int) -> TokenStream:
+    """Documents of these lengths; each token is its own number, so that a token says where it is from."""
+    ends = np.cumsum(lengths)
+    return TokenStream(np.arange(100, 100 + ends[-1], dtype=np.uint16), np.append(0, ends[:-1]))
+
+
+def reference_row(stream: TokenStream, length: int, packed: bool, seed: int, example: int) -> dict[str, list[int]]:
+    """A row the slow way: the epoch's stream as a list, then one token at a time."""
+    bounds = [*stream.starts.tolist(), len(stream)]
+    epoch, place = divmod(example, len(stream) // length)
+    laid = []
+    for document in permutation(len(stream.starts), seed, epoch, 0):
+        laid += [(int(stream.tokens[i]), document) for i in range(bounds[document], bounds[document + 1])]
+    first = int(permutation(len(stream) // length, seed, epoch, 1)[place]) * length
+    row: dict[str, list[int]] = {name: [] for name in ("tokens", "labels", "mask", "segments", "positions", "slots")}
+    segment, position = 1, 0
+    for slot in range(length):
+        token, document = laid[first + slot]
+        if packed and slot > 0 and document != laid[first + slot - 1][1]:
+            segment, position = segment + 1, 0
+        following = laid[first + slot + 1] if first + slot + 1 < len(laid) else None
+        scored = following is not None and (following[1] == document or not packed)
+        row["tokens"].append(token)
+        row["labels"].append(following[0] if following is not None and scored else 0)
+        row["mask"].append(int(scored))
+        row["segments"].append(segment)
+        row["positions"].append(position)
+        row["slots"].append(slot)
+        position += 1
+    return row
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    length=st.integers(1, 12),
+    packed=st.booleans(),
+    seed=st.integers(0, 2**40),
+    example=st.integers(0, 60),
+)
+def test_a_row_is_what_the_slow_reference_says(lengths, length, packed, seed, example):
+    stream = stream_of(*lengths)
+    length = min(length, len(stream))
+    row = PackedRows(stream, sequence_length=length, packed=packed, seed=seed).row(example)
+    expected = reference_row(stream, length, packed, seed, example)
+    assert {name: values.tolist() for name, values in row.items()} == expected
+    assert {values.dtype for name, values in row.items() if name != "mask"} == {np.dtype(np.int32)}
+    assert row["mask"].dtype == np.float32
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_epoch_uses_every_token_at_most_once_and_drops_less_than_a_row(packed):
+    rows = PackedRows(stream_of(5, 1, 30, 7, 2), sequence_length=4, packed=packed, seed=3)
+    seen = np.concatenate([rows.row(example)["tokens"] for example in range(rows.rows_per_epoch)])
+    assert len(np.unique(seen)) == len(seen) == 44
+
+
+def test_a_label_is_found_beyond_the_border_of_the_row():
+    rows = PackedRows(stream_of(12), sequence_length=4, packed=True, seed=0)
+    by_first = {row["tokens"][0]: row for row in map(rows.row, range(3))}
+    assert by_first[100]["labels"].tolist() == [101, 102, 103, 104]
+    assert by_first[104]["labels"].tolist() == [105, 106, 107, 108]
+    assert by_first[108]["labels"].tolist() == [109, 110, 111, 0]
+    assert by_first[108]["mask"].tolist() == [1, 1, 1, 0]
+
+
+def test_packed_rows_predict_the_last_token_of_a_document_and_nothing_from_it():
+    row = assemble(
+        np.array([7, 8, 9, 1, 2, 3], np.uint16),
+        np.array([4, 4, 4, 5, 5, 5]),
+        sequence_length=5,
+        packed=True,
+    )
+    assert row["labels"].tolist() == [8, 9, 0, 2, 3]
+    assert row["mask"].tolist() == [1, 1, 0, 1, 1]
+    assert row["segments"].tolist() == [1, 1, 1, 2, 2]
+    assert row["positions"].tolist() == [0, 1, 2, 0, 1]
+
+
+def test_rows_that_are_not_packed_are_one_segment():
+    row = assemble(
+        np.array([7, 8, 9, 1, 2, 3], np.uint16),
+        np.array([4, 4, 4, 5, 5, 5]),
+        sequence_length=5,
+        packed=False,
+    )
+    assert row["labels"].tolist() == [8, 9, 1, 2, 3]
+    assert row["mask"].tolist() == [1] * 5
+    assert row["segments"].tolist() == [1] * 5
+    assert row["positions"].tolist() == row["slots"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_seeds_and_epochs_differ_in_the_order_of_documents_and_of_rows():
+    stream = stream_of(*[3] * 40)
+
+    def epoch(seed: int, number: int) -> list[int]:
+        rows = PackedRows(stream, sequence_length=6, packed=True, seed=seed)
+        return np.concatenate([rows.row(number * 20 + place)["tokens"] for place in range(20)]).tolist()
+
+    orders = [epoch(0, 0), epoch(0, 1), epoch(1, 0), epoch(1, 1)]
+    assert all(orders[i] != orders[j] for i in range(4) for j in range(i))
+    single = PackedRows(stream_of(60), sequence_length=3, packed=True, seed=0)
+    firsts = [int(single.row(place)["tokens"][0]) for place in range(20)]
+    assert firsts != sorted(firsts), "one long document is not read in its own order"
+
+
+def test_examples_may_be_asked_for_in_any_order():
+    rows = PackedRows(stream_of(5, 9, 4, 3), sequence_length=4, packed=True, seed=1)
+    forward = [rows.row(example) for example in range(25)]
+    for example in (24, 3, 11, 0, 19, 6):
+        for name, values in rows.row(example).items():
+            np.testing.assert_array_equal(values, forward[example][name])
+
+
+def test_data_that_is_shorter_than_a_row_is_a_users_error():
+    with pytest.raises(UserError, match=r"data\.sequence_length=9 .* 8 tokens"):
+        PackedRows(stream_of(3, 5), sequence_length=9, packed=True, seed=0)
+
+
+def test_orders_are_those_of_earlier_versions():
+    assert permutation(8, 0, 0, 0).tolist() == [7, 2, 0, 4, 3, 5, 6, 1]
+    assert permutation(8, 2**40 + 1, 3, 1).tolist() == [6, 0, 7, 2, 4, 5, 3, 1]
