@@ -1,4 +1,4 @@
-"""The reference decoder computes what Hugging Face transformers computes, and the goldens are still what it computes."""
+"""The reference decoder computes what transformers computes, and the goldens are still what transformers computes."""
 
 from __future__ import annotations
 
