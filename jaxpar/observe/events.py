@@ -1,0 +1,175 @@
+"""What happens in a run, as calls on a `Listener`.
+
+Everything that a run prints or writes besides checkpoints is a listener. To add your own, subclass `Listener`, override
+the methods that you need and hand an instance to the trainer:
+
+    class Slack(Listener):
+        def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
+            post(f"step {step}: held-out loss {loss:.4f}")
+
+Rules of the calls:
+
+- Steps are counted from 1: after step n, n batches have been used. A run that restored checkpoint n starts with
+  `first_step == n + 1`.
+- The order is `start`, then steps, evaluations, saves and messages as they come, then `sample`, `end`, `close`.
+  `close` is called exactly once, also when the run fails; `end` is called when it does not.
+- `evaluation(n, ...)` comes before `step` of the same step, and a step that was evaluated is always logged.
+- Only process 0 has listeners that write. They are called between two steps while the device works: keep them short.
+- An exception ends the run; nothing is swallowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MemoryKind = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known before the first step."""
+
+    config: Mapping[str, Any]
+    """The resolved configuration, as nested plain values."""
+    plan: Mapping[str, Any]
+    """The plan, as it stands in `plan.json`."""
+    rows: list[tuple[str, str, str]]
+    """The plan for people: (name, value, why)."""
+    folder: str
+    """The run's own folder; it exists."""
+    steps: int
+    """Step at which the run ends."""
+    first_step: int = 1
+    """First step that this process runs; above 1 after a restore."""
+    baseline_loss: float | None = None
+    """Held-out loss, in nats per token, of a simple model of the same data."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One logged step."""
+
+    step: int
+    """Number of the step, from 1."""
+    loss: float
+    """Training loss in nats per token."""
+    grad_norm: float
+    """Global norm of the gradient before clipping."""
+    learning_rate: float
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    step_time_s: float
+    """Mean time of a step since the record before, evaluations and saves left out."""
+    mfu: float | None
+    """Model FLOPs utilisation as a fraction of 1 (`jaxpar.model.flops`); None where the peak is not known."""
+    memory_bytes: int | None
+    """Memory in use (`jaxpar.observe.memory`)."""
+    eta_s: float
+    """Expected time to the last step."""
+    skipped_steps: int = 0
+    """Steps skipped so far because their loss or gradient was not finite."""
+    loss_scale: float | None = None
+    """Loss scale under float16."""
+    eval_loss: float | None = None
+    """Held-out loss, where this step was evaluated."""
+    memory_kind: MemoryKind = "device"
+    """Whose memory `memory_bytes` is."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The end of a run, as `summary.json` has it."""
+
+    steps: int
+    """Steps done, those before a restore included."""
+    loss: float
+    """Training loss of the last logged step."""
+    eval_loss: float | None
+    baseline_loss: float | None
+    tokens: int
+    """Tokens trained on, those before a restore included."""
+    train_seconds: float
+    """Time in steps of this process, without compilation, evaluations and saves."""
+    compile_seconds: float
+    first_step_seconds: float
+    """The first step of this process after compilation."""
+    steady_step_seconds: float
+    """Mean time of the steps after that."""
+    peak_bytes: int | None
+    """Largest memory in use (`jaxpar.observe.memory`)."""
+    predicted_bytes: int | None
+    """What the plan expected for it."""
+    memory_kind: MemoryKind = "device"
+    """Whose memory `peak_bytes` is."""
+
+
+class Listener:
+    """Hears what happens in a run. Every method does nothing until overridden; see the module for the rules."""
+
+    def start(self, info: RunInfo) -> None:
+        """The plan is made and nothing has been compiled yet."""
+
+    def step(self, record: StepRecord) -> None:
+        """A step was logged."""
+
+    def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
+        """Held-out data was evaluated after `step`; losses in nats per token."""
+
+    def saved(self, step: int, path: str) -> None:
+        """The checkpoint of `step` is complete at `path`."""
+
+    def message(self, text: str) -> None:
+        """Something that a person should know: a warning, a skipped checkpoint, a skipped step."""
+
+    def sample(self, prompt: str, continuation: str) -> None:
+        """The model continued `prompt`."""
+
+    def end(self, summary: Summary) -> None:
+        """The run reached its end, or was asked to stop and saved."""
+
+    def close(self) -> None:
+        """Nothing more comes: let go of files and the screen."""
+
+
+class Listeners(Listener):
+    """Passes every call to several listeners, in order."""
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self.members = list(listeners)
+
+    def start(self, info: RunInfo) -> None:
+        for member in self.members:
+            member.start(info)
+
+    def step(self, record: StepRecord) -> None:
+        for member in self.members:
+            member.step(record)
+
+    def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
+        for member in self.members:
+            member.evaluation(step, loss, baseline)
+
+    def saved(self, step: int, path: str) -> None:
+        for member in self.members:
+            member.saved(step, path)
+
+    def message(self, text: str) -> None:
+        for member in self.members:
+            member.message(text)
+
+    def sample(self, prompt: str, continuation: str) -> None:
+        for member in self.members:
+            member.sample(prompt, continuation)
+
+    def end(self, summary: Summary) -> None:
+        for member in self.members:
+            member.end(summary)
+
+    def close(self) -> None:
+        """Close every member, also when one of them raises; the exception comes after the others are closed."""
+        with ExitStack() as stack:
+            for member in reversed(self.members):
+                stack.callback(member.close)

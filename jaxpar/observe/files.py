@@ -1,0 +1,33 @@
+"""Files that are whole or not there, and JSON that every reader takes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Put `content` at `path` so that a kill or a full disk leaves either the old file or the new one.
+
+    Raises:
+        OSError: The file cannot be written; what stood at `path` still stands.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def strict_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with null for floats that are not finite: JSON has no word for them, and strict readers refuse NaN."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
+    }

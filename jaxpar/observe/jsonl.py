@@ -1,0 +1,79 @@
+"""`metrics.jsonl`: one JSON object per logged step, each step once, also after kills and restores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.observe.events import Listener, RunInfo, StepRecord
+from jaxpar.observe.files import strict_json, write_atomically
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class JsonLines(Listener):
+    """Appends every `StepRecord` to `metrics.jsonl`, flushed at once.
+
+    Fields that are None are left out; a value that is not finite is null. When a run starts at
+    `first_step`, lines of that step and later ones belong to a past that the checkpoint does not have: they are
+    removed first. So is a last line that a kill left unfinished.
+    """
+
+    def __init__(self) -> None:
+        self._file: TextIOWrapper | None = None
+
+    def start(self, info: RunInfo) -> None:
+        path = Path(info.folder) / METRICS_FILE
+        if path.exists():
+            kept = read_metrics(path, before=info.first_step)
+            write_atomically(path, "".join(_line(values) for values in kept).encode())
+        self._file = path.open("a", encoding="utf-8")
+
+    def step(self, record: StepRecord) -> None:
+        assert self._file is not None, "start comes before step"
+        self._file.write(_line({key: value for key, value in asdict(record).items() if value is not None}))
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_metrics(path: Path, before: int | None = None) -> list[dict[str, Any]]:
+    """The objects of a metrics file in order, without an unfinished last line.
+
+    Args:
+        path: The file.
+        before: Only steps below this one.
+
+    Raises:
+        UserError: A line other than the last is not an object with a step.
+    """
+    lines = path.read_bytes().splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        values = _parse(line)
+        if values is None:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}: line {number} is not a JSON object with a step; move the file away to go on")
+        if before is None or values["step"] < before:
+            records.append(values)
+    return records
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(strict_json(values), allow_nan=False) + "\n"

@@ -1,0 +1,77 @@
+"""Model FLOPs and MFU, against shapes written out by hand and the formula of the PaLM paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.model.flops import flops_per_step, layer_matmul_parameters, matmul_parameters, mfu
+
+GPT2 = ModelConfig(
+    layers=12, embed=768, heads=12, mlp=3072, activation="gelu", norm="layernorm", position="learned",
+    attention_bias=True, mlp_bias=True, tied=True,
+)  # fmt: skip
+LLAMA3_8B = ModelConfig(layers=32, embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336, activation="swiglu")
+
+
+def causal_pairs(length: int) -> int:
+    return length * (length + 1) // 2
+
+
+def test_gpt2_counts_its_matrices_and_its_tied_head_once() -> None:
+    attention = 4 * 768 * 768  # query, key, value, output
+    mlp = 2 * 768 * 3072  # up, down
+    assert layer_matmul_parameters(GPT2) == attention + mlp == 7_077_888
+    assert matmul_parameters(GPT2, vocab=50257) == 12 * 7_077_888 + 768 * 50257 == 123_532_032
+
+
+def test_llama3_8b_counts_everything_but_norms_and_the_embedding() -> None:
+    attention = 4096 * (4096 + 1024 + 1024) + 4096 * 4096
+    mlp = 3 * 4096 * 14336
+    assert layer_matmul_parameters(LLAMA3_8B) == attention + mlp == 218_103_808
+    norms = (2 * 32 + 1) * 4096
+    published = 8_030_261_248  # parameters of the released weights
+    assert matmul_parameters(LLAMA3_8B, vocab=128256) == published - norms - 128256 * 4096 == 7_504_658_432
+
+
+def test_a_tied_head_costs_what_an_untied_one_costs() -> None:
+    assert matmul_parameters(GPT2, 50257) == matmul_parameters(replace(GPT2, tied=False), 50257)
+
+
+def test_the_head_counts_the_vocabulary_it_is_given_not_the_padded_one() -> None:
+    assert replace(GPT2, vocab_multiple=4096).vocab is None
+    assert matmul_parameters(replace(GPT2, vocab_multiple=4096), 50257) == 123_532_032
+
+
+def test_flops_of_a_gpt2_step() -> None:
+    rows, length = 8, 1024
+    pairs = rows * causal_pairs(length)
+    assert pairs == 4_198_400
+    dense = 6 * 123_532_032 * 8192
+    attention = 12 * 12 * 768 * 4_198_400  # 12 x layers x (heads * head_dim) x pairs
+    assert flops_per_step(GPT2, tokens=rows * length, pairs=pairs, vocab=50257) == dense + attention
+
+
+def test_flops_of_a_llama3_8b_step_with_grouped_queries_follow_the_query_heads() -> None:
+    pairs = causal_pairs(8192)
+    expected = 6 * 7_504_658_432 * 8192 + 12 * 32 * 32 * 128 * 33_558_528
+    assert flops_per_step(LLAMA3_8B, tokens=8192, pairs=pairs, vocab=128256) == expected
+
+
+def test_without_a_mask_it_is_the_formula_of_the_palm_paper() -> None:
+    """PaLM, appendix B: 6N + 12 L H Q T per token, where attention is counted over the whole square."""
+    length = 2048
+    per_token = 6 * matmul_parameters(LLAMA3_8B, 128256) + 12 * 32 * 32 * 128 * length
+    assert flops_per_step(LLAMA3_8B, tokens=length, pairs=length * length, vocab=128256) == per_token * length
+
+
+def test_masked_pairs_are_no_work() -> None:
+    whole = flops_per_step(GPT2, tokens=1024, pairs=causal_pairs(1024), vocab=50257)
+    two_documents = flops_per_step(GPT2, tokens=1024, pairs=2 * causal_pairs(512), vocab=50257)
+    assert whole - two_documents == 12 * 12 * 768 * 512 * 512
+
+
+def test_mfu_divides_by_every_devices_peak() -> None:
+    assert mfu(flops=4 * 989.4e12, seconds=2.0, devices=8, peak=989.4e12) == pytest.approx(0.25)
