@@ -1,0 +1,1 @@
+"""Kernels, the masks they share and their plain-JAX references. Imports nothing from jaxpar."""

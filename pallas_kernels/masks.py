@@ -1,0 +1,140 @@
+"""Which keys a query may see: the one definition that every attention, count and test uses.
+
+A token is known by its *slot* (index in its row), its *segment* (document in its row, from 1; 0 is padding) and its
+row's *prefix length* (in slots). Slots need not be contiguous: a rank can hold any part of a row. A pair is kept when
+
+    (not causal  or  kv_slot <= q_slot  or  (prefix and kv_slot < prefix_length))
+    and (no window  or  q_slot - kv_slot < window)
+    and (not segmented  or  (q_segment == kv_segment and kv_segment != 0))
+
+So the prefix lifts causality alone: a window and segments limit it too. A window counts the token itself and limits the
+look back alone. A query of segment 0 sees nothing where the mask is segmented.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What kind of mask; static under jit. The numbers that differ between rows come with the tokens."""
+
+    causal: bool = True
+    """A query sees no key of a later slot."""
+    window: int | None = None
+    """A query sees itself and the `window - 1` slots before it; None means no limit."""
+    segmented: bool = False
+    """A query sees the keys of its own segment only."""
+    prefix: bool = False
+    """The first `prefix_length` slots of a row are seen by every query of the row (prefix LM, arXiv:1910.10683)."""
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"a window counts the token itself, so it must be at least 1, got {self.window}")
+
+
+def allowed(
+    mask: Mask,
+    q_slots: Int[Array, "batch q"],
+    kv_slots: Int[Array, "batch k"],
+    q_segments: Int[Array, "batch q"] | None = None,
+    kv_segments: Int[Array, "batch k"] | None = None,
+    prefix_lengths: Int[Array, " batch"] | None = None,
+) -> Bool[Array, "batch q k"]:
+    """The kept pairs. Segments are read only where the mask is segmented, prefix lengths only where it has a prefix."""
+    q, kv = q_slots[:, :, None], kv_slots[:, None, :]
+    kept = jnp.ones(jnp.broadcast_shapes(q.shape, kv.shape), dtype=bool)
+    if mask.causal:
+        visible = kv <= q
+        if mask.prefix:
+            visible |= kv < _needed(prefix_lengths, "prefix_lengths")[:, None, None]
+        kept &= visible
+    if mask.window is not None:
+        kept &= q - kv < mask.window
+    if mask.segmented:
+        q_segment = _needed(q_segments, "q_segments")[:, :, None]
+        kv_segment = _needed(kv_segments, "kv_segments")[:, None, :]
+        kept &= (q_segment == kv_segment) & (kv_segment != 0)
+    return kept
+
+
+def kept_blocks(
+    mask: Mask,
+    q_slots: Int[Array, "q_blocks batch q"],
+    kv_slots: Int[Array, "kv_blocks batch k"],
+    q_segments: Int[Array, "q_blocks batch q"] | None = None,
+    kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
+    prefix_lengths: Int[Array, " batch"] | None = None,
+) -> Bool[Array, "q_blocks kv_blocks"]:
+    """Blocks of pairs that must be computed: False only where `allowed` keeps no pair of the block, in any row.
+
+    From the least and greatest slot and segment of each block alone, so a block may be called kept though it is empty.
+    """
+    first_q, last_q = q_slots.min(-1)[:, None], q_slots.max(-1)[:, None]
+    first_kv, last_kv = kv_slots.min(-1)[None], kv_slots.max(-1)[None]
+    kept = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
+    if mask.causal:
+        visible = first_kv <= last_q
+        if mask.prefix:
+            visible |= first_kv < _needed(prefix_lengths, "prefix_lengths")
+        kept &= visible
+    if mask.window is not None:
+        kept &= first_q - last_kv < mask.window
+    if mask.segmented:
+        q_segment, kv_segment = _needed(q_segments, "q_segments"), _needed(kv_segments, "kv_segments")
+        first_segment = jnp.where(kv_segment == 0, jnp.iinfo(kv_segment.dtype).max, kv_segment).min(-1)[None]
+        kept &= first_segment <= q_segment.max(-1)[:, None]
+        kept &= q_segment.min(-1)[:, None] <= kv_segment.max(-1)[None]
+    return kept.any(-1)
+
+
+def kept_pairs(
+    mask: Mask, tokens: int | Int[np.ndarray, "batch seq"], prefix_lengths: Int[np.ndarray, " batch"] | None = None
+) -> int:
+    """How many (query, key) pairs `allowed` keeps over whole rows, exactly, without making the pairs.
+
+    Args:
+        mask: The mask.
+        tokens: The segments of a batch of rows, or the length of a single row that is one segment.
+        prefix_lengths: In slots, per row; needed where the mask has a prefix.
+
+    Raises:
+        ValueError: If a segment of a row is not contiguous, which closed forms per run of equal segments rest on.
+    """
+    rows = np.ones((1, tokens), np.int32) if isinstance(tokens, int) else np.asarray(tokens)
+    row, start, length = _runs(rows if mask.segmented else np.ones_like(rows))
+    back = length if mask.window is None else np.minimum(length, mask.window)
+    pairs = back * (back + 1) // 2 + (length - back) * back
+    if not mask.causal:
+        pairs += length * (length - 1) // 2
+    elif mask.prefix:
+        lengths = np.asarray(_needed(prefix_lengths, "prefix_lengths"), np.int64)
+        inside = np.clip(lengths[row] - start, 0, length)
+        pairs += inside * (inside - 1) // 2
+    return int(pairs.sum())
+
+
+def _runs(segments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Row, first slot and length of each run of equal non-zero segments, as int64."""
+    width = segments.shape[1]
+    first = np.ones(segments.shape, bool)
+    first[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    start = np.flatnonzero(first)
+    length = np.diff(start, append=segments.size)
+    segment = segments.reshape(-1)[start]
+    start, length, segment = start[segment != 0], length[segment != 0], segment[segment != 0]
+    row = start // width
+    if len(np.unique(row * (int(segments.max(initial=0)) + 1) + segment)) != len(row):
+        raise ValueError("a segment appears twice in a row with another between: segments must be contiguous")
+    return row, start % width, length
+
+
+def _needed[T](value: T | None, name: str) -> T:
+    if value is None:
+        raise ValueError(f"this mask needs {name}")
+    return value
