@@ -1,0 +1,273 @@
+"""The checkpoints of one run: saved in the background, sealed by a manifest, verified before they are used."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpar.checkpoint import folders, manifest, processes
+from jaxpar.checkpoint.arrays import ArrayFolder
+from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
+from jaxpar.checkpoint.leaves import SEPARATOR, check_arrays, check_same, named_leaves, specs
+
+FACTS = "facts.json"
+STATE = "state"
+
+
+class Checkpointer:
+    """Saves and restores states (trees of `jax.Array`) in `<folder>/<step:08d>/`.
+
+    With several processes all methods are collective and belong on the main thread; the folder is shared. Process 0
+    writes the manifest, deletes what is no longer kept, and is the only one that calls `report`.
+
+    Args:
+        folder: where the checkpoints of this run lie; made when the first one is saved.
+        keep_last: how many of the newest checkpoints to keep, at least 1.
+        keep_every: keep every checkpoint whose step is a multiple of this, for ever; None keeps none for ever.
+        report: takes one sentence for the user, such as why a checkpoint is skipped.
+
+    Raises:
+        CheckpointError: `keep_last` or `keep_every` is below 1.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int, keep_every: int | None, report: Callable[[str], None]) -> None:
+        if keep_last < 1:
+            raise CheckpointError(f"checkpoint.keep_last is {keep_last}: expected 1 or more")
+        if keep_every is not None and keep_every < 1:
+            raise CheckpointError(f"checkpoint.keep_every is {keep_every}: expected 1 or more, or null")
+        self.folder = Path(folder).absolute()
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._report = report
+        self._arrays = ArrayFolder()
+        self._thread: threading.Thread | None = None
+        self._saving = 0
+        self._failure: Exception | None = None
+        self._notes: list[str] = []
+        self._verified: set[int] = set()
+
+    def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
+        """Save `state` and `facts` (a JSON object) as the checkpoint of `step`, in the background.
+
+        Returns once the arrays are copied to the host, so the caller may donate them at once. A broken checkpoint of
+        the same step is moved aside; an intact one is never touched.
+
+        Raises:
+            CheckpointError: the save before this one failed (then nothing is begun), the step is saved already, or the
+                folder cannot be written to.
+            TypeError: a leaf is not a `jax.Array`, or `facts` is not JSON.
+        """
+        self.wait()
+        leaves = named_leaves(state)
+        check_arrays(leaves)
+        text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+        processes.from_first(lambda: self._begin(step, text))
+        self._saving = step
+        try:
+            self._arrays.start(self._path(step) / STATE, leaves)
+        except Exception as error:  # All processes must hear of it: it surfaces in wait(), where they meet.
+            self._failure = error
+        self._thread = threading.Thread(target=self._finish, args=(step,), name=f"checkpoint-{step}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint in the making is complete on all processes.
+
+        Raises:
+            CheckpointError: it could not be written; the earlier ones are untouched. Raised once per failed save.
+        """
+        if self._thread is None:
+            return
+        self._thread.join()
+        failure, self._thread, self._failure = self._failure, None, None
+        answers = processes.exchange("" if failure is None else reason(failure))
+        self._speak()
+        reasons = [answer for answer in answers if answer]
+        if reasons:
+            # A process that only waited in vain for another one says less than the one that failed.
+            best = min(reasons, key=lambda text: text.startswith("TimeoutError"))
+            raise CheckpointError(
+                f"checkpoint {self._path(self._saving)} could not be written ({best}); "
+                "it is incomplete and will not be used, and the checkpoints before it are untouched"
+            ) from failure
+
+    def close(self) -> None:
+        """Wait for the checkpoint in the making and release the threads.
+
+        Raises:
+            CheckpointError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            self._arrays.close()
+
+    def latest(self) -> int | None:
+        """The newest step whose checkpoint is complete and intact; None where there is none.
+
+        Every byte of it is read. Newer ones that are half-written or corrupt are reported, one sentence each, and left
+        alone.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+        """
+        self.wait()
+        return processes.from_first(self._newest_intact)
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """The facts that were saved with a step.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or its facts are damaged.
+        """
+        self.wait()
+        return processes.from_first(lambda: self._read_facts(step))
+
+    def restore(self, step: int, like: Any) -> Any:
+        """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
+
+        Args:
+            step: a step with an intact checkpoint; `latest` gives one.
+            like: the wanted state: leaves with shape, dtype and sharding (`jax.ShapeDtypeStruct` or `jax.Array`). The
+                shardings may be over any mesh; the shapes and dtypes must be the saved ones.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, it is damaged, or a leaf is missing, left over, or of another
+                shape or dtype.
+        """
+        return self._restore(step, like, part=None)
+
+    def restore_part(self, step: int, like: Any, name: str) -> Any:
+        """One part of the state saved at `step`, such as its `master` weights; the rest is not read.
+
+        Args:
+            step: as in `restore`.
+            like: as in `restore`, for this part alone.
+            name: key of the part in the saved state.
+
+        Raises:
+            CheckpointError: as in `restore`.
+        """
+        return self._restore(step, like, part=name)
+
+    def _restore(self, step: int, like: Any, part: str | None) -> Any:
+        self.wait()
+        processes.from_first(lambda: self._check_intact(step))
+        path = self._path(step)
+        saved = self._arrays.specs(path / STATE)
+        wanted = named_leaves(like)
+        if part is not None:
+            wanted = {SEPARATOR.join([part, name] if name else [part]): leaf for name, leaf in wanted.items()}
+            saved = {name: spec for name, spec in saved.items() if (name + SEPARATOR).startswith(part + SEPARATOR)}
+        check_same(saved, specs(wanted), str(path))
+        try:
+            restored = self._arrays.read(path / STATE, wanted)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
+        return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in wanted])
+
+    def _path(self, step: int) -> Path:
+        return folders.step_folder(self.folder, step)
+
+    def _speak(self) -> None:
+        """Hand the background thread's sentences to the user, from the main thread."""
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._report(note)
+
+    # Below: on process 0 only.
+
+    def _begin(self, step: int, facts: str) -> None:
+        """Make the folder of a new checkpoint, with its facts."""
+        path = self._path(step)
+        try:
+            if path.exists():
+                damage = self._damage(step)
+                if damage is None:
+                    raise CheckpointError(f"checkpoint {path} exists already and is intact: nothing was written")
+                aside = folders.move_aside(path)
+                self._report(f"checkpoint {path} was moved aside to {aside.name}, because {damage}")
+            path.mkdir(parents=True)
+            (path / FACTS).write_text(facts, encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} could not be written ({reason(error)})") from error
+
+    def _finish(self, step: int) -> None:
+        """Background: wait for Orbax on every process, then seal the checkpoint and let old ones go on process 0."""
+        if self._failure is not None:
+            return
+        try:
+            self._arrays.finish()
+            if processes.is_first():
+                manifest.seal(self._path(step))
+                self._prune(step)
+        except Exception as error:  # Surfaces in wait(), where the processes meet.
+            self._failure = error
+
+    def _prune(self, step: int) -> None:
+        """Delete what is no longer kept, now that the checkpoint of `step` is complete.
+
+        Broken checkpoints do not count and are left alone, and so is everything newer than `step`: after a corrupt
+        newest checkpoint was skipped, the steps being saved are older than it.
+        """
+        complete = []
+        for other in folders.listed_steps(self.folder):
+            try:
+                manifest.verify_sizes(self._path(other))
+            except Damage:
+                continue
+            if other <= step:
+                complete.append(other)
+        try:
+            folders.remove_leftovers(self.folder)
+            for old in folders.surplus(complete, self._keep_last, self._keep_every):
+                folders.remove(self._path(old))
+        except OSError as error:
+            self._notes.append(f"an old checkpoint in {self.folder} could not be deleted ({reason(error)})")
+
+    def _newest_intact(self) -> int | None:
+        try:
+            steps = folders.listed_steps(self.folder)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint folder {self.folder} cannot be read ({reason(error)})") from error
+        for step in reversed(steps):
+            damage = self._damage(step)
+            if damage is None:
+                return step
+            self._report(f"checkpoint {self._path(step)} is skipped, because {damage}")
+        return None
+
+    def _damage(self, step: int) -> str | None:
+        """Read the whole checkpoint of a step; why it is not intact, or None."""
+        self._verified.discard(step)
+        try:
+            manifest.verify(self._path(step))
+        except Damage as damage:
+            return str(damage)
+        self._verified.add(step)
+        return None
+
+    def _check_intact(self, step: int) -> None:
+        self._check_exists(step)
+        # latest() has just read it, as a rule.
+        if step not in self._verified and (damage := self._damage(step)) is not None:
+            raise CheckpointError(f"checkpoint {self._path(step)} cannot be used, because {damage}")
+
+    def _check_exists(self, step: int) -> None:
+        if not self._path(step).is_dir():
+            steps = ", ".join(map(str, folders.listed_steps(self.folder))) or "none"
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder} (steps there: {steps})")
+
+    def _read_facts(self, step: int) -> dict[str, Any]:
+        self._check_exists(step)
+        path = self._path(step)
+        try:
+            manifest.verify(path, only=[FACTS])
+        except Damage as damage:
+            raise CheckpointError(f"checkpoint {path} cannot be used, because {damage}") from damage
+        return json.loads((path / FACTS).read_text(encoding="utf-8"))

@@ -1,0 +1,44 @@
+"""What can go wrong with a checkpoint, and the one sentence that says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from jaxpar.config.errors import UserError
+
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EIO,
+    errno.ESTALE,
+)
+
+
+class CheckpointError(UserError):
+    """A checkpoint could not be written or used; one sentence with the folder and the reason."""
+
+
+class Damage(Exception):
+    """Why a checkpoint folder is not intact. Its text completes the sentence "it is skipped because ..."."""
+
+
+def reason(error: BaseException) -> str:
+    """The cause of an error in a few words, such as `No space left on device`.
+
+    Storage libraries wrap the operating system's message in paragraphs; this finds it again. Without one, the first
+    line of the error is the reason.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error)
+    for code in DISK_ERRORS:
+        if os.strerror(code) in text:
+            return os.strerror(code)
+    lines = text.strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

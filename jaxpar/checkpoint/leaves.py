@@ -1,0 +1,97 @@
+"""Leaves of a state by name, and whether saved ones are the wanted ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxpar.checkpoint.errors import CheckpointError
+
+SEPARATOR = "/"
+
+
+class Spec(NamedTuple):
+    """Shape and dtype of a leaf; prints as `float32[8, 16]`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        return f"{self.dtype.name}{list(self.shape)}"
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by their path, such as `master/layers/mlp/up`; a tree that is one leaf has the name "".
+
+    Raises:
+        ValueError: a key holds the separator, so that two leaves could have one name.
+    """
+    leaves = {}
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        for entry in path:
+            if SEPARATOR in keystr((entry,), simple=True):
+                raise ValueError(f"key {keystr((entry,), simple=True)!r} of the state holds {SEPARATOR!r}")
+        leaves[keystr(path, simple=True, separator=SEPARATOR)] = leaf
+    return leaves
+
+
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Named leaves as nested dicts with string keys, the form in which Orbax holds them."""
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split(SEPARATOR)
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = leaf
+    return tree
+
+
+def specs(leaves: Mapping[str, Any]) -> dict[str, Spec]:
+    """Shapes and dtypes of named arrays or of their stand-ins."""
+    return {name: Spec(tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
+
+
+def check_arrays(leaves: Mapping[str, Any]) -> None:
+    """A state to be saved consists of JAX arrays of plain dtypes.
+
+    Raises:
+        TypeError: it does not; the leaf is named.
+    """
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"leaf {name} of the state is a {type(leaf).__name__}, not a jax.Array")
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise TypeError(f"leaf {name} of the state has dtype {leaf.dtype}: save jax.random.key_data of it instead")
+
+
+def check_same(saved: Mapping[str, Spec], wanted: Mapping[str, Spec], checkpoint: str) -> None:
+    """Saved leaves are the wanted ones: same names, shapes and dtypes.
+
+    Raises:
+        CheckpointError: they are not; the first leaf is named, the others are counted.
+    """
+    problems = [
+        f"leaf {name} is {saved[name]} in checkpoint {checkpoint}, but {spec} is wanted"
+        for name, spec in wanted.items()
+        if name in saved and saved[name] != spec
+    ]
+    problems += [
+        f"checkpoint {checkpoint} has no leaf {name}, which is wanted as {spec}"
+        for name, spec in wanted.items()
+        if name not in saved
+    ]
+    problems += [
+        f"checkpoint {checkpoint} holds a leaf {name} of {spec}, for which there is no place"
+        for name, spec in saved.items()
+        if name not in wanted
+    ]
+    if problems:
+        others = len(problems) - 1
+        more = f" ({others} other {'leaf differs' if others == 1 else 'leaves differ'} as well)" if others else ""
+        raise CheckpointError(problems[0] + more)

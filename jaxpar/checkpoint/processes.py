@@ -1,0 +1,66 @@
+"""Agreement between the processes of a job about checkpoints.
+
+All calls are collective: every process makes them, in the same order, on its main thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
+
+from jaxpar.checkpoint.errors import CheckpointError
+
+PATIENCE_S = 2 * 3600
+"""How long the others wait while process 0 reads a large checkpoint, in seconds."""
+_meetings = itertools.count()
+
+
+def is_first() -> bool:
+    """Whether this is process 0, the one that writes manifests, deletes and speaks."""
+    return jax.process_index() == 0
+
+
+def exchange(text: str) -> list[str]:
+    """Every process gives a text and gets those of all, in the order of the process index."""
+    if jax.process_count() == 1:
+        return [text]
+    # A collective on devices has a short time-out of its own, so the processes first meet at a patient barrier.
+    multihost.get_barrier_sync_fn()(key=f"jaxpar_checkpoint_{next(_meetings)}", timeout_ms=PATIENCE_S * 1000)
+    data = text.encode()
+    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
+    # A multiple of 1 KiB, so that few programs are compiled.
+    row = np.zeros(1024 * (int(sizes.max()) // 1024 + 1), np.uint8)
+    row[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(row))
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def from_first(work: Callable[[], Any]) -> Any:
+    """The result of `work` (a JSON value), which runs on process 0 only; its error is raised on every process.
+
+    Raises:
+        CheckpointError: `work` raised an error. Process 0 raises the original.
+    """
+    if jax.process_count() == 1:
+        return work()
+    answer: dict[str, Any] = {}
+    failure: Exception | None = None
+    if is_first():
+        try:
+            answer = {"value": work()}
+        except Exception as error:  # Raised below, after the others have been told: they wait for this answer.
+            failure = error
+            answer = {"error": str(error)}
+    first = json.loads(exchange(json.dumps(answer))[0])
+    if failure is not None:
+        raise failure
+    if "error" in first:
+        raise CheckpointError(first["error"])
+    return first["value"]

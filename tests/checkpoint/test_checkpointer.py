@@ -1,0 +1,186 @@
+"""What is saved comes back bit for bit, on any mesh, and only where it fits."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.checkpoint import Checkpointer, CheckpointError
+from tests.checkpoint.states import assert_same_bits, host_state, like, mesh_of, put
+
+MESHES = [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"tensor": 2, "context": 2, "replica": 2}, {"fsdp": 3}, {"fsdp": 1}]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with one checkpoint, of step 7, saved on a (2, 4) mesh."""
+    folder = tmp_path_factory.mktemp("saved")
+    checkpointer = Checkpointer(folder, keep_last=1, keep_every=None, report=print)
+    checkpointer.save(7, put(host_state(), mesh_of(fsdp=2, tensor=4)), {"config": {"seed": 3}, "loss": 2.5})
+    checkpointer.close()
+    return folder
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_a_state_is_restored_bit_for_bit_on_another_mesh(saved, checkpointer, axes):
+    restored = checkpointer(saved).restore(7, like(host_state(), mesh := mesh_of(**axes)))
+    assert_same_bits(restored, host_state())
+    assert restored["master"]["up"].sharding.mesh == mesh
+
+
+def test_latest_and_facts_give_back_what_was_saved(saved, checkpointer, reports):
+    assert checkpointer(saved).latest() == 7
+    assert checkpointer(saved).facts(7) == {"config": {"seed": 3}, "loss": 2.5}
+    assert reports == []
+
+
+def test_a_folder_without_checkpoints_has_no_latest(checkpointer):
+    assert checkpointer().latest() is None
+
+
+def test_one_part_is_restored_without_the_others(saved, checkpointer):
+    mesh = mesh_of(fsdp=4)
+    want = host_state()["master"]
+    assert_same_bits(checkpointer(saved).restore_part(7, like(want, mesh), "master"), want)
+    step = checkpointer(saved).restore_part(7, like(host_state()["step"], mesh), "step")
+    assert step == host_state()["step"]
+
+
+def wrong(change):
+    """The stand-ins of the saved state after `change` edits them."""
+    wanted = like(host_state(), mesh_of(fsdp=4))
+    change(wanted)
+    return wanted
+
+
+def resize(state):
+    up = state["master"]["up"]
+    state["master"]["up"] = jax.ShapeDtypeStruct((8, 16, 24), up.dtype, sharding=up.sharding)
+
+
+def recast(state):
+    up = state["master"]["up"]
+    state["master"]["up"] = jax.ShapeDtypeStruct(up.shape, jnp.bfloat16, sharding=up.sharding)
+
+
+def add(state):
+    state["master"]["bias"] = state["master"]["scale"]
+
+
+def drop(state):
+    del state["key"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (resize, r"leaf master/up is float32\[4, 16, 24\] in checkpoint .*, but float32\[8, 16, 24\] is wanted"),
+        (recast, r"leaf master/up is float32\[4, 16, 24\] in checkpoint .*, but bfloat16\[4, 16, 24\] is wanted"),
+        (add, r"checkpoint .* has no leaf master/bias, which is wanted as float32\[4, 16\]"),
+        (drop, r"checkpoint .* holds a leaf key of uint32\[2\], for which there is no place"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_in_one_sentence(saved, checkpointer, change, sentence):
+    with pytest.raises(CheckpointError, match=f"^{sentence}$") as caught:
+        checkpointer(saved).restore(7, wrong(change))
+    assert "\n" not in str(caught.value)
+
+
+def test_several_differences_name_the_first_and_count_the_rest(saved, checkpointer):
+    with pytest.raises(CheckpointError, match=r"^leaf master/up .* \(2 other leaves differ as well\)$"):
+        checkpointer(saved).restore(7, wrong(lambda state: (resize(state), add(state), drop(state))))
+
+
+def test_a_part_of_another_form_is_refused(saved, checkpointer):
+    wanted = wrong(resize)["master"]
+    with pytest.raises(CheckpointError, match=r"^leaf master/up is float32\[4, 16, 24\]"):
+        checkpointer(saved).restore_part(7, wanted, "master")
+    with pytest.raises(CheckpointError, match="has no leaf weights/scale"):
+        checkpointer(saved).restore_part(7, wanted, "weights")
+
+
+def test_a_step_that_is_not_there_is_named_with_those_that_are(saved, checkpointer):
+    for use in (lambda one: one.facts(8), lambda one: one.restore(8, {})):
+        with pytest.raises(CheckpointError, match=r"^there is no checkpoint of step 8 in .* \(steps there: 7\)$"):
+            use(checkpointer(saved))
+
+
+def test_the_state_may_be_donated_as_soon_as_save_returns(checkpointer):
+    mesh = mesh_of(fsdp=8)
+    want = {"w": np.arange(2**20, dtype=np.float32).reshape(1024, 1024), "replicated": np.ones((7, 2**15), np.float32)}
+    state = put(want, mesh)
+    overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: -x - 1, tree), donate_argnums=0)
+    jax.block_until_ready(overwrite(put(want, mesh)))
+    checkpoints = checkpointer()
+    checkpoints.save(1, state, {})
+    for _ in range(4):
+        state = overwrite(state)
+    jax.block_until_ready(state)
+    assert_same_bits(checkpoints.restore(1, like(want, mesh)), want)
+
+
+def test_saving_an_intact_step_again_is_refused_and_changes_nothing(checkpointer, tmp_path):
+    mesh = mesh_of(fsdp=8)
+    checkpoints = checkpointer()
+    checkpoints.save(1, put(host_state(1), mesh), {"first": True})
+    with pytest.raises(CheckpointError, match="exists already and is intact: nothing was written"):
+        checkpoints.save(1, put(host_state(2), mesh), {"first": False})
+    assert checkpoints.facts(1) == {"first": True}
+    assert_same_bits(checkpoints.restore(1, like(host_state(1), mesh)), host_state(1))
+
+
+def test_only_arrays_of_plain_dtypes_are_saved(checkpointer, tmp_path):
+    checkpoints = checkpointer()
+    with pytest.raises(TypeError, match=r"leaf a/0 of the state is a float, not a jax\.Array"):
+        checkpoints.save(1, {"a": [1.0]}, {})
+    with pytest.raises(TypeError, match=r"leaf rng of the state .* save jax.random.key_data"):
+        checkpoints.save(1, {"rng": jax.random.key(0)}, {})
+    with pytest.raises(ValueError, match="'a/b'"):
+        checkpoints.save(1, {"a/b": jnp.ones(1)}, {})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        checkpoints.save(1, {"a": jnp.ones(1)}, {"facts": object()})
+    assert checkpoints.latest() is None
+
+
+def test_old_checkpoints_go_once_a_new_one_is_complete(checkpointer, tmp_path):
+    mesh = mesh_of(fsdp=8)
+    checkpoints = checkpointer(keep_last=2, keep_every=4)
+    for step in range(1, 8):
+        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
+    checkpoints.wait()
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000004", "00000006", "00000007"]
+
+
+def test_pruning_neither_counts_nor_deletes_broken_checkpoints(checkpointer, tmp_path):
+    mesh = mesh_of(fsdp=8)
+    checkpoints = checkpointer(keep_last=2)
+    folder = tmp_path / "checkpoints"
+    for step in (10, 20, 30):
+        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
+    checkpoints.wait()
+    (folder / "00000030" / "facts.json").unlink()
+    assert checkpoints.latest() == 20
+    for step in (22, 24):
+        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
+    checkpoints.wait()
+    assert sorted(os.listdir(folder)) == ["00000022", "00000024", "00000030"]
+    assert checkpoints.latest() == 24
+
+
+@pytest.mark.parametrize("keep", [{"keep_last": 0}, {"keep_every": 0}])
+def test_keeping_nothing_is_refused(checkpointer, keep):
+    with pytest.raises(CheckpointError, match=f"^checkpoint.{next(iter(keep))} is 0: expected 1 or more"):
+        checkpointer(**keep)
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(checkpointer, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    checkpoints = checkpointer(tmp_path / "file")
+    with pytest.raises(CheckpointError, match=r"^checkpoint .*/00000001 could not be written \(Not a directory\)$"):
+        checkpoints.save(1, {"x": jnp.ones(1)}, {})
+    with pytest.raises(CheckpointError, match=r"^checkpoint folder .*/file cannot be read \(Not a directory\)$"):
+        checkpoints.latest()

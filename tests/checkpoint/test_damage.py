@@ -1,0 +1,136 @@
+"""Whatever happens to the files of a checkpoint is noticed, named, and costs that checkpoint alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.checkpoint import Checkpointer, CheckpointError
+from tests.checkpoint.states import assert_same_bits, host_state, like, mesh_of, put
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """A folder with intact checkpoints of steps 1 and 2."""
+    folder = tmp_path_factory.mktemp("two_steps")
+    checkpoints = Checkpointer(folder, keep_last=2, keep_every=None, report=print)
+    for step in (1, 2):
+        checkpoints.save(step, put(host_state(step), mesh_of(fsdp=8)), {"step": step})
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture
+def folder(two_steps, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(two_steps, tmp_path / "copy")
+
+
+def files_of(checkpoint):
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+
+
+def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_used(folder, checkpointer, reports):
+    checkpoints = checkpointer(folder)
+    files = files_of(folder / "00000002")
+    assert len(files) >= 8
+    for path in files:
+        intact = path.read_bytes()
+        for place in {0, len(intact) // 2, len(intact) - 1}:
+            path.write_bytes(intact[:place] + bytes([intact[place] ^ 1]) + intact[place + 1 :])
+            reports.clear()
+            assert checkpoints.latest() == 1, (path, place)
+            assert len(reports) == 1
+            assert reports[0].startswith(f"checkpoint {folder}/00000002 is skipped, because ")
+            assert path.name in reports[0]
+        path.write_bytes(intact)
+    assert checkpoints.latest() == 2
+    assert_same_bits(checkpoints.restore(2, like(host_state(2), mesh_of(fsdp=4))), host_state(2))
+
+
+def test_a_truncated_grown_or_missing_file_is_found(folder, checkpointer, reports):
+    checkpoints = checkpointer(folder)
+    for path in files_of(folder / "00000002"):
+        intact = path.read_bytes()
+        for damaged in (intact[:-1], b"", intact + b"\0"):
+            path.write_bytes(damaged)
+            assert checkpoints.latest() == 1, path
+            assert path.name in reports.pop()
+        path.unlink()
+        assert checkpoints.latest() == 1, path
+        assert path.name in reports.pop()
+        path.write_bytes(intact)
+    assert checkpoints.latest() == 2
+
+
+def test_a_checkpoint_without_a_manifest_is_half_written(folder, checkpointer, reports):
+    (folder / "00000002" / "manifest.json").unlink()
+    assert checkpointer(folder).latest() == 1
+    assert reports == [f"checkpoint {folder}/00000002 is skipped, because it is half-written (it has no manifest.json)"]
+
+
+def test_damaged_checkpoints_are_never_restored(folder, checkpointer):
+    data = max(files_of(folder / "00000002"), key=lambda path: path.stat().st_size)
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 4
+    data.write_bytes(content)
+    wanted = like(host_state(2), mesh_of(fsdp=8))
+    for restore in (
+        lambda: checkpointer(folder).restore(2, wanted),
+        lambda: checkpointer(folder).restore_part(2, wanted["master"], "master"),
+    ):
+        with pytest.raises(CheckpointError, match=r"^checkpoint .*/00000002 cannot be used, because .* is corrupt"):
+            restore()
+    assert checkpointer(folder).facts(2) == {"step": 2}
+
+
+def test_damaged_facts_are_never_read(folder, checkpointer):
+    facts = folder / "00000002" / "facts.json"
+    facts.write_text(facts.read_text().replace("2", "3"))
+    with pytest.raises(CheckpointError, match=r"cannot be used, because facts\.json is corrupt"):
+        checkpointer(folder).facts(2)
+
+
+def test_without_any_intact_checkpoint_each_is_named_once(folder, checkpointer, reports):
+    for step in ("00000001", "00000002"):
+        (folder / step / "facts.json").unlink()
+    assert checkpointer(folder).latest() is None
+    assert reports == [
+        f"checkpoint {folder}/{step} is skipped, because facts.json is missing" for step in ("00000002", "00000001")
+    ]
+
+
+def test_a_broken_checkpoint_is_moved_aside_by_the_next_save_of_its_step(folder, checkpointer, reports):
+    checkpoints = checkpointer(folder)
+    for number in (1, 2):
+        (folder / "00000002" / "facts.json").unlink()
+        left = [path.relative_to(folder / "00000002") for path in files_of(folder / "00000002")]
+        reports.clear()
+        checkpoints.save(2, {"x": jnp.full(3, float(number))}, {})
+        assert reports == [
+            f"checkpoint {folder}/00000002 was moved aside to 00000002.broken-{number}, because facts.json is missing"
+        ]
+        assert checkpoints.latest() == 2
+        aside = folder / f"00000002.broken-{number}"
+        assert [path.relative_to(aside) for path in files_of(aside)] == left
+        restored = checkpoints.restore(2, like({"x": np.zeros(3, np.float32)}, mesh_of(fsdp=1)))
+        assert restored["x"].tolist() == [number] * 3
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_moved_aside_too(tmp_path, checkpointer):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "00000002").write_text("not a folder")
+    checkpoints = checkpointer()
+    checkpoints.save(2, {"x": jnp.ones(3)}, {})
+    assert checkpoints.latest() == 2
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000002", "00000002.broken-1"]
+
+
+def test_files_that_others_add_do_no_harm(folder, checkpointer):
+    (folder / "00000002" / "notes.txt").write_text("the good one")
+    (folder / "notes").mkdir()
+    assert checkpointer(folder).latest() == 2

@@ -1,0 +1,47 @@
+"""Which folders are checkpoints, which of them may go, and how one goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.checkpoint import folders
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "goes"),
+    [
+        (1, None, [0, 10, 20, 30, 40]),
+        (3, None, [0, 10, 20]),
+        (9, None, []),
+        (1, 20, [10, 30]),
+        (2, 30, [10, 20]),
+        (1, 1, []),
+    ],
+)
+def test_what_is_neither_new_nor_kept_for_ever_goes(keep_last, keep_every, goes):
+    assert folders.surplus([0, 10, 20, 30, 40, 50], keep_last, keep_every) == goes
+
+
+def test_only_folders_named_by_a_step_are_checkpoints(tmp_path):
+    names = ["00000012", "00000003", "123456789", "12", "000000012", "00000004.broken-1", "00000005.removing", "x"]
+    for name in [*names, "\N{ARABIC-INDIC DIGIT SEVEN}" * 8]:  # Digits, but not ASCII's.
+        (tmp_path / name).mkdir()
+    (tmp_path / "00000009").write_text("a file")
+    assert folders.listed_steps(tmp_path) == [3, 12, 123456789]
+
+
+def test_a_removed_checkpoint_loses_its_name_first_and_leftovers_go_later(tmp_path, monkeypatch):
+    path = folders.step_folder(tmp_path, 5)
+    (path / "state").mkdir(parents=True)
+    with monkeypatch.context() as crash:
+        crash.setattr(folders.shutil, "rmtree", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            folders.remove(path)
+    assert folders.listed_steps(tmp_path) == []
+    assert [entry.name for entry in tmp_path.iterdir()] == ["00000005.removing"]
+    path.mkdir()
+    folders.remove(path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "00000007.removing" / "state").mkdir(parents=True)
+    folders.remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,116 @@
+"""A disk that fills up while a checkpoint is written: one sentence, nothing lost, and nothing else on the screen.
+
+The kernel plays the full disk: it refuses to let any file of the process grow beyond a limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.checkpoint import CheckpointError, manifest
+from tests.checkpoint.states import assert_same_bits, like, mesh_of, put
+
+LIMIT = 2**20
+
+
+@contextlib.contextmanager
+def full_disk():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+LARGE = {"x": np.ones((8, LIMIT // 4), np.float32), "y": np.ones((8, LIMIT // 4), np.float32)}
+
+
+def test_a_failed_save_surfaces_in_wait_once_and_the_checkpoint_before_stays(checkpointer, tmp_path, reports):
+    state = put(LARGE, mesh := mesh_of(fsdp=8))
+    checkpoints = checkpointer(keep_last=1)
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    with full_disk():
+        checkpoints.save(2, state, {})
+        with pytest.raises(CheckpointError, match=r"^checkpoint .*/00000002 could not be written \(File too large\); "):
+            checkpoints.wait()
+    checkpoints.wait()
+    assert checkpoints.latest() == 1
+    assert reports == [
+        f"checkpoint {tmp_path}/checkpoints/00000002 is skipped, because it is half-written (it has no manifest.json)"
+    ]
+    assert_same_bits(checkpoints.restore(1, like(LARGE, mesh)), LARGE)
+
+
+def test_a_failed_save_surfaces_at_the_next_save_and_then_saving_works_again(checkpointer, tmp_path):
+    state = put(LARGE, mesh_of(fsdp=8))
+    checkpoints = checkpointer()
+    with full_disk():
+        checkpoints.save(1, state, {})
+        with pytest.raises(CheckpointError, match="File too large"):
+            checkpoints.save(2, state, {})
+    checkpoints.save(1, state, {})
+    assert checkpoints.latest() == 1
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000001", "00000001.broken-1"]
+
+
+def test_a_manifest_that_does_not_fit_leaves_the_checkpoint_half_written(checkpointer, monkeypatch):
+    """The arrays are written; then the disk is full."""
+    encode = manifest.encode
+    checkpoints = checkpointer()
+    checkpoints.save(1, {"x": jnp.ones(3)}, {})
+    checkpoints.wait()
+    with full_disk(), monkeypatch.context() as patch:
+        patch.setattr(manifest, "encode", lambda files: encode(files) + b" " * 2 * LIMIT)
+        checkpoints.save(2, {"x": jnp.ones(3)}, {})
+        with pytest.raises(CheckpointError, match=r"00000002 could not be written \(File too large\)"):
+            checkpoints.wait()
+    assert checkpoints.latest() == 1
+
+
+SCRIPT = """
+import resource, sys, warnings
+warnings.simplefilter("always")
+from pathlib import Path
+import jax.numpy as jnp
+from jaxpar.checkpoint import Checkpointer, CheckpointError
+
+state = {name: jnp.ones((2**18,)) for name in "abcdefgh"}
+print("ready", file=sys.stderr, flush=True)
+checkpoints = Checkpointer(Path(sys.argv[1]), keep_last=1, keep_every=None, report=print)
+checkpoints.save(1, state, {})
+checkpoints.save(2, state, {})
+checkpoints.restore(checkpoints.latest(), state)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, -1))
+for step in range(3, 8):
+    checkpoints.save(step, state, {})
+    try:
+        checkpoints.wait()
+    except CheckpointError as error:
+        print(str(error).split(" (")[1].split(")")[0])
+checkpoints.close()
+"""
+
+
+def test_saving_restoring_and_failing_put_nothing_on_the_screen(tmp_path):
+    """In a process of its own, where no test runner catches warnings, logs and unraisable exceptions."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "File too large\n" * 5), done.stderr
+    # What JAX prints while it looks for devices comes before the mark, and is not ours.
+    assert done.stderr.split("ready\n")[1] == ""
