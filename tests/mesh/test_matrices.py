@@ -1,5 +1,6 @@
 """Shards exchanged into whole matrices and back."""
 
+import re
 from math import prod
 
 import jax
@@ -80,6 +81,22 @@ def test_the_way_back_restores_the_shards(name, exchanged):
 )
 def test_bytes_per_device(name, sent):
     assert matrix_exchange_bytes(*CASES[name], axis_sizes=SIZES, itemsize=4) == sent
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_program_moves_the_bytes_of_the_formula(name, mesh):
+    shape, layout = CASES[name]
+
+    def there_and_back(x):
+        return scatter_matrices(gather_matrices(x, layout), layout, x.shape[0])
+
+    exchange = jax.jit(jax.shard_map(there_and_back, mesh=mesh, in_specs=layout, out_specs=layout))
+    program = exchange.lower(weight(shape)).as_text()
+    # an all-to-all of [ranks, ...] keeps one of its rows at home
+    operands = re.findall(r"stablehlo.all_to_all.*?: \(tensor<([\dx]+)xf32>\)", program, flags=re.DOTALL)
+    shapes = [tuple(map(int, operand.split("x"))) for operand in operands]
+    sent = matrix_exchange_bytes(shape, layout, SIZES, itemsize=4)
+    assert [(ranks - 1) * prod(rest) * 4 for ranks, *rest in shapes] == ([sent, sent] if sent else [])
 
 
 def test_a_value_that_does_not_vary_over_its_group_is_refused(mesh):
