@@ -1,5 +1,5 @@
 """Attention: the blockwise reference in plain JAX."""
 
-from pallas_kernels.attention.reference import attention
+from pallas_kernels.attention.reference import SAVED_NAMES, attention
 
-__all__ = ["attention"]
+__all__ = ["SAVED_NAMES", "attention"]

@@ -103,12 +103,15 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens):
-    return _attention_forward(settings, q, k, v, tokens)[0]
+type _Results = tuple[jax.Array, jax.Array]
 
 
-def _attention_forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens):
+def _results(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens) -> _Results:
+    return _forward(settings, q, k, v, tokens)[0]
+
+
+def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens) -> tuple[_Results, tuple]:
+    """Output and log-sum-exp, and what `_backward` needs."""
     cut = _Cut.of(settings, q, k)
 
     def per_query_block(carry: tuple, block: Any):
@@ -134,7 +137,8 @@ def _attention_forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.A
     return (out, lse), (q, k, v, tokens, out, lse)
 
 
-def _attention_backward(settings: _Settings, residuals: tuple, cotangents: tuple[jax.Array, jax.Array]):
+def _backward(settings: _Settings, residuals: tuple, cotangents: _Results) -> tuple:
+    """Gradients of q, k and v."""
     q, k, v, tokens, out, lse = residuals
     d_out, d_lse = cotangents
     cut = _Cut.of(settings, q, k)
@@ -176,7 +180,8 @@ def _attention_backward(settings: _Settings, residuals: tuple, cotangents: tuple
     return dq, dk, cut.join_kv(dv).astype(v.dtype), None
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+_attention = jax.custom_vjp(_results, nondiff_argnums=(0,))
+_attention.defvjp(_forward, _backward)
 
 
 class _State(NamedTuple):

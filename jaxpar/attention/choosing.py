@@ -1,0 +1,57 @@
+"""Choosing an implementation from a registry, and saying why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from jaxpar.attention.request import AttentionRequest
+from jaxpar.config.errors import UserError
+from jaxpar.config.plan import Choice
+from jaxpar.config.spelling import did_you_mean, one_of
+
+
+class Entry(Protocol):
+    """An implementation in a registry."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in a configuration."""
+        ...
+
+    @property
+    def supports(self) -> Callable[[AttentionRequest], str | None]:
+        """Gives None if it computes what is asked for, else why not: a clause without a full stop."""
+        ...
+
+
+def choose(key: str, name: str, entries: Sequence[Entry], request: AttentionRequest) -> Choice:
+    """The entry called `name`, or for `auto` the first that supports the request.
+
+    Args:
+        key: Configuration key that `name` is the value of, for errors.
+        name: `auto` or the name of an entry.
+        entries: The registry, in order of preference.
+        request: What is asked for.
+
+    Raises:
+        UserError: If there is no such entry, if it does not support the request (the reason is repeated), or if under
+            `auto` none does.
+    """
+    names = [entry.name for entry in entries]
+    if name not in ("auto", *names):
+        raise UserError(f"{key} is {name!r}; expected {one_of(['auto', *names])}{did_you_mean(name, ['auto', *names])}")
+    reasons = {entry.name: entry.supports(request) for entry in entries}
+    refused = {entry: reason for entry, reason in reasons.items() if reason is not None}
+    if name != "auto":
+        if name in refused:
+            raise UserError(f"{key} is {name!r}, which does not support this run: {refused[name]}")
+        others = {other: refused.get(other, f"{key} names {name}") for other in names if other != name}
+        return Choice(name, f"named by {key}", others)
+    supported = [entry for entry in names if entry not in refused]
+    if not supported:
+        raise UserError(f"{key} is 'auto', but nothing supports this run: {'; '.join(map(': '.join, refused.items()))}")
+    chosen = supported[0]
+    others = {other: refused.get(other, f"{chosen} is preferred") for other in names if other != chosen}
+    reason = "the only one there is" if len(names) == 1 else "the first in order of preference that supports this run"
+    return Choice(chosen, reason, others)

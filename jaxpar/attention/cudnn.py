@@ -1,0 +1,99 @@
+"""Backend: cuDNN's fused attention through `jax.nn.dot_product_attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
+
+from jaxpar.attention.request import AttentionRequest
+from pallas_kernels.attention import SAVED_NAMES
+from pallas_kernels.masks import Mask
+from pallas_kernels.varying import vary_alike
+
+
+def supports(request: AttentionRequest) -> str | None:
+    """None if cuDNN computes exactly what is asked for, else why not."""
+    if request.platform not in ("gpu", "cuda"):
+        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+    capability = request.compute_capability
+    if capability is None or capability < 8.0:
+        return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'an unknown one'}"
+    if request.dtype not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    widest = 256 if capability >= 9.0 else 128
+    if request.head_dim > widest or request.head_dim % 8:
+        return f"its head_dim is a multiple of 8 up to {widest} on this GPU, not {request.head_dim}"
+    if request.packed:
+        return "it takes no segment ids, and a mask that keeps packed documents apart becomes a dense bias"
+    if request.prefix:
+        return "it has no prefix mask"
+    if request.softcap is not None:
+        return "it has no soft-cap of the scores"
+    if request.context > 1:
+        return "its causal mask needs queries and keys of the same slots, and the sequence is split over context"
+    return None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    causal: bool
+    window: int | None
+    scale: float | None
+
+
+def attend(
+    q: Float[Array, "batch seq heads width"],
+    k: Float[Array, "batch seq kv_heads width"],
+    v: Float[Array, "batch seq kv_heads width"],
+    *,
+    mask: Mask,
+    q_slots: Int[Array, "batch seq"],
+    kv_slots: Int[Array, "batch seq"],
+    q_segments: Int[Array, "batch seq"] | None = None,
+    kv_segments: Int[Array, "batch seq"] | None = None,
+    prefix_lengths: Int[Array, " batch"] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    query_block: int = 512,
+    kv_block: int = 512,
+) -> Float[Array, "batch seq heads width"]:
+    """Attention of whole rows whose slots are 0, 1, ...: slots, segments and block sizes are not read.
+
+    Raises:
+        ValueError: If the mask or the shapes are not what cuDNN computes (see `supports`).
+    """
+    if mask.segmented or mask.prefix or softcap is not None or (mask.window is not None and not mask.causal):
+        raise ValueError(f"cuDNN attention does not compute {mask} with softcap {softcap}")
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(f"cuDNN attention needs queries and keys of the same slots, got {q.shape[1]} and {k.shape[1]}")
+    return _attention(_Settings(mask.causal, mask.window, scale), *vary_alike((q, k, v)))
+
+
+def _fused(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    # JAX's window leaves out the token itself, ours counts it.
+    window = None if settings.window is None else (settings.window - 1, 0)
+    return jax.nn.dot_product_attention(
+        q, k, v, scale=settings.scale, is_causal=settings.causal, local_window_size=window, implementation="cudnn"
+    )
+
+
+def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Callable]:
+    """cuDNN's own forward, with names on what its backward keeps besides the arguments.
+
+    Without the names no remat policy but one that knows cuDNN's primitives could keep the softmax statistics, and the
+    forward would run again in the backward.
+    """
+    output, statistics = SAVED_NAMES
+    out, pull = jax.vjp(lambda q, k, v: _fused(settings, q, k, v), q, k, v)
+    named = checkpoint_name(out, output)
+    keep = lambda residual: named if residual is out else checkpoint_name(residual, statistics)
+    pull.opaque_residuals = [keep(residual) if residual.size else residual for residual in pull.opaque_residuals]
+    return named, pull
+
+
+_attention = jax.custom_vjp(_fused, nondiff_argnums=(0,))
+_attention.defvjp(_forward, lambda settings, pull, d_out: pull(d_out))
