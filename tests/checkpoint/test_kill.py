@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,27 +14,23 @@ from tests.checkpoint.save_until_killed import state_of
 from tests.checkpoint.states import assert_same_bits, like, mesh_of, put
 
 MOMENTS = [("before", 0.02), ("after", 0.0), ("after", 0.1)]
-"""When the process speaks (see `save_until_killed`), and how long after that it is killed, in seconds."""
+"""When a process speaks (see `save_until_killed`), and how long after that it is killed, in seconds."""
 
 
 def test_a_killed_save_leaves_a_usable_checkpoint(tmp_path):
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.save_until_killed", str(tmp_path / str(index)), when],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for index, (when, _) in enumerate(MOMENTS)
-    ]
-    for child, (_, delay) in zip(children, MOMENTS, strict=True):
-        with child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "saving\n"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.checkpoint.save_until_killed", str(tmp_path), *(when for when, _ in MOMENTS)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        for _, delay in MOMENTS:
+            saver = int(parent.stdout.readline())
             time.sleep(delay)
-            child.kill()
+            os.kill(saver, signal.SIGKILL)
+    assert parent.returncode == 0
     mesh = mesh_of(fsdp=2, tensor=4)
     found = []
     for index in range(len(MOMENTS)):
