@@ -72,7 +72,7 @@ def check_axes(parallel: ParallelConfig) -> str | None:
     sizes = axis_sizes(parallel)
     for axis, size in sizes.items():
         if size < 1 and size != -1:
-            raise UserError(f"parallel.{axis}: expected a positive size, or -1 for what remains, got {size}")
+            raise UserError(f"parallel.{axis}: must be at least 1, or -1 for what remains, got {size}")
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1:
         raise UserError(f"parallel: only one axis may be -1, and {' and '.join(free)} are")

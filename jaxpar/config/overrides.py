@@ -29,7 +29,7 @@ def parse_overrides(overrides: Sequence[str]) -> Written:
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """The configuration with the overrides applied; `model.preset` sets the model anew before other keys of `model` are.
+    """The configuration with the overrides applied; `model.preset` sets the whole model before other keys of it are.
 
     Raises:
         UserError: an override is not of the form, or its name or value is wrong.

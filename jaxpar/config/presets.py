@@ -41,13 +41,32 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3-8b": replace(_QWEN3, preset="qwen3-8b", layers=36, embed=4096, heads=32, mlp=12288),
     # mistralai/Mistral-7B-v0.1
     "mistral-7b": ModelConfig(
-        preset="mistral-7b", layers=32, embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336, vocab=32000,
-        norm="rmsnorm", norm_epsilon=1e-5, position="rope", rope_base=10000.0, activation="swiglu", window=4096,
-    ),  # fmt: skip
+        preset="mistral-7b",
+        layers=32,
+        embed=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        mlp=14336,
+        vocab=32000,
+        norm="rmsnorm",
+        norm_epsilon=1e-5,
+        position="rope",
+        rope_base=10000.0,
+        activation="swiglu",
+        window=4096,
+    ),
     # Brown et al. 2020, table 2.1; every layer dense, where theirs alternate with sparse ones
     "gpt3-175b": replace(
-        _GPT, preset="gpt3-175b", layers=96, embed=12288, heads=96, kv_heads=96, head_dim=128, mlp=49152,
+        _GPT,
+        preset="gpt3-175b",
+        layers=96,
+        embed=12288,
+        heads=96,
+        kv_heads=96,
+        head_dim=128,
+        mlp=49152,
         max_positions=2048,
-    ),  # fmt: skip
+    ),
 }
 """Every field of the model by preset name."""

@@ -87,13 +87,13 @@ def config_from_dict(plain: Mapping[str, Mapping[str, Any]]) -> Config:
     Raises:
         UserError: a name is unknown or a value is of the wrong type.
     """
+    written: Written = {}
     for section, values in plain.items():
         check_section(section)
         if not isinstance(values, Mapping):
             raise UserError(f"{section}: expected a mapping of keys, got {spell(values)}")
-    return assemble(
-        {section: {key: check_value(section, key, value) for key, value in values.items()} for section, values in plain.items()}
-    )
+        written[section] = {key: check_value(section, key, value) for key, value in values.items()}
+    return assemble(written)
 
 
 def config_difference(old: Config, new: Config) -> list[str]:

@@ -63,8 +63,9 @@ def checked(key: str, value: object, annotation: Any) -> Any:
             if _fits(value, member):
                 return checked(key, value, member)
     elif origin is dict and isinstance(value, Mapping):
-        return {checked(key, name, str): checked(f"{key}.{name}", v, get_args(annotation)[1]) for name, v in value.items()}
-    elif is_dataclass(annotation) and isinstance(value, Mapping):
+        kind = get_args(annotation)[1]
+        return {checked(key, name, str): checked(f"{key}.{name}", entry, kind) for name, entry in value.items()}
+    elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, Mapping):
         return record_from_plain(annotation, value, key)
     elif _fits(value, annotation):
         return float(value) if annotation is float else value  # pyright: ignore[reportArgumentType]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
+from yaml.composer import ComposerError
 
 from jaxpar.config.errors import UserError
 
@@ -32,12 +33,12 @@ class Located:
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
         if getattr(event, "tag", None) is not None:
-            raise yaml.composer.ComposerError(None, None, "tags (!) have no meaning here", event.start_mark)
+            raise ComposerError(None, None, "tags (!) have no meaning here", event.start_mark)
         return super().compose_node(parent, index)
 
 
@@ -55,6 +56,8 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Quote what this module would not read as text; the dumper itself quotes what YAML 1.1 would not."""
     resolvers = _Loader.yaml_implicit_resolvers.get(text[:1], [])
     style = "'" if any(pattern.match(text) for _, pattern in resolvers) else None
+    if any(line_break in text for line_break in "\n\r\x85\u2028\u2029"):
+        style = '"'  # the only style whose line breaks PyYAML reads back as they were
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -68,7 +71,7 @@ def parse_value(text: str) -> Any:
         UserError: the text is not valid YAML.
     """
     try:
-        return yaml.load(text, _Loader)
+        return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         raise UserError(f"{text!r} is not valid YAML ({_problem(error)})") from None
 
@@ -79,7 +82,6 @@ def parse_document(text: str, source: str) -> dict[str, Located]:
     Raises:
         UserError: the text is not YAML or not a mapping, or a name appears twice; the sentence begins `source:line:`.
     """
-    loader: _Loader | None = None
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -88,22 +90,17 @@ def parse_document(text: str, source: str) -> dict[str, Located]:
         if not isinstance(root, yaml.MappingNode):
             kind = "a list" if isinstance(root, yaml.SequenceNode) else repr(root.value)
             raise UserError(f"{source}:{_line(root)}: expected a mapping of sections, got {kind}")
-        return {
-            name: Located(
-                line,
-                {key: Located(where, loader.construct_object(leaf, deep=True)) for key, where, leaf in _pairs(node, source)}
-                if isinstance(node, yaml.MappingNode)
-                else loader.construct_object(node, deep=True),
-            )
-            for name, line, node in _pairs(root, source)
-        }
+        found: dict[str, Located] = {}
+        for name, line, node in _pairs(root, source):
+            if isinstance(node, yaml.MappingNode):
+                keys = _pairs(node, source)
+                value = {key: Located(at, loader.construct_object(leaf, deep=True)) for key, at, leaf in keys}
+            else:
+                value = loader.construct_object(node, deep=True)
+            found[name] = Located(line, value)
+        return found
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{source}:{mark.line + 1}" if mark else source
-        raise UserError(f"{place}: not valid YAML ({_problem(error)})") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
+        raise UserError(f"{source}:{_error_line(error, text)}: not valid YAML ({_problem(error)})") from None
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
@@ -124,6 +121,11 @@ def _pairs(mapping: yaml.MappingNode, source: str) -> list[tuple[str, int, yaml.
 
 def _line(node: yaml.Node) -> int:
     return node.start_mark.line + 1
+
+
+def _error_line(error: yaml.YAMLError, text: str) -> int:
+    mark = getattr(error, "problem_mark", None)
+    return mark.line + 1 if mark else text.count("\n", 0, getattr(error, "position", 0)) + 1
 
 
 def _problem(error: yaml.YAMLError) -> str:

@@ -1,0 +1,132 @@
+"""The `Plan`: everything about how a run is laid out, as one value with a JSON form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Literal
+
+from jaxpar.config.axes import AXES
+from jaxpar.config.errors import UserError
+from jaxpar.config.typed import record_from_plain
+
+
+@dataclass(frozen=True)
+class AxisSizes:
+    """The size of each mesh axis, slowest links first. `dict(sizes)` and `sizes["fsdp"]` work."""
+
+    pipe: int = 1
+    replica: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, size in dict(self).items():
+            if size < 1:
+                raise UserError(f"plan.axes.{axis}: must be at least 1, got {size}")
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the axes, in mesh order."""
+        return AXES
+
+    def __getitem__(self, axis: str) -> int:
+        if axis not in AXES:
+            raise KeyError(axis)
+        return getattr(self, axis)
+
+    @property
+    def devices(self) -> int:
+        """Devices that the mesh takes."""
+        return prod(dict(self).values())
+
+    @property
+    def data(self) -> int:
+        """Parts into which the batch is split."""
+        return self.replica * self.fsdp * self.expert
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """The dtype of each role, by name."""
+
+    compute: str
+    """Matmuls and activations."""
+    storage: str
+    """Weights between their uses, and on the wire when they are gathered."""
+    master: str
+    """Weights that the optimizer updates."""
+    gradient: str
+    """Accumulation and reduction of gradients."""
+    moments: str
+    """First moment of the optimizer."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An implementation that was chosen, and why not another."""
+
+    name: str
+    """What was chosen."""
+    reason: str
+    """Why."""
+    rejected: dict[str, str] = field(default_factory=dict, hash=False)
+    """What was not, each with its reason."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is laid out: what the trainer runs, the simulator times and the report prints."""
+
+    axes: AxisSizes
+    """The mesh."""
+    zero: Literal[0, 1, 2, 3]
+    """What is sharded over fsdp and expert: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    schedule: str
+    """The pipeline schedule."""
+    microbatches: int
+    """Parts of the batch of a step."""
+    microbatch_rows: int
+    """Rows per device and microbatch."""
+    remat: str
+    """The preset that `activations` came from."""
+    activations: dict[str, Literal["save", "recompute"]] = field(hash=False)
+    """What happens to each named activation between forward and backward."""
+    dtypes: Dtypes
+    """A dtype per role."""
+    attention: Choice
+    """The attention backend."""
+    context_strategy: Choice
+    """How attention sees the other context ranks' keys and values."""
+
+    def __post_init__(self) -> None:
+        for name in ("microbatches", "microbatch_rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"plan.{name}: must be at least 1, got {getattr(self, name)}")
+
+    def to_json(self) -> str:
+        """The plan as JSON text, one key a line."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of `to_json`.
+
+        Raises:
+            UserError: the text is not JSON, a key is unknown, missing or given twice, or a value is of the wrong type.
+        """
+        try:
+            plain = json.loads(text, object_pairs_hook=_unique)
+        except json.JSONDecodeError as error:
+            raise UserError(f"plan:{error.lineno}: not valid JSON ({error.msg})") from None
+        return record_from_plain(Plan, plain, "plan")
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    for name, _ in pairs:
+        if sum(name == other for other, _ in pairs) > 1:
+            raise UserError(f"plan: {name} appears twice")
+    return made

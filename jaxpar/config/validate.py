@@ -1,0 +1,167 @@
+"""Every check between keys, in one place: pure, run before a device is touched, a file read or memory allocated."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+from jaxpar.config.axes import check_axes
+from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config, ParallelConfig
+from jaxpar.config.sections import check_value, config_to_dict
+from jaxpar.config.spelling import did_you_mean, one_of
+
+REMAT_PRESETS = ("none", "full", "selective")
+"""Values of `memory.remat`."""
+
+
+def validate(config: Config) -> None:
+    """Check what must hold within and between the keys of a configuration.
+
+    While one mesh axis is -1, only what is known of the mesh is checked: validate again after `resolve_axes`.
+
+    Raises:
+        UserError: the first thing that is wrong, in one sentence.
+    """
+    _check_values(config)
+    _check_run(config)
+    _check_model(config)
+    check_axes(config.parallel)
+    _check_layout(config)
+    _check_optimizer(config)
+    _check_data(config)
+    _check_distributed(config)
+
+
+def profile_steps(profile: str) -> tuple[int, int]:
+    """First and last step of `run.profile`.
+
+    Raises:
+        UserError: it is not two step numbers, the second not below the first, with a colon between.
+    """
+    match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", profile)
+    if match is None or int(match[1]) > int(match[2]):
+        raise UserError(f"run.profile: expected first:last, for example 10:15, got {profile!r}")
+    return int(match[1]), int(match[2])
+
+
+def _check_values(config: Config) -> None:
+    """Types and choices again, because a configuration may be built in Python; then the range of each number."""
+    for section, values in config_to_dict(config).items():
+        for key, value in values.items():
+            check_value(section, key, value)
+            bound = BOUNDS.get(f"{section}.{key}")
+            if bound is not None and value is not None and not bound.holds(value):
+                raise UserError(f"{section}.{key}: must be {bound.words}, got {value}")
+    remat = config.memory.remat
+    if remat not in REMAT_PRESETS:
+        near = did_you_mean(remat, REMAT_PRESETS)
+        raise UserError(f"memory.remat: expected {one_of(REMAT_PRESETS)}, got {remat!r}{near}")
+
+
+def _check_run(config: Config) -> None:
+    run = config.run
+    if run.name in ("", ".", "..") or re.search(r"[/\\\0]", run.name):
+        raise UserError(f"run.name: expected the name of one folder, got {run.name!r}; put parent folders in run.dir")
+    if run.profile is not None and profile_steps(run.profile)[0] >= run.steps:
+        raise UserError(f"run.profile: {run.profile} begins after the last of run.steps ({run.steps})")
+
+
+def _check_model(config: Config) -> None:
+    model = config.model
+    _divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
+    if model.head_dim is None:
+        _divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
+    if model.position == "rope" and head_dim(model) % 2:
+        raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
+    if model.rope_scaling == "llama3" and model.rope_low_frequency >= model.rope_high_frequency:
+        raise UserError(
+            f"model.rope_low_frequency: expected less than model.rope_high_frequency ({model.rope_high_frequency}), "
+            f"got {model.rope_low_frequency}"
+        )
+    if model.position == "learned" and config.data.sequence_length > model.max_positions:
+        raise UserError(
+            f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
+            f"model.max_positions ({model.max_positions})"
+        )
+
+
+def _check_layout(config: Config) -> None:
+    """The mesh against the sizes that it splits; an axis of -1 counts as 1, a factor of whatever it becomes."""
+    model, parallel, data = config.model, config.parallel, config.data
+    if parallel.pipe != 1:
+        raise UserError(
+            f"parallel.pipe: {parallel.pipe} asks for a pipeline, and the one-stage schedule is the only one that this "
+            "version has, so it must be 1"
+        )
+    tensor = _known(parallel, "tensor")
+    _divides("model.heads", model.heads, "parallel.tensor", tensor)
+    if kv_heads(model) % tensor and tensor % kv_heads(model):
+        raise UserError(
+            f"model.kv_heads: {kv_heads(model)} neither divides by parallel.tensor ({tensor}) nor divides it"
+        )
+    _divides("model.mlp", model.mlp, "parallel.tensor", tensor)
+    if model.vocab is None:
+        _divides("model.vocab_multiple", model.vocab_multiple, "parallel.tensor", tensor)
+    else:
+        what = f"model.vocab (padded to a multiple of {model.vocab_multiple})"
+        _divides(what, padded_vocab(model), "parallel.tensor", tensor, "; change model.vocab_multiple")
+    _divides(
+        "data.sequence_length", data.sequence_length,
+        "parallel.context x tensor", _known(parallel, "context", "tensor"),
+    )  # fmt: skip
+    _divides(
+        "data.batch_size", data.batch_size,
+        "parallel.replica x fsdp x expert x microbatches",
+        _known(parallel, "replica", "fsdp", "expert") * parallel.microbatches,
+    )  # fmt: skip
+
+
+def _check_optimizer(config: Config) -> None:
+    """A run may be shorter than its warm-up (it then stays in it); a schedule whose end is written may not."""
+    optimizer = config.optimizer
+    end, warmup = optimizer.decay_steps, optimizer.warmup_steps
+    if end is None:
+        return
+    if warmup > end:
+        raise UserError(f"optimizer.warmup_steps: {warmup} is more than optimizer.decay_steps ({end})")
+    if optimizer.schedule == "wsd" and warmup > end * (1 - optimizer.decay_fraction):
+        raise UserError(
+            f"optimizer.decay_fraction: {optimizer.decay_fraction} of {end} steps begins to fall within the "
+            f"optimizer.warmup_steps ({warmup})"
+        )
+
+
+def _check_data(config: Config) -> None:
+    if config.data.source == "tokens" and not config.data.path:
+        raise UserError("data.path: null, and data.source: tokens needs the path of a token file (.npy)")
+
+
+def _check_distributed(config: Config) -> None:
+    distributed = config.distributed
+    if distributed.process_id >= distributed.processes:
+        raise UserError(
+            f"distributed.process_id: expected less than distributed.processes ({distributed.processes}), "
+            f"got {distributed.process_id}"
+        )
+    if distributed.coordinator is None:
+        if distributed.processes > 1:
+            raise UserError(
+                f"distributed.coordinator: null, and distributed.processes ({distributed.processes}) need the "
+                "host:port of process 0"
+            )
+    elif not re.fullmatch(r".+:\d{1,5}", distributed.coordinator):
+        raise UserError(f"distributed.coordinator: expected host:port, got {distributed.coordinator!r}")
+
+
+def _known(parallel: ParallelConfig, *axes: str) -> int:
+    return prod(size for axis in axes if (size := getattr(parallel, axis)) != -1)
+
+
+def _divides(key: str, size: int, by: str, divisor: int, otherwise: str = "") -> None:
+    if size % divisor:
+        below = size // divisor * divisor
+        near = f"{below} or {below + divisor}" if below else f"{divisor}"
+        raise UserError(f"{key}: {size} does not divide by {by} ({divisor}); {near} would{otherwise}")

@@ -1,0 +1,72 @@
+"""The axis of -1 takes what remains, and a mesh that does not fit the devices is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.config import ParallelConfig, UserError, resolve_axes, virtual_devices_needed
+
+
+def test_the_free_axis_takes_what_the_others_leave():
+    assert resolve_axes(ParallelConfig(fsdp=-1, tensor=2), 8).fsdp == 4
+    assert resolve_axes(ParallelConfig(fsdp=-1, tensor=8), 8).fsdp == 1
+    assert resolve_axes(ParallelConfig(fsdp=-1), 1) == ParallelConfig()
+
+
+def test_a_mesh_that_takes_all_devices_is_left_as_it_is():
+    parallel = ParallelConfig(replica=2, fsdp=2, context=2)
+    assert resolve_axes(parallel, 8) is parallel
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices", "sentence"),
+    [
+        (
+            ParallelConfig(fsdp=8, tensor=2),
+            8,
+            "parallel: the mesh (fsdp 8 x tensor 2) takes 16 devices and there are 8",
+        ),
+        (ParallelConfig(fsdp=2), 1, "parallel: the mesh (fsdp 2) takes 2 devices and there is 1"),
+        (ParallelConfig(fsdp=-1, tensor=16), 8, "parallel: the mesh (tensor 16) takes 16 devices and there are 8"),
+        (
+            ParallelConfig(fsdp=-1, tensor=3),
+            8,
+            "parallel.fsdp: -1 cannot be filled, the other axes (tensor 3) take 3 devices, which does not divide the "
+            "8 there are",
+        ),
+        (
+            ParallelConfig(fsdp=4),
+            8,
+            "parallel: the mesh (fsdp 4) takes 4 of 8 devices; set one axis, for example parallel.fsdp, to -1 to take "
+            "all of them",
+        ),
+        (ParallelConfig(fsdp=-1, tensor=-1), 8, "parallel: only one axis may be -1, and fsdp and tensor are"),
+        (ParallelConfig(fsdp=0), 8, "parallel.fsdp: must be at least 1, or -1 for what remains, got 0"),
+        (ParallelConfig(fsdp=-2), 8, "parallel.fsdp: must be at least 1, or -1 for what remains, got -2"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_one_sentence(parallel, devices, sentence):
+    with pytest.raises(UserError) as caught:
+        resolve_axes(parallel, devices)
+    assert str(caught.value) == sentence
+
+
+def test_idle_devices_are_allowed_when_asked_for():
+    parallel = ParallelConfig(fsdp=4)
+    assert resolve_axes(parallel, 8, allow_fewer=True) is parallel
+
+
+@pytest.mark.parametrize(
+    ("parallel", "devices"),
+    [
+        (ParallelConfig(), 1),
+        (ParallelConfig(fsdp=2, tensor=2, context=2), 8),
+        (ParallelConfig(fsdp=-1), 8),
+        (ParallelConfig(fsdp=-1, tensor=2), 8),
+        (ParallelConfig(fsdp=-1, tensor=3), 6),
+        (ParallelConfig(fsdp=-1, tensor=16), 16),
+    ],
+)
+def test_virtual_devices_are_the_product_with_a_free_axis_filling_eight(parallel, devices):
+    assert virtual_devices_needed(parallel) == devices
+    assert resolve_axes(parallel, devices)

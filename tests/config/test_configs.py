@@ -1,0 +1,52 @@
+"""The configurations that come with jaxpar load, fit together and say what their names say."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import load_config, parameter_count, virtual_devices_needed
+from jaxpar.config.validate import validate
+
+FOLDER = Path(__file__).parents[2] / "configs"
+
+# name: devices, tokens per step, parameters in millions (published shape, learned positions included)
+GOLDEN = {
+    "gpt2_124m": (8, 524_288, 124),
+    "gpt3_175b_32k": (1024, 4_194_304, 174_982),
+    "llama3_1b": (8, 524_288, 1236),
+    "llama3_70b": (256, 4_194_304, 70_554),
+    "llama3_8b": (64, 4_194_304, 8030),
+    "qwen3_0p6b": (8, 524_288, 596),
+}
+
+
+def test_every_configuration_is_covered():
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {"quickstart", *GOLDEN}
+
+
+@pytest.mark.parametrize("name", [*GOLDEN, "quickstart"])
+def test_a_configuration_loads_and_validates(name):
+    validate(load_config(FOLDER / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_configuration_is_for_the_devices_batch_and_model_it_names(name):
+    config = load_config(FOLDER / f"{name}.yaml")
+    devices, tokens, millions = GOLDEN[name]
+    assert virtual_devices_needed(config.parallel) == devices
+    assert config.data.batch_size * config.data.sequence_length == tokens
+    assert round(parameter_count(config.model, padded=False) / 1e6) == millions
+
+
+def test_any_layout_of_eight_devices_runs_the_quickstart():
+    config = load_config(FOLDER / "quickstart.yaml")
+    axes = ("replica", "fsdp", "expert", "context", "tensor")
+    layouts = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=5) if prod(sizes) == 8]
+    assert len(layouts) == 35
+    for sizes in layouts:
+        validate(replace(config, parallel=replace(config.parallel, **dict(zip(axes, sizes, strict=True)))))

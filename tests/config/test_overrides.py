@@ -1,0 +1,66 @@
+"""`section.key=value` on the command line, and on a configuration that exists."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.config import Config, UserError, load_config, with_overrides
+from jaxpar.config.presets import PRESETS
+
+
+def test_a_value_is_read_as_yaml():
+    config = load_config(
+        None,
+        ["optimizer.learning_rate=1e-3", "model.tied=true", "model.window=null", "run.profile=10:15", "model.layers=2"],
+    )
+    assert (config.optimizer.learning_rate, config.model.tied, config.model.window) == (1e-3, True, None)
+    assert (config.run.profile, config.model.layers) == ("10:15", 2)
+
+
+def test_text_needs_no_quotes_even_when_it_looks_like_a_number():
+    assert load_config(None, ["run.name=2024"]).run.name == "2024"
+    assert load_config(None, ["run.name=1e-3", "data.path=true"]).data.path == "true"
+    assert load_config(None, ["data.path=null"]).data.path is None
+
+
+def test_a_value_may_contain_an_equals_sign():
+    assert load_config(None, ["run.name=a=b"]).run.name == "a=b"
+
+
+def test_the_last_of_two_overrides_wins():
+    assert load_config(None, ["run.steps=1", "run.steps=2"]).run.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("model.layers", "an override is written section.key=value"),
+        ("model=3", "an override is written section.key=value"),
+        ("layers=3", "layers: no such section; did you mean model.layers?"),
+        ("model.layrs=3", "model.layrs: no such key; did you mean layers?"),
+        ("paralel.fsdp=2", "paralel: no such section; did you mean parallel?"),
+        ("run.steps=", "run.steps: expected a whole number, got null"),
+        ("run.steps=[1", "is not valid YAML"),
+        ("precision.compute=bf16", "expected float32, bfloat16 or float16, got 'bf16'; did you mean bfloat16?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(override, sentence):
+    with pytest.raises(UserError) as caught:
+        load_config(None, [override])
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_overrides_of_a_configuration_leave_the_rest_alone():
+    config = load_config(None, ["run.steps=5", "model.layers=3"])
+    changed = with_overrides(config, ["model.embed=64"])
+    assert changed == replace(config, model=replace(config.model, embed=64))
+    assert with_overrides(config, []) == config
+
+
+def test_a_preset_over_a_configuration_sets_the_model_anew():
+    config = load_config(None, ["model.preset=llama3-8b", "model.layers=3"])
+    changed = with_overrides(config, ["model.window=8", "model.preset=gpt2-124m"])
+    assert changed.model == replace(PRESETS["gpt2-124m"], window=8)
+    assert with_overrides(config, ["model.preset=null"]).model == Config().model

@@ -1,0 +1,97 @@
+"""The plan survives JSON and refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxpar.config.axes import AXES, axis_sizes
+from jaxpar.config.errors import UserError
+from jaxpar.config.plan import AxisSizes, Choice, Dtypes, Plan
+from jaxpar.config.schema import ParallelConfig
+
+PLAN = Plan(
+    axes=AxisSizes(replica=2, fsdp=3, expert=5, context=7, tensor=11),
+    zero=2,
+    schedule="one_stage",
+    microbatches=4,
+    microbatch_rows=2,
+    remat="selective",
+    activations={"query": "save", "mlp_hidden": "recompute"},
+    dtypes=Dtypes("bfloat16", "bfloat16", "float32", "float32", "float32"),
+    attention=Choice("blockwise", "the first that supports the request", {"cudnn": "no GPU"}),
+    context_strategy=Choice("allgather", "asked for"),
+)
+
+
+def plain() -> dict:
+    return json.loads(PLAN.to_json())
+
+
+def test_a_plan_survives_json():
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+
+
+def test_a_plan_can_be_a_key():
+    assert {PLAN: 1}[Plan.from_json(PLAN.to_json())] == 1
+
+
+def test_axis_sizes_read_like_a_mapping_in_mesh_order():
+    assert dict(PLAN.axes) == {"pipe": 1, "replica": 2, "fsdp": 3, "expert": 5, "context": 7, "tensor": 11}
+    assert tuple(PLAN.axes.keys()) == AXES and PLAN.axes["tensor"] == 11
+    assert (PLAN.axes.devices, PLAN.axes.data) == (2 * 3 * 5 * 7 * 11, 2 * 3 * 5)
+    assert AxisSizes(**axis_sizes(ParallelConfig(fsdp=4))) == AxisSizes(fsdp=4)
+    with pytest.raises(KeyError):
+        PLAN.axes["devices"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("zeroo",), 3, "plan: unknown key 'zeroo'; did you mean zero?"),
+        (("axes", "tenser"), 2, "plan.axes: unknown key 'tenser'; did you mean tensor?"),
+        (("attention", "why"), "x", "plan.attention: unknown key 'why'"),
+        (("zero",), 4, "plan.zero: expected 0, 1, 2 or 3, got 4"),
+        (("zero",), True, "plan.zero: expected 0, 1, 2 or 3, got true"),
+        (("axes",), 8, "plan.axes: expected a mapping, got 8"),
+        (("axes", "fsdp"), 0, "plan.axes.fsdp: must be at least 1, got 0"),
+        (("axes", "fsdp"), 2.0, "plan.axes.fsdp: expected a whole number, got 2.0"),
+        (("microbatches",), 0, "plan.microbatches: must be at least 1, got 0"),
+        (
+            ("activations", "query"),
+            "sav",
+            "plan.activations.query: expected save or recompute, got 'sav'; did you mean save?",
+        ),
+        (("attention", "rejected", "cudnn"), None, "plan.attention.rejected.cudnn: expected text, got null"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_sentence(path, value, sentence):
+    changed = plain()
+    at = changed
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    with pytest.raises(UserError) as caught:
+        Plan.from_json(json.dumps(changed))
+    assert str(caught.value) == sentence
+
+
+def test_a_missing_key_is_named():
+    changed = plain()
+    del changed["dtypes"]["storage"]
+    with pytest.raises(UserError, match=r"plan\.dtypes: the key storage is missing"):
+        Plan.from_json(json.dumps(changed))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "plan:1: not valid JSON"),
+        ("[]", "plan: expected a mapping, got []"),
+        ('{"zero": 1, "zero": 2}', "plan: zero appears twice"),
+    ],
+)
+def test_text_that_is_not_a_plan_is_one_sentence(text, sentence):
+    with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
+        Plan.from_json(text)

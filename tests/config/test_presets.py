@@ -1,0 +1,61 @@
+"""The presets are the published models: their parameter counts say so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.config import Config, ModelConfig, UserError, parameter_count
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.validate import validate
+
+PUBLISHED = {
+    # the released checkpoints' own totals, tied heads counted once
+    "gpt2-124m": 124_439_808,
+    "llama3-1b": 1_235_814_400,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_241_732_096,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_as_many_parameters_as_the_released_checkpoint(name):
+    assert parameter_count(PRESETS[name], padded=False) == PUBLISHED[name]
+
+
+def test_gpt3_has_the_175_billion_of_its_paper():
+    assert round(parameter_count(PRESETS["gpt3-175b"], padded=False), -9) == 175_000_000_000
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid_and_carries_its_name(name):
+    assert PRESETS[name].preset == name
+    validate(Config(model=PRESETS[name]))
+
+
+def test_padding_adds_rows_to_the_embedding_and_columns_to_an_untied_head():
+    model = ModelConfig(vocab=61, vocab_multiple=16, embed=32, heads=4)  # 61 -> 64
+    assert parameter_count(model, True) - parameter_count(model, False) == 2 * 3 * 32
+    tied = replace(model, tied=True)
+    assert parameter_count(tied, True) - parameter_count(tied, False) == 3 * 32
+
+
+def test_every_optional_weight_is_counted():
+    """Against the weight tree written out by hand for L=2, E=8, H=4, K=2, D=2, F=12, V=16, P=5."""
+    model = ModelConfig(
+        layers=2, embed=8, heads=4, kv_heads=2, head_dim=2, mlp=12, vocab=16, vocab_multiple=1, norm="layernorm",
+        position="learned", max_positions=5, qk_norm=True, attention_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + (8 + 4 + 4 + 8) + (2 + 2)
+    feed_forward = 3 * 8 * 12 + (12 + 12 + 8)
+    layer = attention + feed_forward + 2 * (8 + 8)
+    assert parameter_count(model, False) == 16 * 8 + 5 * 8 + 2 * layer + (8 + 8) + 8 * 16
+
+
+def test_without_a_vocabulary_there_is_no_count():
+    with pytest.raises(UserError, match=r"model\.vocab is null"):
+        parameter_count(ModelConfig(), padded=True)

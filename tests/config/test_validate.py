@@ -1,0 +1,186 @@
+"""Every check between keys: what it refuses, in which words, and what it lets through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.config import Config, UserError, load_config, resolve_axes
+from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.sections import SECTIONS
+from jaxpar.config.typed import field_types
+from jaxpar.config.validate import profile_steps, validate
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        validate(load_config(None, overrides))
+    return str(caught.value)
+
+
+def test_the_defaults_are_valid():
+    validate(Config())
+
+
+def test_every_numeric_key_has_a_range_and_every_range_a_key():
+    numeric = {
+        f"{section}.{key}"
+        for section, record in SECTIONS.items()
+        for key, annotation in field_types(record).items()
+        if annotation in (int, float, int | None, float | None)
+    }
+    assert set(BOUNDS) == numeric
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("run.steps=0", "run.steps: must be at least 1, got 0"),
+        ("run.seed=-1", "run.seed: must be from 0 to 2^32 - 1, got -1"),
+        ("model.embed=-8", "model.embed: must be at least 1, got -8"),
+        ("model.kv_heads=0", "model.kv_heads: must be at least 1, got 0"),
+        ("model.window=0", "model.window: must be at least 1, got 0"),
+        ("model.dropout=1", "model.dropout: must be from 0 to below 1, got 1.0"),
+        ("model.norm_epsilon=0", "model.norm_epsilon: must be above 0, got 0.0"),
+        ("parallel.microbatches=0", "parallel.microbatches: must be at least 1, got 0"),
+        ("parallel.tensor=0", "parallel.tensor: must be at least 1, or -1 for what remains, got 0"),
+        ("optimizer.decay_fraction=1.5", "optimizer.decay_fraction: must be from 0 to 1, got 1.5"),
+        ("optimizer.warmup_steps=-1", "optimizer.warmup_steps: must be at least 0, got -1"),
+        ("data.batch_size=0", "data.batch_size: must be at least 1, got 0"),
+        ("evaluation.every=-1", "evaluation.every: must be at least 0, got -1"),
+        ("checkpoint.keep_last=0", "checkpoint.keep_last: must be at least 1, got 0"),
+        ("memory.remat=ful", "memory.remat: expected none, full or selective, got 'ful'; did you mean full?"),
+        ("run.name=a/b", "run.name: expected the name of one folder, got 'a/b'; put parent folders in run.dir"),
+        ("run.name=..", "run.name: expected the name of one folder, got '..'; put parent folders in run.dir"),
+        ("run.profile=15", "run.profile: expected first:last, for example 10:15, got '15'"),
+        ("run.profile=15:10", "run.profile: expected first:last, for example 10:15, got '15:10'"),
+        ("run.profile=5000:5001", "run.profile: 5000:5001 begins after the last of run.steps (1000)"),
+        ("data.source=tokens", "data.path: null, and data.source: tokens needs the path of a token file (.npy)"),
+    ],
+)
+def test_a_value_out_of_range_is_one_sentence(override, sentence):
+    assert refusal(override) == sentence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["model.kv_heads=3"],
+            "model.heads: 8 does not divide by model.kv_heads (3); 6 or 9 would",
+        ),
+        (
+            ["model.embed=100"],
+            "model.embed: 100 does not divide by model.heads (8); 96 or 104 would; or set model.head_dim",
+        ),
+        (["model.head_dim=31"], "model.head_dim: rotary embeddings need an even width, got 31"),
+        (
+            ["model.rope_scaling=llama3", "model.rope_low_frequency=4"],
+            "model.rope_low_frequency: expected less than model.rope_high_frequency (4.0), got 4.0",
+        ),
+        (
+            ["model.position=learned", "model.max_positions=512"],
+            "data.sequence_length: 1024 is more than the learned positions, model.max_positions (512)",
+        ),
+        (
+            ["parallel.pipe=2"],
+            "parallel.pipe: 2 asks for a pipeline, and the one-stage schedule is the only one that this version has, "
+            "so it must be 1",
+        ),
+        (
+            ["parallel.tensor=3"],
+            "model.heads: 8 does not divide by parallel.tensor (3); 6 or 9 would",
+        ),
+        (
+            ["model.heads=12", "model.kv_heads=6", "model.embed=384", "parallel.tensor=4"],
+            "model.kv_heads: 6 neither divides by parallel.tensor (4) nor divides it",
+        ),
+        (
+            ["model.mlp=1022", "parallel.tensor=4"],
+            "model.mlp: 1022 does not divide by parallel.tensor (4); 1020 or 1024 would",
+        ),
+        (
+            ["model.vocab=61", "model.vocab_multiple=1", "parallel.tensor=2"],
+            "model.vocab (padded to a multiple of 1): 61 does not divide by parallel.tensor (2); 60 or 62 would; "
+            "change model.vocab_multiple",
+        ),
+        (
+            ["model.vocab_multiple=1", "parallel.tensor=2"],
+            "model.vocab_multiple: 1 does not divide by parallel.tensor (2); 2 would",
+        ),
+        (
+            ["data.sequence_length=1020", "parallel.context=4", "parallel.tensor=2"],
+            "data.sequence_length: 1020 does not divide by parallel.context x tensor (8); 1016 or 1024 would",
+        ),
+        (
+            ["parallel.replica=2", "parallel.fsdp=2", "parallel.expert=2", "parallel.microbatches=2"],
+            "data.batch_size: 8 does not divide by parallel.replica x fsdp x expert x microbatches (16); 16 would",
+        ),
+        (["parallel.fsdp=-1", "parallel.tensor=-1"], "parallel: only one axis may be -1, and fsdp and tensor are"),
+        (
+            ["optimizer.decay_steps=50"],
+            "optimizer.warmup_steps: 100 is more than optimizer.decay_steps (50)",
+        ),
+        (
+            ["optimizer.schedule=wsd", "optimizer.decay_steps=200", "optimizer.decay_fraction=0.6"],
+            "optimizer.decay_fraction: 0.6 of 200 steps begins to fall within the optimizer.warmup_steps (100)",
+        ),
+        (
+            ["distributed.processes=2", "distributed.process_id=2"],
+            "distributed.process_id: expected less than distributed.processes (2), got 2",
+        ),
+        (
+            ["distributed.processes=2"],
+            "distributed.coordinator: null, and distributed.processes (2) need the host:port of process 0",
+        ),
+        (
+            ["distributed.coordinator=localhost"],
+            "distributed.coordinator: expected host:port, got 'localhost'",
+        ),
+    ],
+)
+def test_keys_that_do_not_fit_together_are_one_sentence(overrides, sentence):
+    assert refusal(*overrides) == sentence
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.kv_heads=2", "parallel.tensor=8"],  # key and value heads are replicated
+        ["model.kv_heads=4", "parallel.tensor=2"],
+        ["model.head_dim=31", "model.position=learned"],  # only the rotation needs pairs
+        ["model.embed=100", "model.head_dim=16"],
+        ["parallel.expert=8"],  # for dense weights another data axis
+        ["parallel.fsdp=8", "parallel.zero=0"],
+        ["model.vocab=61", "parallel.tensor=8"],  # padded to 128
+        ["run.steps=5"],  # shorter than the default warm-up
+        ["data.source=tokens", "data.path=a.npy"],
+        ["run.profile=10:15"],
+        ["distributed.processes=2", "distributed.process_id=1", "distributed.coordinator=10.0.0.1:1234"],
+    ],
+)
+def test_what_is_unusual_but_right_is_let_through(overrides):
+    validate(load_config(None, overrides))
+
+
+def test_a_free_axis_is_checked_once_its_size_is_known():
+    config = load_config(None, ["parallel.tensor=-1", "data.batch_size=3"])
+    validate(config)
+    with pytest.raises(UserError, match=r"model\.heads: 8 does not divide by parallel\.tensor"):
+        validate(replace(config, parallel=resolve_axes(config.parallel, 16)))
+
+
+def test_the_known_axes_are_checked_beside_a_free_one():
+    assert "does not divide by parallel.replica x fsdp" in refusal("parallel.fsdp=-1", "parallel.replica=3")
+
+
+def test_a_configuration_built_in_python_is_checked_for_types_too():
+    config = Config()
+    with pytest.raises(UserError, match=r"model\.layers: expected a whole number, got 'four'"):
+        validate(replace(config, model=replace(config.model, layers="four")))  # pyright: ignore[reportArgumentType]
+
+
+def test_the_steps_of_a_profile_are_read():
+    assert profile_steps("10:15") == (10, 15)
+    assert profile_steps("3:3") == (3, 3)
