@@ -1,0 +1,273 @@
+"""The loop around the step: logging, evaluation, saving, and the ways in which a run can end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.checkpoint.processes import from_first
+from jaxpar.config import config_to_dict
+from jaxpar.config.validate import profile_steps
+from jaxpar.model.flops import mfu
+from jaxpar.observe.console import ConsoleView
+from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
+from jaxpar.observe.jsonl import JsonLines
+from jaxpar.observe.memory import bytes_in_use, memory_kind, peak_bytes
+from jaxpar.observe.plot import LossPlot
+from jaxpar.observe.profile import ProfileWindow, step_annotation
+from jaxpar.observe.summary import SummaryFile
+from jaxpar.observe.tensorboard import TensorBoard
+from jaxpar.training.errors import TrainingError
+from jaxpar.training.plan_table import mebibytes, plan_rows
+from jaxpar.training.run_folder import RunFolder
+from jaxpar.training.sampling import sample_heldout
+from jaxpar.training.step import StepMetrics
+from jaxpar.training.trainer import Trainer
+
+
+def default_listeners() -> list[Listener]:
+    """The files of the run's folder, then the screen; nothing on processes other than the first."""
+    if jax.process_index() != 0:
+        return []
+    return [JsonLines(), TensorBoard(), LossPlot(), SummaryFile(), ConsoleView()]
+
+
+def fit(trainer: Trainer, listeners: Iterable[Listener]) -> Summary:
+    """Run `trainer` to its last step; see `Trainer.fit`."""
+    everyone = Listeners(listeners)
+    try:
+        return _Loop(trainer, everyone).run()
+    finally:
+        everyone.close()
+
+
+class _Loop:
+    """One call of `fit`: what it counts, and what it has open."""
+
+    def __init__(self, trainer: Trainer, listeners: Listener):
+        self.trainer, self.listeners = trainer, listeners
+        self.config, self.timer = trainer.config, trainer.timer
+        self.folder = RunFolder(self.config)
+        checkpoint = self.config.checkpoint
+        self.checkpointer = Checkpointer(
+            self.folder.checkpoints,
+            keep_last=checkpoint.keep_last,
+            keep_every=checkpoint.keep_every,
+            report=listeners.message,
+        )
+        self.tokens, self.skipped, self.saving = 0, 0, 0
+        self.baseline: float | None = None
+        self.eval_loss: float | None = None
+        self.last_loss = float("nan")
+
+    def run(self) -> Summary:
+        steps = self.config.run.steps
+        changes = from_first(self.folder.changes)
+        self._restore()
+        first = self.trainer.steps_done + 1
+        self._announce(first, changes)
+        with _termination() as asked_to_stop, self._profile() as profile:
+            previous: StepMetrics | None = None
+            for number in range(first, steps + 1):
+                if profile is not None:
+                    profile.before_step(number)
+                with step_annotation(number):
+                    metrics = self.trainer.step()
+                if profile is not None:
+                    profile.after_step(number, metrics)
+                if previous is not None:
+                    self._account(number - 1, previous)
+                previous = metrics
+                stop = asked_to_stop(number)
+                if self._due(number, first) or stop:
+                    self._account(number, metrics)
+                    previous = None
+                    self._milestone(number, metrics, stop)
+                if stop and number < steps:
+                    self.listeners.message(f"Stopped by SIGTERM after step {number}; the same command continues the run.")
+                    break
+        return self._finish()
+
+    def _restore(self) -> None:
+        newest = self.checkpointer.latest()
+        if newest is None:
+            return
+        self.trainer.state = self.checkpointer.restore(newest, self.trainer.functions.abstract_state())
+        facts = self.checkpointer.facts(newest)
+        self.tokens, self.skipped, self.last_loss = facts["tokens"], facts["skipped"], facts["loss"]
+
+    def _announce(self, first: int, changes: list[str]) -> None:
+        trainer, config = self.trainer, self.config
+        from_first(lambda: self.folder.write(trainer.plan, first - 1))
+        self.baseline = trainer.baseline()
+        self.listeners.start(
+            RunInfo(
+                config=config_to_dict(config),
+                plan=_plain(trainer),
+                rows=plan_rows(trainer.functions, trainer.data.description),
+                folder=str(self.folder.path),
+                steps=config.run.steps,
+                first_step=first,
+                baseline_loss=self.baseline,
+            )
+        )
+        if changes:
+            self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
+        if first > config.run.steps:
+            self.listeners.message(
+                f"The run already has its {config.run.steps} steps; raise run.steps to go on, or choose another run.name."
+            )
+            return
+        trainer.compiled  # noqa: B018 (compiles now, so that the time and the memory can be told)
+        need = trainer.predicted_bytes
+        memory = "" if need is None else f"; the step needs {mebibytes(need)} per device"
+        self.listeners.message(f"Compiled in {self.timer.compile_seconds:.1f} s{memory}.")
+
+    def _due(self, number: int, first: int) -> bool:
+        """Whether something is logged, evaluated or saved after this step."""
+        run, steps = self.config.run, self.config.run.steps
+        cadences = (run.log_every, self.config.evaluation.every, self.config.checkpoint.every)
+        return number in (first, steps) or any(every and number % every == 0 for every in cadences)
+
+    def _account(self, number: int, metrics: StepMetrics) -> None:
+        """Wait for a step and count it; stop the run when too many in a row were skipped."""
+        with self.timer.waiting():
+            tokens, finite, in_row = int(metrics.tokens), bool(metrics.finite), int(metrics.skipped_in_row)
+        self.tokens += tokens
+        if finite:
+            return
+        self.skipped += 1
+        loss, norm = float(metrics.loss), float(metrics.grad_norm)
+        scale = f", loss scale {float(metrics.loss_scale):g}" if self.config.precision.compute == "float16" else ""
+        self.listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
+        if in_row >= self.config.run.max_skipped_steps:
+            where = "the loss itself is not finite" if loss != loss or abs(loss) == float("inf") else "only the gradient is not"
+            raise TrainingError(
+                f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
+                f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
+                f"{number - in_row} unchanged; lower optimizer.learning_rate, or look at the data of steps "
+                f"{number - in_row + 1} to {number}"
+            )
+
+    def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
+        """Log, evaluate and save after step `number`, whichever is due."""
+        config, last = self.config, self.config.run.steps
+        lap = self.timer.lap()
+        self.last_loss = float(metrics.loss)
+        evaluated = None
+        every = config.evaluation.every
+        if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
+            with self.timer.paused():
+                evaluated = self.eval_loss = self.trainer.evaluate()
+                self.listeners.evaluation(number, evaluated, self.baseline)
+        tokens = config.data.batch_size * config.data.sequence_length
+        peak, devices = self.trainer.peak_flops, self.trainer.plan.axes.devices
+        seconds = lap.step_seconds
+        self.listeners.step(
+            StepRecord(
+                step=number,
+                loss=self.last_loss,
+                grad_norm=float(metrics.grad_norm),
+                learning_rate=float(metrics.learning_rate),
+                tokens_per_second=tokens / seconds,
+                tokens_per_second_per_device=tokens / seconds / devices,
+                step_time_s=seconds,
+                mfu=None if peak is None else mfu(self.trainer.flops_per_step(), seconds, devices, peak),
+                memory_bytes=bytes_in_use(),
+                eta_s=(last - number) * seconds,
+                skipped_steps=self.skipped,
+                loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
+                eval_loss=evaluated,
+                memory_kind=memory_kind(),
+            )
+        )
+        every = config.checkpoint.every
+        if stop or number == last or (every and number % every == 0):
+            with self.timer.paused():
+                self._save(number, final=stop or number == last)
+
+    def _save(self, number: int, *, final: bool) -> None:
+        """Save in the background; a save that fails on the way is told and the run goes on, the last one must succeed."""
+        facts: dict[str, Any] = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss}
+        try:
+            self._await_save()
+            self.checkpointer.save(number, self.trainer.state, facts)
+            self.saving = number
+        except CheckpointError as error:
+            if final:
+                raise
+            self.listeners.message(f"{error}; training goes on.")
+
+    def _await_save(self) -> None:
+        saving, self.saving = self.saving, 0
+        self.checkpointer.wait()
+        if saving:
+            self.listeners.saved(saving, str(self.folder.checkpoints / f"{saving:08d}"))
+
+    def _finish(self) -> Summary:
+        """Wait for the last save, sample, and sum up."""
+        trainer, timer, config = self.trainer, self.timer, self.config
+        try:
+            self._await_save()
+        finally:
+            self.checkpointer.close()
+        if trainer.steps_done >= config.run.steps and config.evaluation.sample_tokens and trainer.data.heldout is not None:
+            self.listeners.sample(*sample_heldout(trainer))
+        summary = Summary(
+            steps=trainer.steps_done,
+            loss=self.last_loss,
+            eval_loss=self.eval_loss,
+            baseline_loss=self.baseline,
+            tokens=self.tokens,
+            train_seconds=timer.train_seconds,
+            compile_seconds=timer.compile_seconds,
+            first_step_seconds=timer.first_step_seconds or 0.0,
+            steady_step_seconds=timer.steady_step_seconds or 0.0,
+            peak_bytes=peak_bytes(),
+            predicted_bytes=trainer.predicted_bytes,
+            memory_kind=memory_kind(),
+        )
+        self.listeners.end(summary)
+        return summary
+
+    @contextmanager
+    def _profile(self) -> Iterator[ProfileWindow | None]:
+        if self.config.run.profile is None:
+            yield None
+            return
+        folder = self.folder.path / "profile" / f"process-{jax.process_index()}"
+        window = ProfileWindow(*profile_steps(self.config.run.profile), str(folder))
+        try:
+            yield window
+        finally:
+            window.close()
+
+
+@contextmanager
+def _termination() -> Iterator[Any]:
+    """Turns SIGTERM into a question that is asked after each step, answered alike by all processes."""
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda step: False
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield lambda step: asked.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _plain(trainer: Trainer) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(trainer.plan)

@@ -1,0 +1,94 @@
+"""The plan as a person reads it: one row per decision, with its value and why."""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+
+from jaxpar.config.counting import parameter_count
+from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
+from jaxpar.mesh.parameters import map_specs
+from jaxpar.training.step import TrainStep
+
+ZERO_WORDS = (
+    "weights, gradients and optimizer state whole on each data rank",
+    "optimizer state sharded",
+    "gradients and optimizer state sharded",
+    "weights, gradients and optimizer state sharded",
+)
+
+
+def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, str]]:
+    """(name, value, why) for each decision of the plan of `step`."""
+    plan, config, axes = step.plan, step.config, step.plan.axes
+    rows = config.data.batch_size // axes.data
+    part = config.data.sequence_length // (axes.context * axes.tensor)
+    used = ", ".join(f"{axis} {axes[axis]}" for axis in axes.keys() if axes[axis] > 1) or "one device"
+    kept = [name for name, treatment in plan.activations.items() if treatment == "save"]
+    tokens = config.data.batch_size * config.data.sequence_length
+    return [
+        ("mesh", used, f"{axes.devices} x {step.mesh.devices.flat[0].device_kind}"),
+        ("parameters", _count(parameter_count(config.model, padded=False)), f"{_own_parameters(step)} per device at rest"),
+        ("weights", _bytes(step, "storage"), f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls"),
+        ("ZeRO", str(plan.zero), _zero_words(step)),
+        ("master, moments", _state_bytes(step), f"per device, {plan.dtypes.master}"),
+        ("gradients", _bytes(step, "gradient"), f"per device, accumulated and reduced in {plan.dtypes.gradient}"),
+        ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
+        ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
+        ("remat", plan.remat, f"keeps {len(kept)} of {len(plan.activations)} named activations of a layer"),
+        ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
+        ("context", plan.context_strategy.name, _why(plan.context_strategy.reason, plan.context_strategy.rejected)),
+        ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
+        ("data", config.data.source, data_description),
+    ]
+
+
+def _own_parameters(step: TrainStep) -> str:
+    layout, axes = step.placements.storage.layout, step.plan.axes
+    sizes = map_specs(lambda spec, where: prod(local_shape(spec.shape, where, axes)), step.specs, layout)
+    return _count(sum(jax.tree.leaves(sizes)))
+
+
+def _bytes(step: TrainStep, role: str) -> str:
+    return mebibytes(bytes_per_device(step.specs, getattr(step.placements, role), step.plan.axes))
+
+
+def _state_bytes(step: TrainStep) -> str:
+    state = step.abstract_state()
+    leaves = jax.tree.leaves((state.master, state.optimizer))
+    return mebibytes(sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))
+
+
+def _zero_words(step: TrainStep) -> str:
+    """What is sharded, and which matrices are not because no dim of theirs divides."""
+    axes = step.plan.axes
+    words = ZERO_WORDS[step.plan.zero]
+    if step.plan.zero == 0 or axes.fsdp * axes.expert == 1:
+        return words
+    compute, optimizer = step.placements.compute.layout, step.placements.optimizer.layout
+    whole: list[str] = []
+
+    def look(path: object, spec: object, outer: object, inner: object) -> None:
+        if getattr(spec, "decay", False) and added_dim(outer, inner) is None:  # pyright: ignore[reportArgumentType]
+            whole.append("/".join(str(key.key) for key in path))  # pyright: ignore
+
+    is_leaf = lambda x: hasattr(x, "decay")
+    jax.tree_util.tree_map_with_path(look, step.specs, compute, optimizer, is_leaf=is_leaf)
+    return f"{words}; whole for want of a dim that divides: {', '.join(whole)}" if whole else words
+
+
+def _why(reason: str, rejected: dict[str, str]) -> str:
+    return "; ".join([reason, *(f"not {name}: {why}" for name, why in rejected.items())])
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return str(number)
+
+
+def mebibytes(count: int) -> str:
+    """A size for people."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

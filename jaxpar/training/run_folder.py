@@ -1,0 +1,79 @@
+"""The folder of a run: which run it is, and whether this one may go on in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
+from jaxpar.config.plan import Plan
+from jaxpar.observe.files import write_atomically
+
+CONFIG, PLAN, CHECKPOINTS = "config.yaml", "plan.json", "checkpoints"
+
+MAY_CHANGE = ("parallel.", "memory.", "attention.", "evaluation.", "checkpoint.", "distributed.")
+"""Sections that change how a run is computed and watched, not what it computes."""
+
+MAY_CHANGE_KEYS = (
+    "run.steps",
+    "run.dir",
+    "run.log_every",
+    "run.profile",
+    "run.max_skipped_steps",
+    "run.compile_cache",
+    "data.prefetch",
+)
+
+
+class RunFolder:
+    """`<run.dir>/<run.name>`: the resolved configuration, the plan, and what the run writes."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.path = Path(config.run.dir) / config.run.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / CHECKPOINTS
+
+    def changes(self) -> list[str]:
+        """How `config` differs from the one the folder was made with; empty for a new folder.
+
+        Raises `UserError` where the difference makes it another run, or the folder holds something else.
+        """
+        file = self.path / CONFIG
+        if not file.exists():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise UserError(
+                    f"run.name is {self.config.run.name!r}: {self.path} exists and is no run of jaxpar (it has no "
+                    f"{CONFIG}); choose another run.name or run.dir"
+                )
+            return []
+        changes = config_difference(load_config(str(file)), self.config)
+        forbidden = [line for line in changes if not line.startswith(MAY_CHANGE) and _key(line) not in MAY_CHANGE_KEYS]
+        if forbidden:
+            raise UserError(
+                f"run.name is {self.config.run.name!r}: {self.path} belongs to a run with another configuration "
+                f"({'; '.join(forbidden)}); choose another run.name, or restore these values to continue it"
+            )
+        return changes
+
+    def write(self, plan: Plan, step: int) -> None:
+        """Write configuration and plan; those of an earlier start that differ stay beside them, named by `step`.
+
+        Raises `UserError` when the folder cannot be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name, text in ((CONFIG, config_to_yaml(self.config)), (PLAN, plan.to_json())):
+                file = self.path / name
+                if file.exists() and file.read_text() != text:
+                    stem, suffix = name.split(".")
+                    file.rename(self.path / f"{stem}-until-{step}.{suffix}")
+                write_atomically(file, text.encode())
+        except OSError as error:
+            raise UserError(f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})") from error
+
+
+def _key(line: str) -> str:
+    return line.split(":")[0]

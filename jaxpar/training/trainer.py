@@ -1,0 +1,197 @@
+"""A run as an object: `Trainer(config)` with `.step()`, `.evaluate()` and `.fit()`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
+from jaxpar.config.validate import validate
+from jaxpar.data import Data, batch_rows, batches, bigram_loss, open_data
+from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.devices import prepare_devices
+from jaxpar.model.flops import flops_per_step
+from jaxpar.observe.events import Listener, Summary
+from jaxpar.observe.timer import StepTimer
+from jaxpar.training.attend import mask_of
+from jaxpar.training.batches import BatchPlacer
+from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
+from jaxpar.training.state import TrainState
+from jaxpar.training.step import StepMetrics, TrainStep
+from pallas_kernels.masks import kept_pairs
+
+
+class Trainer:
+    """Everything that a run needs, made from its configuration.
+
+    Making one checks the configuration, opens the data and lays out the mesh; weights are made, and the step compiled,
+    when they are first used. Only `fit` writes files.
+
+    Args:
+        config: a `Config`, or the path of a YAML file.
+        overrides: `section.key=value`, as on the command line.
+        devices: the devices of the mesh; by default all there are.
+
+    Raises:
+        UserError: one sentence about what is wrong with the configuration or the data.
+    """
+
+    def __init__(
+        self, config: Config | str | Path, *, overrides: Sequence[str] = (), devices: Sequence[jax.Device] | None = None
+    ):
+        if not isinstance(config, Config):
+            config = load_config(str(config), overrides)
+        elif overrides:
+            raise UserError("overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])")
+        validate(config)
+        if devices is None:
+            prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+        _use_compile_cache(config.run.compile_cache)
+        devices = list(jax.devices() if devices is None else devices)
+        config = resolve_config(config, len(devices))
+        self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
+        self.config = with_vocab(config, self.data.vocab)
+        self.plan = make_plan(self.config, devices[0])
+        self.mesh = build_mesh(self.plan.axes, devices)
+        self.functions = TrainStep(self.config, self.plan, self.mesh)
+        self.placer = BatchPlacer(self.functions)
+        self.timer = StepTimer()
+        self._state: TrainState | None = None
+        self._batches: Iterator[tuple[dict[str, jax.Array], int]] | None = None
+        self.last_pairs = 0
+        """(query, key) pairs that the mask keeps in the last step's batch, over all rows."""
+
+    @property
+    def state(self) -> TrainState:
+        """The current state; made from the seed when nothing was restored."""
+        if self._state is None:
+            self._state = self.functions.initial_state()
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state, self._batches = state, None
+
+    @property
+    def steps_done(self) -> int:
+        """Steps taken so far, those before a restore included."""
+        return 0 if self._state is None else int(self._state.step)
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled step. It never compiles again: an argument of another shape is an error."""
+        with self.timer.compiling(), self.mesh:
+            lowered = self.functions.train.lower(self.functions.abstract_state(), self.placer.abstract())
+            return lowered.compile()
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        """Memory per device that the compiled step needs, as the compiler says: arguments, temporaries and output."""
+        analysis = self.compiled.memory_analysis()
+        if analysis is None:
+            return None
+        return (
+            analysis.argument_size_in_bytes
+            + analysis.output_size_in_bytes
+            + analysis.temp_size_in_bytes
+            - analysis.alias_size_in_bytes
+        )
+
+    def step(self) -> StepMetrics:
+        """Take one step; returns before the devices are done (reading a metric waits for them)."""
+        compiled, state = self.compiled, self.state
+        if self._batches is None:
+            self._batches = self._placed_batches(int(state.step))
+        batch, self.last_pairs = next(self._batches)
+        with self.timer.step():
+            self._state, metrics = compiled(state, batch)
+        return metrics
+
+    def evaluate(self) -> float:
+        """Mean negative log-likelihood in nats per token over the held-out batches, always the same ones.
+
+        Raises `UserError` when the data source holds nothing out.
+        """
+        total = count = 0.0
+        for rows in self.heldout_batches():
+            nll, tokens = self.functions.evaluate(self.state.master, self.placer(rows))
+            total, count = total + float(nll), count + float(tokens)
+        return total / count
+
+    def baseline(self) -> float | None:
+        """Loss of a bigram model on the held-out batches, in nats per token; None when nothing is held out."""
+        if not self.evaluates:
+            return None
+        rows = range(self.config.data.batch_size)
+        return bigram_loss(self.data.train.stream, self.heldout_batches(rows), self.data.vocab)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is held-out data and the configuration asks to use it."""
+        return self.data.heldout is not None and self.config.evaluation.batches > 0
+
+    def heldout_batches(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """The held-out batches: `rows` of each, by default those that this process loads."""
+        if self.data.heldout is None:
+            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        own = self.placer.rows if rows is None else rows
+        for index in range(self.config.evaluation.batches):
+            yield batch_rows(self.data.heldout, index, self.config.data.batch_size, own)
+
+    def flops_per_step(self) -> float:
+        """Model FLOPs of the last step: the mask's pairs are counted in its batch."""
+        data = self.config.data
+        tokens = data.batch_size * data.sequence_length
+        return flops_per_step(self.config.model, tokens, self.last_pairs, self.data.vocab)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense peak of one device in FLOP/s; None where the catalogue does not know it."""
+        gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
+        return None if gpu is None else gpu.training_peak
+
+    def fit(self, listeners: Iterable[Listener] | None = None) -> Summary:
+        """Train to `run.steps`, evaluating and saving on the way; continues a run that its folder holds.
+
+        Args:
+            listeners: what hears of the run; by default the screen and the files of the run's folder.
+
+        Raises:
+            UserError: the folder belongs to another run, or cannot be written.
+            TrainingError: the run had to stop.
+        """
+        from jaxpar.training.loop import default_listeners, fit
+
+        return fit(self, default_listeners() if listeners is None else listeners)
+
+    def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], int]]:
+        """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""
+        data, mask = self.config.data, mask_of(self.config)
+        share = data.batch_size / len(self.placer.rows)
+        source = batches(
+            self.data.train,
+            batch_size=data.batch_size,
+            rows=self.placer.rows,
+            first_step=first_step,
+            prefetch=data.prefetch,
+        )
+        ready = None
+        for rows in source:
+            following = self.placer(rows), round(share * kept_pairs(mask, rows["segments"]))
+            if ready is not None:
+                yield ready
+            ready = following
+
+
+def _use_compile_cache(folder: str | None) -> None:
+    """Keep compiled programs on disk, unless the environment names a folder already."""
+    if folder is None or jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
