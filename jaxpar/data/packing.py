@@ -114,11 +114,7 @@ class PackedRows:
 
 
 def assemble(
-    tokens: UInt[np.ndarray, " n"],
-    documents: Int[np.ndarray, " n"],
-    *,
-    sequence_length: int,
-    packed: bool,
+    tokens: UInt[np.ndarray, " n"], documents: Int[np.ndarray, " n"], *, sequence_length: int, packed: bool
 ) -> Row:
     """A row from its tokens and the token after it.
 

@@ -49,11 +49,9 @@ def open_data(config: DataConfig, *, vocab: int | None, seed: int) -> Data:
     Raises:
         UserError: the data is missing, broken, too short for a row, or has tokens that `vocab` does not.
     """
-    return {
-        "stdlib": _open_stdlib,
-        "tokens": _open_tokens,
-        "synthetic": _open_synthetic,
-    }[config.source](config, vocab, seed)
+    return {"stdlib": _open_stdlib, "tokens": _open_tokens, "synthetic": _open_synthetic}[config.source](
+        config, vocab, seed
+    )
 
 
 def _open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
@@ -86,12 +84,7 @@ def _open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
         )
     heldout = None
     if config.heldout_path is not None:
-        heldout, other = read_token_file(
-            config.heldout_path,
-            key="data.heldout_path",
-            separator=separator,
-            vocab=vocab,
-        )
+        heldout, other = read_token_file(config.heldout_path, key="data.heldout_path", separator=separator, vocab=vocab)
         largest = max(largest, other)
     return Data(
         train=_rows(train, config, seed),
@@ -109,11 +102,7 @@ def _open_synthetic(config: DataConfig, vocab: int | None, seed: int) -> Data:
 
     def rows(seed: int, split: int) -> synthetic.SyntheticRows:
         return synthetic.SyntheticRows(
-            vocab=vocab,
-            sequence_length=config.sequence_length,
-            packed=config.packed,
-            seed=seed,
-            split=split,
+            vocab=vocab, sequence_length=config.sequence_length, packed=config.packed, seed=seed, split=split
         )
 
     return Data(

@@ -20,14 +20,7 @@ VOCAB = 257
 HELDOUT_FRACTION = 0.08
 """Share of the bytes that is held out, at most."""
 
-_SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:

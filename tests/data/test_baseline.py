@@ -20,11 +20,7 @@ def stream(tokens) -> TokenStream:
 
 
 def batch(tokens, labels, mask) -> dict[str, np.ndarray]:
-    return {
-        "tokens": np.int32(tokens),
-        "labels": np.int32(labels),
-        "mask": np.float32(mask),
-    }
+    return {"tokens": np.int32(tokens), "labels": np.int32(labels), "mask": np.float32(mask)}
 
 
 def reference(train: list[int], pairs: list[tuple[int, int]], vocab: int) -> float:

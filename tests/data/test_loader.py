@@ -21,12 +21,7 @@ def packed_rows() -> PackedRows:
     """19 rows an epoch, so that a few batches of 8 cross the border of epochs."""
     ends = np.cumsum(np.tile([3, 11, 1, 25], 4))
     tokens = np.arange(ends[-1], dtype=np.uint32)
-    return PackedRows(
-        TokenStream(tokens, np.append(0, ends[:-1])),
-        sequence_length=8,
-        packed=True,
-        seed=5,
-    )
+    return PackedRows(TokenStream(tokens, np.append(0, ends[:-1])), sequence_length=8, packed=True, seed=5)
 
 
 def synthetic_rows() -> SyntheticRows:
@@ -91,11 +86,7 @@ def test_an_error_while_a_batch_is_made_reaches_the_caller():
                 raise OSError("the disk is gone")
             return super().row(example)
 
-    stream = batches(
-        Broken(vocab=9, sequence_length=4, packed=True, seed=0, split=0),
-        batch_size=4,
-        rows=range(4),
-    )
+    stream = batches(Broken(vocab=9, sequence_length=4, packed=True, seed=0, split=0), batch_size=4, rows=range(4))
     with pytest.raises(OSError, match="the disk is gone"):
         list(itertools.islice(stream, 3))
 

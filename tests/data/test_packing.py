@@ -81,10 +81,7 @@ def test_a_label_is_found_beyond_the_border_of_the_row():
 
 def test_packed_rows_predict_the_last_token_of_a_document_and_nothing_from_it():
     row = assemble(
-        np.array([7, 8, 9, 1, 2, 3], np.uint16),
-        np.array([4, 4, 4, 5, 5, 5]),
-        sequence_length=5,
-        packed=True,
+        np.array([7, 8, 9, 1, 2, 3], np.uint16), np.array([4, 4, 4, 5, 5, 5]), sequence_length=5, packed=True
     )
     assert row["labels"].tolist() == [8, 9, 0, 2, 3]
     assert row["mask"].tolist() == [1, 1, 0, 1, 1]
@@ -94,10 +91,7 @@ def test_packed_rows_predict_the_last_token_of_a_document_and_nothing_from_it():
 
 def test_rows_that_are_not_packed_are_one_segment():
     row = assemble(
-        np.array([7, 8, 9, 1, 2, 3], np.uint16),
-        np.array([4, 4, 4, 5, 5, 5]),
-        sequence_length=5,
-        packed=False,
+        np.array([7, 8, 9, 1, 2, 3], np.uint16), np.array([4, 4, 4, 5, 5, 5]), sequence_length=5, packed=False
     )
     assert row["labels"].tolist() == [8, 9, 1, 2, 3]
     assert row["mask"].tolist() == [1] * 5
@@ -135,3 +129,10 @@ def test_data_that_is_shorter_than_a_row_is_a_users_error():
 def test_orders_are_those_of_earlier_versions():
     assert permutation(8, 0, 0, 0).tolist() == [7, 2, 0, 4, 3, 5, 6, 1]
     assert permutation(8, 2**40 + 1, 3, 1).tolist() == [6, 0, 7, 2, 4, 5, 3, 1]
+
+
+def test_the_orders_of_past_epochs_are_not_kept():
+    rows = PackedRows(stream_of(5, 9, 4, 3), sequence_length=4, packed=True, seed=1)
+    for example in range(50):
+        rows.row(example)
+    assert len(rows._orders) == 2

@@ -32,15 +32,9 @@ def documents(stream: TokenStream) -> list[bytes]:
 
 def test_every_module_is_in_one_split_and_about_a_twelfth_is_held_out(data):
     root = Path(sysconfig.get_path("stdlib"))
-    train, heldout = (
-        set(documents(data.train.stream)),
-        set(documents(data.heldout.stream)),
-    )
+    train, heldout = (set(documents(data.train.stream)), set(documents(data.heldout.stream)))
     assert 0.06 < len(data.heldout.stream) / (len(data.train.stream) + len(data.heldout.stream)) <= 0.081
-    assert {
-        (root / "random.py").read_bytes(),
-        (root / "asyncio" / "tasks.py").read_bytes(),
-    } <= train | heldout
+    assert {(root / "random.py").read_bytes(), (root / "asyncio" / "tasks.py").read_bytes()} <= train | heldout
     for package in ("json", "email", "asyncio", "logging"):
         texts = {path.read_bytes() for path in (root / package).glob("*.py")} - {b""}
         assert texts <= train or texts <= heldout
@@ -54,21 +48,8 @@ def test_the_split_does_not_separate_a_module_from_its_python_twin():
 
 
 def test_tests_and_installed_packages_and_generated_files_are_left_out(tmp_path):
-    kept = {
-        "a.py": b"a" * 50,
-        "b/__init__.py": b"b" * 30,
-        "b/c.py": b"c" * 20,
-        "d.py": b"d" * 900,
-        "e.py": b"",
-    }
-    left_out = [
-        "test/a.py",
-        "b/tests/x.py",
-        "site-packages/p.py",
-        "_sysconfigdata_x.py",
-        "note.txt",
-        "b/test/y.py",
-    ]
+    kept = {"a.py": b"a" * 50, "b/__init__.py": b"b" * 30, "b/c.py": b"c" * 20, "d.py": b"d" * 900, "e.py": b""}
+    left_out = ["test/a.py", "b/tests/x.py", "site-packages/p.py", "_sysconfigdata_x.py", "note.txt", "b/test/y.py"]
     for name, text in kept.items() | dict.fromkeys(left_out, b"zzz").items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text)

@@ -84,10 +84,7 @@ def test_other_arrays_are_users_errors(path, values, dtype, message):
 def test_a_truncated_file_is_a_users_error(path, kept):
     save(path, range(100))
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(
-        UserError,
-        match="is truncated: its header says 100 tokens" if kept >= 128 else "no readable",
-    ):
+    with pytest.raises(UserError, match="is truncated: its header says 100 tokens" if kept >= 128 else "no readable"):
         read(path)
 
 
@@ -109,10 +106,7 @@ def test_another_format_is_a_users_error(path):
 
 def test_a_missing_file_is_a_users_error_that_names_a_near_miss(path):
     save(path, [1, 2])
-    with pytest.raises(
-        UserError,
-        match=r"token\.npy' does not exist \(did you mean '.*/tokens\.npy'\?\)",
-    ):
+    with pytest.raises(UserError, match=r"token\.npy' does not exist \(did you mean '.*/tokens\.npy'\?\)"):
         read(path.with_name("token.npy"))
     with pytest.raises(UserError, match=r"does not exist; expected a \.npy file"):
         read(path.parent / "nowhere" / "x.npy")
