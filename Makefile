@@ -1,0 +1,50 @@
+# `make train` and `make test` do all their own set-up. `make` alone lists what there is.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test train test test-long lint format types imports
+
+CONFIG ?= configs/quickstart.yaml
+ARGS ?=
+JOBS ?= 2
+
+TEST_BIN := .venv-test/bin
+# The tests run on virtual CPU devices; what XLA compiles for them is kept for the next run.
+TEST_ENV := JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 \
+    JAX_COMPILATION_CACHE_DIR="$(CURDIR)/.venv-test/xla-cache" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.5
+PYTEST := $(TEST_ENV) $(TEST_BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+help:
+	@echo "make train [CONFIG=configs/quickstart.yaml] [ARGS='--set optimizer.name=muon']   train a model"
+	@echo "make test                          the tests, without the long ones"
+	@echo "make test-long                     the long tests"
+	@echo "make lint format types imports     ruff, ruff format, pyright, the import floors"
+	@echo "make setup setup-test              make .venv and .venv-test, and nothing else"
+
+setup:
+	@launch/setup.sh train
+
+setup-test:
+	@launch/setup.sh test
+
+train: setup
+	@.venv/bin/python -m jaxpar.train --config '$(CONFIG)' $(ARGS)
+
+test: setup-test
+	@$(PYTEST) $(ARGS)
+
+test-long: setup-test
+	@$(PYTEST) -m long $(ARGS)
+
+lint: setup-test
+	@$(TEST_BIN)/ruff check .
+	@$(TEST_BIN)/ruff format --check .
+
+format: setup-test
+	@$(TEST_BIN)/ruff check --fix .
+	@$(TEST_BIN)/ruff format .
+
+# pyright would ask the network for a newer version of itself.
+types: setup-test
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(TEST_BIN)/pyright --pythonpath $(TEST_BIN)/python
+
+imports: setup-test
+	@$(TEST_BIN)/lint-imports
