@@ -19,7 +19,7 @@ _NULL = "tag:yaml.org,2002:null"
 _SCALARS = [
     (_NULL, r"null|Null|NULL|~|", ["n", "N", "~", ""]),
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("tag:yaml.org,2002:int", r"[-+]?[0-9](?:_?[0-9]){0,30}", list("-+0123456789")),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9](?:_?[0-9]){0,300}", list("-+0123456789")),
     ("tag:yaml.org,2002:float", r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
 ]
 

@@ -24,6 +24,7 @@ from jaxpar.config.typed import field_types
 
 _PLAIN: dict[Any, st.SearchStrategy] = {
     int: st.integers(-(10**12), 10**12),
+    int | None: st.none() | st.integers(-(10**12), 10**12),
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(max_size=8),
     str | None: st.none() | st.text(max_size=8),
