@@ -60,7 +60,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the save before this one failed (then nothing is begun), the step is saved already, or the
                 folder cannot be written to.
-            TypeError: a leaf is not a `jax.Array`, or `facts` is not JSON.
+            TypeError, ValueError: a leaf is not a `jax.Array` or is empty, or `facts` is not JSON.
         """
         self.wait()
         leaves = named_leaves(state)
@@ -132,7 +132,8 @@ class Checkpointer:
         """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
 
         Args:
-            step: a step with an intact checkpoint; `latest` gives one.
+            step: a step with an intact checkpoint; `latest` gives one. Its files are verified, unless this checkpointer
+                has just done so.
             like: the wanted state: leaves with shape, dtype and sharding (`jax.ShapeDtypeStruct` or `jax.Array`). The
                 shardings may be over any mesh; the shapes and dtypes must be the saved ones.
 
@@ -254,7 +255,7 @@ class Checkpointer:
 
     def _check_intact(self, step: int) -> None:
         self._check_exists(step)
-        # latest() has just read it, as a rule.
+        # latest() has just read all of it, as a rule.
         if step not in self._verified and (damage := self._damage(step)) is not None:
             raise CheckpointError(f"checkpoint {self._path(step)} cannot be used, because {damage}")
 

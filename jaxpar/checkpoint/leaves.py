@@ -58,16 +58,20 @@ def specs(leaves: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def check_arrays(leaves: Mapping[str, Any]) -> None:
-    """A state to be saved consists of JAX arrays of plain dtypes.
+    """A state to be saved consists of JAX arrays of plain dtypes, each with at least one element.
 
     Raises:
-        TypeError: it does not; the leaf is named.
+        TypeError, ValueError: it does not; the leaf is named.
     """
+    if not leaves:
+        raise ValueError("the state has no leaves")
     for name, leaf in leaves.items():
         if not isinstance(leaf, jax.Array):
             raise TypeError(f"leaf {name} of the state is a {type(leaf).__name__}, not a jax.Array")
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise TypeError(f"leaf {name} of the state has dtype {leaf.dtype}: save jax.random.key_data of it instead")
+        if leaf.size == 0:
+            raise ValueError(f"leaf {name} of the state has no elements (its shape is {list(leaf.shape)})")
 
 
 def check_same(saved: Mapping[str, Spec], wanted: Mapping[str, Spec], checkpoint: str) -> None:

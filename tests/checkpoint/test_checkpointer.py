@@ -141,6 +141,10 @@ def test_only_arrays_of_plain_dtypes_are_saved(checkpointer, tmp_path):
         checkpoints.save(1, {"rng": jax.random.key(0)}, {})
     with pytest.raises(ValueError, match="'a/b'"):
         checkpoints.save(1, {"a/b": jnp.ones(1)}, {})
+    with pytest.raises(ValueError, match=r"leaf empty of the state has no elements \(its shape is \[0, 4\]\)"):
+        checkpoints.save(1, {"empty": jnp.ones((0, 4))}, {})
+    with pytest.raises(ValueError, match="the state has no leaves"):
+        checkpoints.save(1, {}, {})
     with pytest.raises(TypeError, match="not JSON serializable"):
         checkpoints.save(1, {"a": jnp.ones(1)}, {"facts": object()})
     assert checkpoints.latest() is None
@@ -158,17 +162,26 @@ def test_old_checkpoints_go_once_a_new_one_is_complete(checkpointer, tmp_path):
 def test_pruning_neither_counts_nor_deletes_broken_checkpoints(checkpointer, tmp_path):
     mesh = mesh_of(fsdp=8)
     checkpoints = checkpointer(keep_last=2)
-    folder = tmp_path / "checkpoints"
-    for step in (10, 20, 30):
+    for step in (10, 20):
         checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
     checkpoints.wait()
-    (folder / "00000030" / "facts.json").unlink()
-    assert checkpoints.latest() == 20
+    (tmp_path / "checkpoints" / "00000020" / "facts.json").unlink()
+    checkpoints.save(30, put({"x": np.float32(30)}, mesh), {})
+    checkpoints.wait()
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000010", "00000020", "00000030"]
+
+
+def test_a_corrupt_newer_checkpoint_does_not_push_out_the_ones_saved_after_going_back(checkpointer, tmp_path):
+    mesh = mesh_of(fsdp=8)
+    checkpoints = checkpointer(keep_last=1)
+    for step in (20, 30):
+        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
+    checkpoints.wait()
+    (tmp_path / "checkpoints" / "00000030" / "facts.json").write_text("[]\n")  # As long as before.
     for step in (22, 24):
         checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
-    checkpoints.wait()
-    assert sorted(os.listdir(folder)) == ["00000022", "00000024", "00000030"]
-    assert checkpoints.latest() == 24
+        assert checkpoints.latest() == step
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000024", "00000030"]
 
 
 @pytest.mark.parametrize("keep", [{"keep_last": 0}, {"keep_every": 0}])

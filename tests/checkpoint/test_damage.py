@@ -59,7 +59,10 @@ def test_a_truncated_grown_or_missing_file_is_found(folder, checkpointer, report
         for damaged in (intact[:-1], b"", intact + b"\0"):
             path.write_bytes(damaged)
             assert checkpoints.latest() == 1, path
-            assert path.name in reports.pop()
+            report = reports.pop()
+            assert path.name in report
+            if path.name != "manifest.json":
+                assert f"has {len(damaged)} bytes instead of {len(intact)}" in report
         path.unlink()
         assert checkpoints.latest() == 1, path
         assert path.name in reports.pop()
@@ -86,6 +89,15 @@ def test_damaged_checkpoints_are_never_restored(folder, checkpointer):
         with pytest.raises(CheckpointError, match=r"^checkpoint .*/00000002 cannot be used, because .* is corrupt"):
             restore()
     assert checkpointer(folder).facts(2) == {"step": 2}
+
+
+def test_a_checkpoint_that_was_intact_when_last_read_is_not_trusted_once_damage_was_seen(folder, checkpointer):
+    checkpoints = checkpointer(folder)
+    assert checkpoints.latest() == 2
+    (folder / "00000002" / "facts.json").unlink()
+    assert checkpoints.latest() == 1
+    with pytest.raises(CheckpointError, match=r"cannot be used, because facts\.json is missing"):
+        checkpoints.restore(2, like(host_state(2), mesh_of(fsdp=8)))
 
 
 def test_damaged_facts_are_never_read(folder, checkpointer):
