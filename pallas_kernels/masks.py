@@ -86,7 +86,8 @@ def kept_blocks(
     if mask.window is not None:
         kept &= first_q - last_kv < mask.window
     if mask.segmented:
-        q_segment, kv_segment = _needed(q_segments, "q_segments"), _needed(kv_segments, "kv_segments")
+        q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
+        kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
         first_segment = jnp.where(kv_segment == 0, jnp.iinfo(kv_segment.dtype).max, kv_segment).min(-1)[None]
         kept &= first_segment <= q_segment.max(-1)[:, None]
         kept &= q_segment.min(-1)[:, None] <= kv_segment.max(-1)[None]

@@ -1,0 +1,96 @@
+"""What is asked of cuDNN, and what a backward keeps of it; cuDNN itself runs on GPUs only."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxpar.attention import cudnn
+from pallas_kernels.attention import SAVED_NAMES, attention
+from pallas_kernels.masks import Mask
+
+SLOTS = np.tile(np.arange(16, dtype=np.int32), (2, 1))
+TOKENS = {"q_slots": SLOTS, "kv_slots": SLOTS}
+
+
+@pytest.fixture
+def traceable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets JAX trace its cuDNN calls on a machine without cuDNN: it asks for the version before it traces."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91900)
+
+
+def random_inputs(dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 16, heads, 8)), dtype) for heads in (4, 2, 2))
+    return q, k, v
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(causal=False), Mask(window=1), Mask(window=5), Mask(window=99)], ids=str)
+def test_the_arguments_mean_our_mask(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's own implementation in XLA takes the same arguments as cuDNN and shows what they mean."""
+    in_xla = jax.nn.dot_product_attention
+
+    def stand_in(*args: Any, implementation: str, **options: Any) -> jax.Array:
+        assert implementation == "cudnn"
+        return in_xla(*args, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    inputs = random_inputs()
+    gradient = lambda attend: jax.grad(lambda q, k, v: (attend(q, k, v) ** 2).sum(), (0, 1, 2))(*inputs)
+    found = partial(cudnn.attend, mask=mask, scale=0.3, **TOKENS)
+    expected = partial(attention, mask=mask, scale=0.3, **TOKENS)
+    np.testing.assert_allclose(found(*inputs), expected(*inputs), atol=1e-5)
+    for have, want in zip(gradient(found), gradient(expected), strict=True):
+        np.testing.assert_allclose(have, want, atol=1e-5)
+
+
+def test_the_window_that_reaches_cudnn_counts_the_token_itself(traceable: None) -> None:
+    """cuDNN keeps keys in (query - sliding_window_length, query], which are sliding_window_length of them."""
+    attend = partial(cudnn.attend, mask=Mask(window=5), **TOKENS)
+    traced = jax.make_jaxpr(attend)(*random_inputs(jnp.bfloat16))
+    assert "sliding_window_length=5" in str(traced) and "MaskType.CAUSAL" in str(traced)
+
+
+def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceable: None) -> None:
+    mesh = jax.make_mesh((2, 4), ("data", "heads"), axis_types=(AxisType.Auto,) * 2)
+    layout, whole = PartitionSpec("data", None, "heads"), PartitionSpec()
+
+    def layer(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
+        q, k, v = (checkpoint_name(x @ w, "projection") for x in (q, k, v))
+        return (cudnn.attend(q, k, v, mask=Mask(), **TOKENS).astype(jnp.float32) ** 2).sum()
+
+    def forwards(*saved: str) -> int:
+        policy = jax.checkpoint_policies.save_only_these_names(*saved)
+        step = jax.grad(jax.checkpoint(layer, policy=policy), (0, 1, 2, 3))
+        layouts = (layout, layout, layout, whole)
+        mapped = jax.shard_map(step, mesh=mesh, in_specs=layouts, out_specs=layouts)
+        x, w = jax.ShapeDtypeStruct((2, 16, 4, 8), jnp.bfloat16), jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)
+        text = str(jax.make_jaxpr(mapped)(x, x, x, w))
+        assert text.count("dot_product_attention_bwd_wrapper[") == 1
+        return text.count("dot_product_attention_fwd_wrapper[")
+
+    assert forwards("projection", *SAVED_NAMES) == 1
+    assert [forwards("projection", name) for name in SAVED_NAMES] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("mask", "softcap"),
+    [(Mask(segmented=True), None), (Mask(prefix=True), None), (Mask(), 5.0), (Mask(causal=False, window=3), None)],
+    ids=["packed", "prefix", "softcap", "window-both-ways"],
+)
+def test_what_cudnn_does_not_compute_is_refused(mask: Mask, softcap: float | None) -> None:
+    with pytest.raises(ValueError, match="does not compute"):
+        cudnn.attend(*random_inputs(), mask=mask, softcap=softcap, **TOKENS)
+
+
+def test_a_part_of_the_queries_is_refused() -> None:
+    q, k, v = random_inputs()
+    with pytest.raises(ValueError, match="same slots"):
+        cudnn.attend(q[:, 8:], k, v, mask=Mask(), **TOKENS)
