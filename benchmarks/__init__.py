@@ -1,0 +1,1 @@
+"""Benchmarks: each measures what it compares side by side, in one run."""

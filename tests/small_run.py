@@ -1,0 +1,85 @@
+"""A decoder small enough to compile in seconds, and its step on any layout: what tests of whole steps share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, PrecisionConfig, RunConfig
+from jaxpar.data import batch_rows, open_data
+from jaxpar.mesh.build import build_mesh
+from jaxpar.training.batches import BatchPlacer
+from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
+from jaxpar.training.step import TrainStep
+
+SMALL = Config(
+    run=RunConfig(steps=20, compile_cache=None),
+    model=ModelConfig(layers=3, embed=32, heads=8, kv_heads=8, mlp=48, vocab=64, vocab_multiple=16, init_scale=0.1),
+    precision=PrecisionConfig(compute="float32"),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),
+    data=DataConfig(source="synthetic", sequence_length=32, batch_size=8),
+)
+"""Heads, batch and sequence divide by 8, so that every layout of 8 devices runs."""
+
+
+def small(**sections: dict[str, Any]) -> Config:
+    """`SMALL` with some keys changed: `small(model={"tied": True}, parallel={"fsdp": 2})`."""
+    return replace(SMALL, **{name: replace(getattr(SMALL, name), **keys) for name, keys in sections.items()})
+
+
+def layout_of(parallel: ParallelConfig) -> int:
+    """Devices that `parallel` takes."""
+    return parallel.pipe * parallel.replica * parallel.fsdp * parallel.expert * parallel.context * parallel.tensor
+
+
+class SmallRun:
+    """The step of `config` on as many of the virtual devices as its layout takes."""
+
+    def __init__(self, config: Config):
+        devices = jax.devices()[: layout_of(config.parallel)]
+        config = resolve_config(config, len(devices))
+        self.data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
+        self.config = with_vocab(config, self.data.vocab)
+        plan = make_plan(self.config, devices[0])
+        self.step = TrainStep(self.config, plan, build_mesh(plan.axes, devices))
+        self.place = BatchPlacer(self.step)
+
+    def rows(self, step: int) -> dict[str, np.ndarray]:
+        """The batch of a step, [row, ...]."""
+        return batch_rows(self.data.train, step, self.config.data.batch_size, self.place.rows)
+
+    def batch(self, step: int) -> dict[str, jax.Array]:
+        """The batch of a step, on the devices."""
+        return self.place(self.rows(step))
+
+    def loss_and_gradients(self, step: int = 0) -> tuple[float, Any]:
+        """Loss and gradients of the initial weights on the batch of a step, as NumPy."""
+        loss, gradients = self.step.gradients(self.step.initial_state(), self.batch(step))
+        return float(loss), jax.device_get(gradients)
+
+    def train(self, steps: int) -> tuple[list[float], Any]:
+        """Losses and final weights of `steps` steps from the initial weights, as NumPy."""
+        state, losses = self.step.initial_state(), []
+        for step in range(steps):
+            state, metrics = self.step.train(state, self.batch(step))
+            losses.append(float(metrics.loss))
+        return losses, jax.device_get(state.master)
+
+
+def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:
+    """Largest max|found - wanted| / max|wanted| over the leaves, and the leaf's name.
+
+    A leaf counts as at least 1e-3 of the largest: without rotary embeddings the gradient of a key bias is exactly zero, and its
+    rounding noise is not to be compared with itself.
+    """
+    wanted_leaves = jax.tree_util.tree_leaves_with_path(wanted)
+    found_leaves = jax.tree.leaves(found)
+    floor = 1e-3 * max(float(np.abs(leaf).max()) for _, leaf in wanted_leaves)
+    differences = [
+        (float(np.abs(a - b).max()) / max(float(np.abs(b).max()), floor), jax.tree_util.keystr(path))
+        for a, (path, b) in zip(found_leaves, wanted_leaves, strict=True)
+    ]
+    return max(differences)
