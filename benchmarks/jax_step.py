@@ -24,10 +24,10 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     import jax
 
     from jaxpar.data import batch_rows
-    from jaxpar.observe.memory import memory_kind, peak_bytes
-    from jaxpar.training.trainer import Trainer
     from jaxpar.model.flops import flops_per_step, mfu
+    from jaxpar.observe.memory import memory_kind, peak_bytes
     from jaxpar.training.attend import mask_of
+    from jaxpar.training.trainer import Trainer
     from pallas_kernels.masks import kept_pairs
 
     trainer = Trainer(load_config(config_file, overrides))

@@ -83,7 +83,15 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _jaxpar_command(options: argparse.Namespace) -> list[str]:
-    command = [sys.executable, "-m", "benchmarks.jax_step", "--warmup", str(options.warmup), "--steps", str(options.steps)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.jax_step",
+        "--warmup",
+        str(options.warmup),
+        "--steps",
+        str(options.steps),
+    ]
     command += [] if options.config is None else ["--config", options.config]
     return command + [part for override in options.overrides for part in ("--set", override)]
 

@@ -72,8 +72,8 @@ class SmallRun:
 def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:
     """Largest max|found - wanted| / max|wanted| over the leaves, and the leaf's name.
 
-    A leaf counts as at least 1e-3 of the largest: without rotary embeddings the gradient of a key bias is exactly zero, and its
-    rounding noise is not to be compared with itself.
+    A leaf counts as at least 1e-3 of the largest: without rotary embeddings the gradient of a key bias is exactly zero,
+    and its rounding noise is not to be compared with itself.
     """
     wanted_leaves = jax.tree_util.tree_leaves_with_path(wanted)
     found_leaves = jax.tree.leaves(found)

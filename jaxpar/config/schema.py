@@ -148,7 +148,7 @@ class PrecisionConfig:
 class MemoryConfig:
     """What happens to activations between forward and backward."""
 
-    remat: str = "selective"
+    remat: Literal["none", "full", "selective"] = "selective"
     """`none` keeps every activation, `full` only each layer's input, `selective` drops what is cheap to recompute."""
 
 

@@ -11,10 +11,6 @@ from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.sections import check_value, config_to_dict
-from jaxpar.config.spelling import did_you_mean, one_of
-
-REMAT_PRESETS = ("none", "full", "selective")
-"""Values of `memory.remat`."""
 
 
 def validate(config: Config) -> None:
@@ -55,10 +51,6 @@ def _check_values(config: Config) -> None:
             bound = BOUNDS.get(f"{section}.{key}")
             if bound is not None and value is not None and not bound.holds(value):
                 raise UserError(f"{section}.{key}: must be {bound.words}, got {value}")
-    remat = config.memory.remat
-    if remat not in REMAT_PRESETS:
-        near = did_you_mean(remat, REMAT_PRESETS)
-        raise UserError(f"memory.remat: expected {one_of(REMAT_PRESETS)}, got {remat!r}{near}")
 
 
 def _check_run(config: Config) -> None:

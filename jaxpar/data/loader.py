@@ -18,7 +18,7 @@ type Batch = dict[str, np.ndarray]
 _THREADS = 2
 
 
-def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | np.ndarray) -> Batch:
     """The given rows of the batch of a step.
 
     Args:
@@ -36,7 +36,7 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int]) -
 
 
 def batches(
-    dataset: Rows, *, batch_size: int, rows: Sequence[int], first_step: int = 0, prefetch: int = 2
+    dataset: Rows, *, batch_size: int, rows: Sequence[int] | np.ndarray, first_step: int = 0, prefetch: int = 2
 ) -> Iterator[Batch]:
     """`batch_rows` for `first_step` and every step after it, prepared ahead by threads; it never ends.
 

@@ -7,9 +7,6 @@ from typing import Any, Literal
 
 import jax
 
-from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean, one_of
-
 type Treatment = Literal["save", "recompute"]
 
 PRESETS: Mapping[str, Callable[[str], bool]] = {
@@ -25,11 +22,7 @@ no matmul but those of attention's own backward runs twice."""
 
 
 def remat_map(preset: str, activations: Iterable[str]) -> dict[str, Treatment]:
-    """What `preset` does with each of `activations`. Raises `UserError` for an unknown preset."""
-    if preset not in PRESETS:
-        raise UserError(
-            f"memory.remat is {preset!r}; expected {one_of(PRESETS)}{did_you_mean(preset, PRESETS)}"
-        )
+    """What `preset`, one of `PRESETS`, does with each of `activations`."""
     return {name: "save" if PRESETS[preset](name) else "recompute" for name in activations}
 
 

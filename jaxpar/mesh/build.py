@@ -11,9 +11,10 @@ from jax.sharding import AxisType, Mesh
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.devices import Device
 
 
-def build_mesh(sizes: AxisSizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mesh:
     """A mesh of all six axes over `devices` (default: all devices of the job).
 
     Devices are ordered by process and laid out with the last axis fastest, so the inner axes (tensor, context, expert)
@@ -25,7 +26,9 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[jax.Device] | None = None) ->
     shape = tuple(getattr(sizes, axis) for axis in AXES)
     needed = int(np.prod(shape))
     if needed != len(everything):
-        layout = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "one device"
+        layout = (
+            " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "one device"
+        )
         raise UserError(
             f"parallel: the layout {layout} needs {needed} devices, but this job has {len(everything)}; "
             "set one axis to -1 to take what remains"

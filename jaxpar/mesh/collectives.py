@@ -79,4 +79,7 @@ def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
 def _must_vary(x: jax.Array, axes: Sequence[str], verb: str) -> None:
     fixed = [axis for axis in axes if axis not in varying_axes(x)]
     if fixed:
-        raise ValueError(f"{verb} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so a sum would count it several times")
+        raise ValueError(
+            f"{verb} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so a sum would count it "
+            "several times"
+        )

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import Any
 
 import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+
+type Device = Any
+"""A `jax.Device`, which type checkers take for a variable."""
 
 COLLECTIVE_TIMEOUTS = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",

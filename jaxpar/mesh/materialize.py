@@ -23,8 +23,8 @@ def gather(weights: Tree, placements: Placements, *, part: str, unstacked: bool 
     """Weights from storage to compute placement and dtype, typed as varying over every axis.
 
     `part` names the subtree of the placements that `weights` belongs to; `unstacked` says that the `layers` dim is
-    gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in compute
-    dtype and once per microbatch. Bytes: `gather_weight` of each sharded weight in storage dtype.
+    gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in
+    compute dtype and once per microbatch. Bytes: `gather_weight` of each sharded weight in storage dtype.
     """
     dtype = jnp.dtype(placements.compute.dtype)
 

@@ -115,6 +115,8 @@ def bytes_per_device(specs: Tree, placement: Placement, sizes: AxisSizes) -> int
 
     width = jax.numpy.dtype(placement.dtype).itemsize
     counts: list[Any] = jax.tree.leaves(
-        map_specs(lambda spec, layout: width * math.prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout)
+        map_specs(
+            lambda spec, layout: width * math.prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout
+        )
     )
     return sum(counts)

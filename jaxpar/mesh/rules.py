@@ -45,7 +45,9 @@ def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
         for axis in claimed:
             assert axis in AXES, f"rule for {name!r} names {axis!r}, which is no mesh axis"
             if axis in owner:
-                raise ValueError(f"logical axes {owner[axis]!r} and {name!r} both claim mesh axis {axis!r} in {spec.axes}")
+                raise ValueError(
+                    f"logical axes {owner[axis]!r} and {name!r} both claim mesh axis {axis!r} in {spec.axes}"
+                )
             owner[axis] = name
         entries.append(claimed if len(claimed) > 1 else claimed[0] if claimed else None)
     return PartitionSpec(*entries)

@@ -28,7 +28,7 @@ class Attention(nnx.Module):
     def __init__(self, model: ModelConfig):
         heads, kv_heads, head_dim = model.heads, counting.kv_heads(model), counting.head_dim(model)
         self.kv_heads, self.epsilon = kv_heads, model.norm_epsilon
-        self.biased, self.normed, self.rotary = model.attention_bias, model.qk_norm, model.position == "rope"
+        self.biased, self.normed = model.attention_bias, model.qk_norm
         options = {"matrix": True, "decay": True}
         back = model.init_scale / (2 * model.layers) ** 0.5
         of_query, of_kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
         if self.normed:
             q = rms_normalize(q, self.query_norm[...], self.epsilon)
             k = rms_normalize(k, self.key_norm[...], self.epsilon)
-        if self.rotary:
+        if tokens.cos is not None and tokens.sin is not None:
             q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
         q, k, v = name_activation(q, "query"), name_activation(k, "key"), name_activation(v, "value")
         return jnp.einsum("bshd,hde->bse", attend(q, k, v, tokens), self.output[...])

@@ -102,9 +102,7 @@ class DecoderStages:
         table: Any = materialize(weights[part], sinks[part], self.placements, part=part)
         return vocabulary_logits(x, table["tokens"].T if self.model.tied else table["weight"], self.model)
 
-    def loss(
-        self, weights: Tree, sinks: Tree, x: jax.Array, batch: Batch
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def loss(self, weights: Tree, sinks: Tree, x: jax.Array, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """This rank's sums over unmasked tokens: the objective (with z-loss) and the negative log-likelihood, in nats.
 
         Both are the same on all tensor ranks and differ on all others; the caller divides by the global token count.

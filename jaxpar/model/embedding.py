@@ -48,6 +48,7 @@ def vocabulary_logits(
     x: Float[Array, "batch part embed"], table: Float[Array, "embed local_vocab"], model: ModelConfig
 ) -> Float[Array, "batch seq local_vocab"]:
     """Float32 logits of this rank's part of the vocabulary; columns that only pad it are minus infinity."""
+    assert model.vocab is not None, "the vocabulary is known once the data is open"
     x = gather_sequence(x)
     logits = jnp.einsum("bse,ev->bsv", x, table, preferred_element_type=jnp.float32)
     if model.logit_softcap is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.schema import Config
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.activations import name_activation
-from jaxpar.model.attention import Attention, Attend
+from jaxpar.model.attention import Attend, Attention
 from jaxpar.model.context import TokenContext, sequence_part
 from jaxpar.model.dropout import dropout
 from jaxpar.model.mlp import MLP
@@ -29,7 +29,12 @@ class DecoderLayer(nnx.Module):
         self.seed = config.run.seed
 
     def __call__(
-        self, x: Float[Array, "batch part embed"], index: Int[Array, ""], tokens: TokenContext, attend: Attend, train: bool
+        self,
+        x: Float[Array, "batch part embed"],
+        index: Int[Array, ""],
+        tokens: TokenContext,
+        attend: Attend,
+        train: bool,
     ) -> Float[Array, "batch part embed"]:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
         h = name_activation(self.attention_norm(x), "attention_input")

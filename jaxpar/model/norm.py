@@ -11,7 +11,9 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.model.weights import weight
 
 
-def rms_normalize(x: Float[Array, "*batch dim"], scale: Float[Array, "dim"], epsilon: float) -> Float[Array, "*batch dim"]:
+def rms_normalize(
+    x: Float[Array, "*batch dim"], scale: Float[Array, "dim"], epsilon: float
+) -> Float[Array, "*batch dim"]:
     """`scale * x / sqrt(mean(x^2) + epsilon)` (arXiv:1910.07467)."""
     y = x.astype(jnp.float32)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + epsilon)

@@ -38,7 +38,9 @@ def rotary_tables(
 
 
 def rotate(
-    x: Float[Array, "batch seq heads head_dim"], cos: Float[Array, "batch seq half"], sin: Float[Array, "batch seq half"]
+    x: Float[Array, "batch seq heads head_dim"],
+    cos: Float[Array, "batch seq half"],
+    sin: Float[Array, "batch seq half"],
 ) -> Float[Array, "batch seq heads head_dim"]:
     """Rotate dims (i, i + head_dim / 2) of each head by the position's i-th angle, in float32."""
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)

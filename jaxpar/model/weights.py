@@ -24,8 +24,8 @@ def specs_of(module: nnx.Module) -> Tree:
     for path, variable in nnx.to_flat_state(state):
         node = tree
         for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = variable.get_metadata("spec")
+            node = node.setdefault(str(name), {})
+        node[str(path[-1])] = variable.get_metadata("spec")
     return tree
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
@@ -42,7 +44,7 @@ class BatchPlacer:
         def array(name: str) -> jax.Array:
             local, shape = rows[name], self.shape[: 2 if name == "examples" else 3]
 
-            def part(index: tuple[slice, ...]) -> np.ndarray:
+            def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)
                 wanted = np.arange(self.microbatches)[index[0], None] * per_microbatch + np.arange(first, last)
                 return local[np.searchsorted(self.rows, wanted)][(..., *index[2:])]

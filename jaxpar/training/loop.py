@@ -91,7 +91,9 @@ class _Loop:
                     previous = None
                     self._milestone(number, metrics, stop)
                 if stop and number < steps:
-                    self.listeners.message(f"Stopped by SIGTERM after step {number}; the same command continues the run.")
+                    self.listeners.message(
+                        f"Stopped by SIGTERM after step {number}; the same command continues the run."
+                    )
                     break
         return self._finish()
 
@@ -121,8 +123,9 @@ class _Loop:
         if changes:
             self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
         if first > config.run.steps:
+            steps = config.run.steps
             self.listeners.message(
-                f"The run already has its {config.run.steps} steps; raise run.steps to go on, or choose another run.name."
+                f"The run already has its {steps} steps; raise run.steps to go on, or choose another run.name."
             )
             return
         trainer.compiled  # noqa: B018 (compiles now, so that the time and the memory can be told)
@@ -148,7 +151,11 @@ class _Loop:
         scale = f", loss scale {float(metrics.loss_scale):g}" if self.config.precision.compute == "float16" else ""
         self.listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
         if in_row >= self.config.run.max_skipped_steps:
-            where = "the loss itself is not finite" if loss != loss or abs(loss) == float("inf") else "only the gradient is not"
+            where = (
+                "the loss itself is not finite"
+                if loss != loss or abs(loss) == float("inf")
+                else "only the gradient is not"
+            )
             raise TrainingError(
                 f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
                 f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
@@ -194,7 +201,7 @@ class _Loop:
                 self._save(number, final=stop or number == last)
 
     def _save(self, number: int, *, final: bool) -> None:
-        """Save in the background; a save that fails on the way is told and the run goes on, the last one must succeed."""
+        """Save in the background; one that fails on the way is told and the run goes on, the last one must succeed."""
         facts: dict[str, Any] = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss}
         try:
             self._await_save()
@@ -218,7 +225,11 @@ class _Loop:
             self._await_save()
         finally:
             self.checkpointer.close()
-        if trainer.steps_done >= config.run.steps and config.evaluation.sample_tokens and trainer.data.heldout is not None:
+        if (
+            trainer.steps_done >= config.run.steps
+            and config.evaluation.sample_tokens
+            and trainer.data.heldout is not None
+        ):
             self.listeners.sample(*sample_heldout(trainer))
         summary = Summary(
             steps=trainer.steps_done,

@@ -7,8 +7,9 @@ from math import prod
 import jax
 
 from jaxpar.config.counting import parameter_count
-from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
+from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.parameters import map_specs
+from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
 from jaxpar.training.step import TrainStep
 
 ZERO_WORDS = (
@@ -24,12 +25,16 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
     plan, config, axes = step.plan, step.config, step.plan.axes
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
-    used = ", ".join(f"{axis} {axes[axis]}" for axis in axes.keys() if axes[axis] > 1) or "one device"
+    used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
     kept = [name for name, treatment in plan.activations.items() if treatment == "save"]
     tokens = config.data.batch_size * config.data.sequence_length
     return [
         ("mesh", used, f"{axes.devices} x {step.mesh.devices.flat[0].device_kind}"),
-        ("parameters", _count(parameter_count(config.model, padded=False)), f"{_own_parameters(step)} per device at rest"),
+        (
+            "parameters",
+            _count(parameter_count(config.model, padded=False)),
+            f"{_own_parameters(step)} per device at rest",
+        ),
         ("weights", _bytes(step, "storage"), f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls"),
         ("ZeRO", str(plan.zero), _zero_words(step)),
         ("master, moments", _state_bytes(step), f"per device, {plan.dtypes.master}"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
-
 from jaxpar.attention import AttentionRequest, choose_backend, choose_context_strategy
 from jaxpar.config import Config
 from jaxpar.config.axes import AXES, resolve_axes
@@ -13,6 +11,7 @@ from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, Plan
 from jaxpar.config.validate import validate
 from jaxpar.memory.remat import remat_map
+from jaxpar.mesh.devices import Device
 from jaxpar.model.activations import ACTIVATIONS
 
 
@@ -30,8 +29,11 @@ def with_vocab(config: Config, vocab: int) -> Config:
     return config
 
 
-def make_plan(config: Config, device: jax.Device) -> Plan:
-    """The layout of a resolved `config` on devices like `device`. Raises `UserError` for a choice it does not support."""
+def make_plan(config: Config, device: Device) -> Plan:
+    """The layout of a resolved `config` on devices like `device`.
+
+    Raises `UserError` for a choice that does not support it.
+    """
     parallel, precision = config.parallel, config.precision
     axes = AxisSizes(**{axis: getattr(parallel, axis) for axis in AXES})
     request = attention_request(config, device)
@@ -55,7 +57,7 @@ def make_plan(config: Config, device: jax.Device) -> Plan:
     )
 
 
-def attention_request(config: Config, device: jax.Device) -> AttentionRequest:
+def attention_request(config: Config, device: Device) -> AttentionRequest:
     """What attention is asked for, on one device of the layout."""
     model, tensor = config.model, config.parallel.tensor
     capability = getattr(device, "compute_capability", None)

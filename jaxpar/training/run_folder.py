@@ -72,7 +72,9 @@ class RunFolder:
                     file.rename(self.path / f"{stem}-until-{step}.{suffix}")
                 write_atomically(file, text.encode())
         except OSError as error:
-            raise UserError(f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})") from error
+            raise UserError(
+                f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})"
+            ) from error
 
 
 def _key(line: str) -> str:

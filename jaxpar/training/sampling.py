@@ -27,7 +27,7 @@ LEAST = -1e30
 
 
 def next_token_logits(step: TrainStep) -> Any:
-    """Compiled (master weights, batch [1, row, seq], position) -> logits [vocabulary] after that slot of the first row."""
+    """Compiled (master, batch [1, row, seq], position) -> logits [vocabulary] after that slot of the first row."""
 
     def function(master: Tree, batch: Batch, position: jax.Array) -> jax.Array:
         stages = step.stages(train=False)
@@ -68,7 +68,7 @@ def continue_tokens(trainer: Trainer, start: np.ndarray, tokens: int, temperatur
         row = np.zeros(length, np.int32)
         row[: len(window)] = window
         slots = np.arange(length, dtype=np.int32)
-        arrays = {name: row for name in ("tokens", "labels")} | {name: slots for name in ("positions", "slots")}
+        arrays = dict.fromkeys(("tokens", "labels"), row) | dict.fromkeys(("positions", "slots"), slots)
         arrays |= {"segments": np.ones(length, np.int32), "mask": np.zeros(length, np.float32)}
         batch = {name: np.broadcast_to(array, (1, rows, length)) for name, array in arrays.items()}
         batch["examples"] = np.zeros((1, rows), np.int32)
@@ -76,7 +76,9 @@ def continue_tokens(trainer: Trainer, start: np.ndarray, tokens: int, temperatur
             name: jax.make_array_from_callback(batch[name].shape, put[name], lambda index, a=batch[name]: a[index])
             for name in put
         }
-        logits = multihost_utils.process_allgather(logits_after(trainer.state.master, placed, len(window) - 1), tiled=True)
+        logits = multihost_utils.process_allgather(
+            logits_after(trainer.state.master, placed, len(window) - 1), tiled=True
+        )
         token = _draw(np.asarray(logits, np.float64), temperature, draw)
         if token == trainer.data.separator:
             break

@@ -31,7 +31,7 @@ class TrainState(NamedTuple):
 
 def state_layout(weights: Tree, optimizer: Optimizer) -> TrainState:
     """The partition of every part of the state, given that of the master weights."""
-    whole = PartitionSpec()
+    whole: Any = PartitionSpec()
     return TrainState(weights, optimizer.state_layout(weights), whole, whole, whole, LossScale(whole, whole))
 
 

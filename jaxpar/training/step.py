@@ -107,7 +107,8 @@ class TrainStep:
     @cached_property
     def train(self) -> Any:
         """Compiled (state, batch) -> (state, `StepMetrics`); the old state's buffers are reused."""
-        metrics = StepMetrics(*[PartitionSpec()] * len(StepMetrics._fields))
+        whole: Any = PartitionSpec()
+        metrics = StepMetrics(*[whole] * len(StepMetrics._fields))
         layouts = (self.state_layout, self.batch_layout())
         step = self.shard_map(self._train, layouts, (self.state_layout, metrics))
         return jax.jit(step, donate_argnums=0, out_shardings=self.shardings((self.state_layout, metrics)))
@@ -122,7 +123,9 @@ class TrainStep:
     def gradients(self) -> Any:
         """Compiled (state, batch) -> (loss, gradients in optimizer placement): what tests and analysis look at."""
         whole = PartitionSpec()
-        step = self.shard_map(self._gradients, (self.state_layout, self.batch_layout()), (whole, self.master_layout, whole))
+        step = self.shard_map(
+            self._gradients, (self.state_layout, self.batch_layout()), (whole, self.master_layout, whole)
+        )
         compiled = jax.jit(step)
         return lambda state, batch: compiled(state, batch)[:2]
 

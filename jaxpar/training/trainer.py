@@ -15,7 +15,7 @@ from jaxpar.config.validate import validate
 from jaxpar.data import Data, batch_rows, batches, bigram_loss, open_data
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.devices import prepare_devices
+from jaxpar.mesh.devices import Device, prepare_devices
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.timer import StepTimer
@@ -43,12 +43,14 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config | str | Path, *, overrides: Sequence[str] = (), devices: Sequence[jax.Device] | None = None
+        self, config: Config | str | Path, *, overrides: Sequence[str] = (), devices: Sequence[Device] | None = None
     ):
         if not isinstance(config, Config):
             config = load_config(str(config), overrides)
         elif overrides:
-            raise UserError("overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])")
+            raise UserError(
+                "overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])"
+            )
         validate(config)
         if devices is None:
             prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
@@ -86,7 +88,7 @@ class Trainer:
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
-        with self.timer.compiling(), self.mesh:
+        with self.timer.compiling():
             lowered = self.functions.train.lower(self.functions.abstract_state(), self.placer.abstract())
             return lowered.compile()
 

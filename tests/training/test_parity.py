@@ -54,7 +54,9 @@ TOLERANCE = 1e-5
 
 def _fits(row: dict[str, Any]) -> bool:
     used = [row.get(axis, 1) for axis in ("replica", "fsdp", "expert", "tensor", "context")]
-    rows_per_rank = 8 // (row.get("replica", 1) * row.get("fsdp", 1) * row.get("expert", 1) * row.get("microbatches", 1))
+    rows_per_rank = 8 // (
+        row.get("replica", 1) * row.get("fsdp", 1) * row.get("expert", 1) * row.get("microbatches", 1)
+    )
     return int(np.prod(used)) <= DEVICES and rows_per_rank >= 1
 
 
@@ -116,7 +118,9 @@ def test_the_matrix_covers_every_feasible_pair():
 
 
 def _name(row: dict[str, Any]) -> str:
-    axes = "-".join(f"{axis}{row[axis]}" for axis in ("replica", "fsdp", "expert", "tensor", "context") if row[axis] > 1)
+    axes = "-".join(
+        f"{axis}{row[axis]}" for axis in ("replica", "fsdp", "expert", "tensor", "context") if row[axis] > 1
+    )
     return f"{axes or 'one'}-zero{row['zero']}-{row['family']}-{row['remat']}"
 
 
