@@ -101,6 +101,17 @@ def test_a_failing_pip_shows_what_it_said_and_is_tried_again(checkout: Checkout)
     assert [call.split()[0] for call in checkout.calls()] == ["venv", "pip"]
 
 
+def test_a_half_installed_change_is_not_taken_for_the_old_environment_when_it_is_reverted(ready: Checkout):
+    constraints = ready.folder / "constraints.txt"
+    before = constraints.read_text()
+    constraints.write_text(before + "# changed\n")
+    assert ready.setup("test", PIP_EXIT="1").returncode == 1
+    ready.calls()
+    constraints.write_text(before)
+    ready.setup("test")
+    assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
+
+
 def test_an_environment_that_was_moved_is_made_anew(ready: Checkout):
     ready.folder = ready.folder.rename(ready.home / "moved")
     ready.setup("test")
@@ -134,7 +145,8 @@ def test_without_a_python_it_says_so_in_one_sentence(checkout: Checkout):
         program(checkout.home / "bin" / name, "exit 1")
     result = checkout.setup("train")
     assert result.returncode == 1
-    assert "No Python found" in result.stderr
+    assert "No Python found" in result.stderr.splitlines()[-1]
+    assert "Setting up" not in result.stderr
     assert not (checkout.folder / ".venv").exists()
 
 
