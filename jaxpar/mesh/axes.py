@@ -1,14 +1,15 @@
-"""The six mesh axes and the bookkeeping of which of them a value varies over."""
+"""The six mesh axes, and which of them a value varies over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import jax
-from jax import lax
 
-AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
-"""Every mesh has all six, slowest links first; an unused one has size 1."""
+from jaxpar.config.axes import AXES
+from pallas_kernels.varying import vary_over, varying_axes
+
+__all__ = ["AXES", "DATA_AXES", "SEQUENCE_AXES", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes"]
 
 DATA_AXES = ("replica", "fsdp", "expert")
 """Axes that split the rows of a batch."""
@@ -20,23 +21,13 @@ SHARD_AXES = ("fsdp", "expert")
 """Axes over which ZeRO shards dense weights, gradients and optimizer state."""
 
 
-def varying_axes(x: jax.Array) -> frozenset[str]:
-    """Mesh axes over which `x` may differ between ranks, as its type says. Inside `shard_map` only."""
-    return frozenset(jax.typeof(x).manual_axis_type.varying)
-
-
 def vary[Tree](tree: Tree, axes: Iterable[str] = AXES) -> Tree:
     """Type every array of `tree` as varying over `axes`; no data moves.
 
     The derivative of this cast is a sum over the axes it added. Casting the weights *before* a loss is computed
     therefore decides where their gradient is summed: see `jaxpar.mesh.materialize`.
     """
-
-    def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(a for a in AXES if a in set(axes) - varying_axes(x))
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, tree)
+    return vary_over(tree, frozenset(axes))
 
 
 def assert_varies_over(x: jax.Array, axes: Iterable[str], what: str) -> None:

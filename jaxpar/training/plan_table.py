@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import jax
+import numpy as np
 
 from jaxpar.config.counting import parameter_count
 from jaxpar.mesh.axes import AXES
@@ -29,7 +30,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
     kept = [name for name, treatment in plan.activations.items() if treatment == "save"]
     tokens = config.data.batch_size * config.data.sequence_length
     return [
-        ("mesh", used, f"{axes.devices} x {step.mesh.devices.flat[0].device_kind}"),
+        ("mesh", used, f"{axes.devices} x {step.mesh.devices.flat[0].device_kind}{_crossings(step)}"),
         (
             "parameters",
             _count(parameter_count(config.model, padded=False)),
@@ -47,6 +48,16 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
+
+
+def _crossings(step: TrainStep) -> str:
+    """Which axes have neighbours in different processes, in a job of several."""
+    devices = step.mesh.devices
+    owner = np.vectorize(lambda device: device.process_index)(devices)
+    if owner.min() == owner.max():
+        return ""
+    crossing = [axis for dim, axis in enumerate(AXES) if (owner != owner.take([0], axis=dim)).any()]
+    return f" in {jax.process_count()} processes; crossing between them: {', '.join(crossing)}"
 
 
 def _own_parameters(step: TrainStep) -> str:

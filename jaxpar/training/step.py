@@ -87,8 +87,17 @@ class TrainStep:
         return {**dict.fromkeys(names, tokens), "examples": PartitionSpec(None, DATA_AXES)}
 
     def shard_map(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
-        """`function` on every device of the mesh, with varying types checked."""
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)
+        """`function` on every device of the mesh, with varying types checked.
+
+        Under `precision.compute: float32` matmuls are float32 on GPUs too, which would multiply in TF32 by default.
+        """
+        precision = "highest" if self.plan.dtypes.compute == "float32" else "default"
+
+        def precise(*arguments: Any) -> Any:
+            with jax.default_matmul_precision(precision):
+                return function(*arguments)
+
+        return jax.shard_map(precise, mesh=self.mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
