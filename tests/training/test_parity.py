@@ -74,8 +74,8 @@ def covering_rows(seed: int = 3) -> list[dict[str, Any]]:
         best: dict[str, Any] = {}
         gained: set[frozenset[Any]] = set()
         for _ in range(60):
-            first = sorted(pairs, key=repr)[int(draw.integers(len(pairs)))]
-            row = dict(first)
+            first = sorted(pairs, key=lambda pair: sorted(map(repr, pair)))[int(draw.integers(len(pairs)))]
+            row = dict(sorted(first))
             for name in draw.permutation([name for name in FACTORS if name not in row]):
                 options = [value for value in FACTORS[name] if _fits({**row, name: value})]
                 hits = [sum(frozenset([(name, v), item]) in pairs for item in row.items()) for v in options]
