@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.validate import profile_steps
 from jaxpar.model.flops import mfu
 from jaxpar.observe.console import ConsoleView
 from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
+from jaxpar.observe.files import strict_json
 from jaxpar.observe.jsonl import JsonLines
 from jaxpar.observe.memory import bytes_in_use, memory_kind, peak_bytes
 from jaxpar.observe.plot import LossPlot
@@ -29,6 +30,7 @@ from jaxpar.training.plan_table import mebibytes, plan_rows
 from jaxpar.training.run_folder import RunFolder
 from jaxpar.training.sampling import sample_heldout
 from jaxpar.training.step import StepMetrics
+from jaxpar.training.termination import termination
 from jaxpar.training.trainer import Trainer
 
 
@@ -41,11 +43,14 @@ def default_listeners() -> list[Listener]:
 
 def fit(trainer: Trainer, listeners: Iterable[Listener]) -> Summary:
     """Run `trainer` to its last step; see `Trainer.fit`."""
-    everyone = Listeners(listeners)
     try:
-        return _Loop(trainer, everyone).run()
-    finally:
-        everyone.close()
+        with closing(Listeners(listeners)) as everyone:
+            return _Loop(trainer, everyone).run()
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename or 'a file'} of run {trainer.config.run.name!r} could not be used ({reason(error)}): "
+            "the run stopped, and the same command continues it from its newest checkpoint"
+        ) from error
 
 
 class _Loop:
@@ -62,19 +67,41 @@ class _Loop:
             keep_every=checkpoint.keep_every,
             report=listeners.message,
         )
-        self.tokens, self.skipped, self.saving = 0, 0, 0
+        self.tokens, self.skipped = 0, 0
+        self.saved, self.saving = 0, 0
+        """Steps of the newest complete checkpoint and of the one in the making; 0 for none."""
         self.baseline: float | None = None
         self.eval_loss: float | None = None
         self.last_loss = float("nan")
 
     def run(self) -> Summary:
-        steps = self.config.run.steps
         changes = from_first(self.folder.changes)
         self._restore()
-        first = self.trainer.steps_done + 1
-        self._announce(first, changes)
-        with _termination() as asked_to_stop, self._profile() as profile:
-            previous: StepMetrics | None = None
+        done = self.trainer.steps_done
+        if done >= self.config.run.steps and (earlier := from_first(self.folder.summary)) is not None:
+            self.listeners.message(
+                f"{self.folder.path} already has its {done} steps, and nothing was changed; "
+                "raise run.steps to go on, or choose another run.name."
+            )
+            return Summary(**earlier)
+        self._announce(done + 1, changes)
+        try:
+            with termination() as asked_to_stop:
+                stopped = self._train(done + 1, asked_to_stop)
+                self._await_save()
+                if stopped:
+                    self.listeners.message(
+                        f"Stopped by SIGTERM after step {stopped}; the same command continues the run."
+                    )
+                return self._finish()
+        finally:
+            if not self.saving or jax.process_count() == 1:  # To wait for a save takes all processes.
+                self.checkpointer.close()
+
+    def _train(self, first: int, asked_to_stop: Callable[[int], bool]) -> int | None:
+        """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
+        steps, previous = self.config.run.steps, None
+        with self._profile() as profile:
             for number in range(first, steps + 1):
                 if profile is not None:
                     profile.before_step(number)
@@ -85,17 +112,14 @@ class _Loop:
                 if previous is not None:
                     self._account(number - 1, previous)
                 previous = metrics
-                stop = asked_to_stop(number)
+                stop = asked_to_stop(number) and number < steps
                 if self._due(number, first) or stop:
                     self._account(number, metrics)
                     previous = None
                     self._milestone(number, metrics, stop)
-                if stop and number < steps:
-                    self.listeners.message(
-                        f"Stopped by SIGTERM after step {number}; the same command continues the run."
-                    )
-                    break
-        return self._finish()
+                if stop:
+                    return number
+        return None
 
     def _restore(self) -> None:
         newest = self.checkpointer.latest()
@@ -103,7 +127,9 @@ class _Loop:
             return
         self.trainer.state = self.checkpointer.restore(newest, self.trainer.functions.abstract_state())
         facts = self.checkpointer.facts(newest)
-        self.tokens, self.skipped, self.last_loss = facts["tokens"], facts["skipped"], facts["loss"]
+        self.tokens, self.skipped = facts["tokens"], facts["skipped"]
+        self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
+        self.eval_loss, self.saved = facts["eval_loss"], newest
 
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config
@@ -123,10 +149,7 @@ class _Loop:
         if changes:
             self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
         if first > config.run.steps:
-            steps = config.run.steps
-            self.listeners.message(
-                f"The run already has its {steps} steps; raise run.steps to go on, or choose another run.name."
-            )
+            self.listeners.message(f"All {first - 1} steps are done; what an earlier start left undone is the end.")
             return
         trainer.compiled  # noqa: B018 (compiles now, so that the time and the memory can be told)
         need = trainer.predicted_bytes
@@ -151,16 +174,12 @@ class _Loop:
         scale = f", loss scale {float(metrics.loss_scale):g}" if self.config.precision.compute == "float16" else ""
         self.listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
         if in_row >= self.config.run.max_skipped_steps:
-            where = (
-                "the loss itself is not finite"
-                if loss != loss or abs(loss) == float("inf")
-                else "only the gradient is not"
-            )
+            where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
             raise TrainingError(
                 f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
                 f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
-                f"{number - in_row} unchanged; lower optimizer.learning_rate, or look at the data of steps "
-                f"{number - in_row + 1} to {number}"
+                f"{number - in_row} unchanged ({self._newest()}); lower optimizer.learning_rate, or look at the data "
+                f"of steps {number - in_row + 1} to {number}"
             )
 
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
@@ -201,11 +220,11 @@ class _Loop:
                 self._save(number, final=stop or number == last)
 
     def _save(self, number: int, *, final: bool) -> None:
-        """Save in the background; one that fails on the way is told and the run goes on, the last one must succeed."""
-        facts: dict[str, Any] = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss}
+        """Begin to save in the background. A save that fails is told and the run goes on; the last one must succeed."""
+        facts = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
+        self._settle_save()
         try:
-            self._await_save()
-            self.checkpointer.save(number, self.trainer.state, facts)
+            self.checkpointer.save(number, self.trainer.state, strict_json(facts))
             self.saving = number
         except CheckpointError as error:
             if final:
@@ -213,23 +232,33 @@ class _Loop:
             self.listeners.message(f"{error}; training goes on.")
 
     def _await_save(self) -> None:
+        """Wait for the save in the making. Raises `CheckpointError` when it failed."""
         saving, self.saving = self.saving, 0
         self.checkpointer.wait()
         if saving:
-            self.listeners.saved(saving, str(self.folder.checkpoints / f"{saving:08d}"))
+            self.saved = saving
+            self.listeners.saved(saving, str(self._checkpoint(saving)))
 
-    def _finish(self) -> Summary:
-        """Wait for the last save, sample, and sum up."""
-        trainer, timer, config = self.trainer, self.timer, self.config
+    def _settle_save(self) -> None:
+        """Wait for the save in the making, and tell when it failed."""
         try:
             self._await_save()
-        finally:
-            self.checkpointer.close()
-        if (
-            trainer.steps_done >= config.run.steps
-            and config.evaluation.sample_tokens
-            and trainer.data.heldout is not None
-        ):
+        except CheckpointError as error:
+            self.listeners.message(f"{error}; training goes on.")
+
+    def _newest(self) -> str:
+        """Words for the newest complete checkpoint."""
+        self._settle_save()
+        return f"the newest checkpoint is {self._checkpoint(self.saved)}" if self.saved else "nothing was saved"
+
+    def _checkpoint(self, step: int) -> Path:
+        return self.folder.checkpoints / f"{step:08d}"
+
+    def _finish(self) -> Summary:
+        """Sample and sum up."""
+        trainer, timer, config = self.trainer, self.timer, self.config
+        finished = trainer.steps_done >= config.run.steps
+        if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
             self.listeners.sample(*sample_heldout(trainer))
         summary = Summary(
             steps=trainer.steps_done,
@@ -259,23 +288,6 @@ class _Loop:
             yield window
         finally:
             window.close()
-
-
-@contextmanager
-def _termination() -> Iterator[Any]:
-    """Turns SIGTERM into a question that is asked after each step, answered alike by all processes."""
-    if jax.process_count() > 1:
-        yield multihost_utils.reached_preemption_sync_point
-        return
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda step: False
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    try:
-        yield lambda step: asked.is_set()
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _plain(trainer: Trainer) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.observe.files import write_atomically
+from jaxpar.observe.summary import SUMMARY_FILE
 
 CONFIG, PLAN, CHECKPOINTS = "config.yaml", "plan.json", "checkpoints"
 
@@ -29,7 +32,7 @@ class RunFolder:
 
     def __init__(self, config: Config):
         self.config = config
-        self.path = Path(config.run.dir) / config.run.name
+        self.path = Path(config.run.dir).expanduser() / config.run.name
 
     @property
     def checkpoints(self) -> Path:
@@ -42,13 +45,14 @@ class RunFolder:
         Raises `UserError` where the difference makes it another run, or the folder holds something else.
         """
         file = self.path / CONFIG
-        if not file.exists():
-            if self.path.exists() and any(self.path.iterdir()):
-                raise UserError(
-                    f"run.name is {self.config.run.name!r}: {self.path} exists and is no run of jaxpar (it has no "
-                    f"{CONFIG}); choose another run.name or run.dir"
-                )
-            return []
+        try:
+            if not file.exists():
+                self._check_new()
+                return []
+        except OSError as error:
+            raise UserError(
+                f"run.dir is {self.config.run.dir!r}: {self.path} cannot be read ({error.strerror})"
+            ) from error
         changes = config_difference(load_config(str(file)), self.config)
         forbidden = [line for line in changes if not line.startswith(MAY_CHANGE) and _key(line) not in MAY_CHANGE_KEYS]
         if forbidden:
@@ -57,6 +61,22 @@ class RunFolder:
                 f"({'; '.join(forbidden)}); choose another run.name, or restore these values to continue it"
             )
         return changes
+
+    def _check_new(self) -> None:
+        """Hidden files do not count: a kill may leave the beginning of the first file, under a hidden name."""
+        if self.path.exists() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+            raise UserError(
+                f"run.name is {self.config.run.name!r}: {self.path} exists and is no run of jaxpar (it has no "
+                f"{CONFIG}); choose another run.name or run.dir"
+            )
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `summary.json` says; None where the run has not come to its end."""
+        file = self.path / SUMMARY_FILE
+        if not file.exists():
+            return None
+        summary = json.loads(file.read_text())
+        return summary if summary["steps"] >= self.config.run.steps else None
 
     def write(self, plan: Plan, step: int) -> None:
         """Write configuration and plan; those of an earlier start that differ stay beside them, named by `step`.
@@ -67,9 +87,12 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             for name, text in ((CONFIG, config_to_yaml(self.config)), (PLAN, plan.to_json())):
                 file = self.path / name
-                if file.exists() and file.read_text() != text:
+                if file.exists() and (old := file.read_text()) != text:
                     stem, suffix = name.split(".")
-                    file.rename(self.path / f"{stem}-until-{step}.{suffix}")
+                    kept = self.path / f"{stem}-until-{step}.{suffix}"
+                    # One that is there already is of the start that made these steps; the last start made none.
+                    if not kept.exists():
+                        write_atomically(kept, old.encode())
                 write_atomically(file, text.encode())
         except OSError as error:
             raise UserError(

@@ -1,0 +1,32 @@
+"""SIGTERM, which schedulers send some time before they kill."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import jax
+from jax.experimental import multihost_utils
+
+
+@contextmanager
+def termination() -> Iterator[Callable[[int], bool]]:
+    """Turns SIGTERM, while the context is open, into a question to ask after each step: is this the one to stop after?
+
+    Several processes agree on one step, whichever of them got the signal; they must all ask after every step. Outside
+    of the main thread signals cannot be heard, and a single process is never asked to stop.
+    """
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda step: False
+        return
+    asked = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield lambda step: asked.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,115 @@
+"""Whole runs of the small decoder in temporary folders, in this process or by the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpar.checkpoint import Checkpointer
+from jaxpar.config import Config, config_to_yaml
+from jaxpar.observe.events import Listener, StepRecord, Summary
+from jaxpar.observe.jsonl import JsonLines, read_metrics
+from jaxpar.training.trainer import Trainer
+from tests.small_run import layout_of, small
+
+ROOT = Path(__file__).parents[2]
+MESH = {"fsdp": 2, "context": 2, "tensor": 2}
+
+
+def run_config(folder: Path, steps: int, **sections: dict[str, Any]) -> Config:
+    """The small decoder as a run in `folder`: every step is logged, and `steps` does not bend the schedule."""
+    return small(
+        **{
+            **sections,
+            "run": {"dir": str(folder), "steps": steps, "log_every": 1, **sections.get("run", {})},
+            "optimizer": {"decay_steps": 30, **sections.get("optimizer", {})},
+            "evaluation": {"batches": 0, **sections.get("evaluation", {})},
+        }
+    )
+
+
+class Heard(Listener):
+    """What a run said."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.records: list[StepRecord] = []
+        self.saves: list[int] = []
+        self.evaluations: list[tuple[int, float]] = []
+
+    def step(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+    def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
+        self.evaluations.append((step, loss))
+
+    def saved(self, step: int, path: str) -> None:
+        self.saves.append(step)
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def make_trainer(config: Config) -> Trainer:
+    """A trainer on as many of the virtual devices as its layout takes."""
+    return Trainer(config, devices=jax.devices()[: layout_of(config.parallel)])
+
+
+def fit(config: Config, *more: Listener) -> tuple[Summary, Heard]:
+    """Run `config` with `metrics.jsonl` and the given listeners."""
+    heard = Heard()
+    return make_trainer(config).fit([JsonLines(), heard, *more]), heard
+
+
+def folder_of(config: Config) -> Path:
+    return Path(config.run.dir) / config.run.name
+
+
+def losses(config: Config) -> dict[int, float]:
+    """Step to loss, as `metrics.jsonl` has them; no step may be there twice."""
+    records = read_metrics(folder_of(config) / "metrics.jsonl")
+    steps = [record["step"] for record in records]
+    assert steps == sorted(set(steps)), f"steps twice or out of order: {steps}"
+    return {record["step"]: record["loss"] for record in records}
+
+
+def saved_state(config: Config, step: int) -> Any:
+    """The state that the run's checkpoint of `step` holds, as NumPy."""
+    like = make_trainer(config).functions.abstract_state()
+    checkpointer = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
+    try:
+        return jax.device_get(checkpointer.restore(step, like))
+    finally:
+        checkpointer.close()
+
+
+def assert_same_bits(found: Any, wanted: Any) -> None:
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
+
+
+def write_config(config: Config, file: Path) -> Path:
+    """`config` as a YAML file for the command line."""
+    file.write_text(config_to_yaml(config))
+    return file
+
+
+def start(file: Path, *overrides: str, devices: int = 8) -> subprocess.Popen[str]:
+    """`python -m jaxpar.train` in a process of its own, with that many virtual devices."""
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    settings = [part for override in overrides for part in ("--set", override)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxpar.train", "--config", str(file), *settings],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": " ".join(flags)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,79 @@
+"""A run that stops and goes on is the run that never stopped: on the same mesh bit for bit, on another to rounding."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpar.config import Config
+from tests.training.runs import MESH, assert_same_bits, fit, folder_of, losses, run_config, saved_state
+
+STOPPED, MORE = 4, 10
+TOLERANCE = 1e-5
+"""Relative difference of a loss, in float32."""
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "tensor2-context2-fsdp2-zero1-accumulating": {**MESH, "zero": 1, "microbatches": 2},
+    "hsdp-zero2": {"replica": 2, "fsdp": 2, "expert": 2, "zero": 2},
+    "one-device": {"zero": 0},
+}
+
+
+@pytest.mark.parametrize(("optimizer", "mesh"), [("adamw", MESH), ("muon", {"fsdp": 2, "microbatches": 2})])
+def test_a_continued_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, optimizer: str, mesh: dict[str, int]):
+    def config(name: str, steps: int) -> Config:
+        return run_config(tmp_path, steps, run={"name": name}, parallel=mesh, optimizer={"name": optimizer})
+
+    whole, _ = fit(config("whole", 8))
+    fit(config("parts", 4))
+    summary, heard = fit(config("parts", 8))
+    assert [record.step for record in heard.records] == [5, 6, 7, 8]
+    assert heard.messages[0] == "Continuing with changes: run.steps: 4 -> 8."
+    assert losses(config("parts", 8)) == losses(config("whole", 8))
+    assert_same_bits(saved_state(config("parts", 8), 8), saved_state(config("whole", 8), 8))
+    assert (summary.steps, summary.loss, summary.tokens) == (8, whole.loss, whole.tokens)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Fourteen steps over fsdp=8, ZeRO-3, with the checkpoint of step 4 kept."""
+    sections: dict[str, Any] = {"parallel": {"fsdp": 8}, "checkpoint": {"every": STOPPED, "keep_last": 9}}
+    config = run_config(tmp_path_factory.mktemp("uninterrupted"), STOPPED + MORE, **sections)
+    fit(config)
+    return config
+
+
+def copy_until(config: Config, step: int, folder: Path) -> None:
+    """The run's folder as it was when it had saved `step`."""
+    shutil.copytree(folder_of(config), folder / config.run.name)
+    for checkpoint in (folder / config.run.name / "checkpoints").iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+
+
+def assert_close(found: dict[int, float], wanted: dict[int, float]) -> None:
+    assert found.keys() == wanted.keys()
+    worst = max(abs(found[step] - loss) / abs(loss) for step, loss in wanted.items())
+    assert worst <= TOLERANCE, f"a loss differs by {worst:.1e}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_run_goes_on_with_another_mesh_zero_stage_and_microbatch_count(
+    tmp_path: Path, uninterrupted: Config, layout: dict[str, int]
+):
+    copy_until(uninterrupted, STOPPED, tmp_path)
+    config = run_config(tmp_path, STOPPED + MORE, parallel=layout, checkpoint={"every": 9})
+    _, heard = fit(config)
+    assert "parallel.fsdp: 8 -> " in heard.messages[0]
+    assert heard.records[0].step == STOPPED + 1
+    assert_close(losses(config), losses(uninterrupted))
+    assert (folder_of(config) / f"plan-until-{STOPPED}.json").exists(), "the plan of the first steps is kept"
+    if layout.get("fsdp", 1) == 1:  # And from one device to eight again.
+        back = run_config(tmp_path, STOPPED + MORE, parallel={"fsdp": 4, "tensor": 2}, checkpoint={"every": 9})
+        shutil.rmtree(folder_of(config) / "checkpoints" / f"{STOPPED + MORE:08d}")
+        _, heard = fit(back)
+        assert heard.records[0].step == 10
+        assert_close(losses(back), losses(uninterrupted))
