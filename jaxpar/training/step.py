@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, NamedTuple
 
 import jax
@@ -93,6 +93,7 @@ class TrainStep:
         """
         precision = "highest" if self.plan.dtypes.compute == "float32" else "default"
 
+        @wraps(function)
         def precise(*arguments: Any) -> Any:
             with jax.default_matmul_precision(precision):
                 return function(*arguments)
