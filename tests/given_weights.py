@@ -1,0 +1,27 @@
+"""Puts weights that a test has made into the state of a step, without compiling anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpar.training.state import TrainState
+from jaxpar.training.step import TrainStep
+
+
+def place(step: TrainStep, weights: Any) -> Any:
+    """`weights` (global NumPy arrays) as float32 arrays laid out like the master weights."""
+    put = lambda leaf, sharding: jax.device_put(np.asarray(leaf, np.float32), sharding)
+    return jax.tree.map(put, weights, step.shardings(step.master_layout))
+
+
+def state_with(step: TrainStep, weights: Any) -> TrainState:
+    """The state before the first step, but with `weights`: no step taken, moments zero."""
+    zeros = jax.tree.map(
+        lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), step.abstract_state()
+    )
+    scale = step.config.precision.loss_scale if step.config.precision.compute == "float16" else 1.0
+    value = jax.device_put(np.float32(scale), zeros.loss_scale.value.sharding)
+    return zeros._replace(master=place(step, weights), loss_scale=zeros.loss_scale._replace(value=value))

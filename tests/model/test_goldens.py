@@ -1,0 +1,52 @@
+"""The decoder computes the logits that transformers computes, on one device and on a mesh that splits everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpar.mesh.axes import DATA_AXES, vary
+from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.materialize import to_storage, zero_sinks
+from jaxpar.mesh.parameters import Tree
+from jaxpar.model.decoder import Batch
+from jaxpar.training.step import TrainStep
+from tests.given_weights import place
+from tests.goldens.loading import NAMES, load
+from tests.reference.decoder64 import plain_batch
+from tests.small_run import SmallRun, small
+
+TOLERANCE = 1e-5
+"""Largest difference over the largest logit, float32."""
+LAYOUTS = {"one_device": {}, "split": {"fsdp": 2, "context": 2, "tensor": 2}}
+
+
+def logits(step: TrainStep) -> Any:
+    """Compiled (master weights, batch [1, row, seq]) -> logits [row, seq, padded vocabulary]."""
+
+    def function(master: Tree, batch: Batch) -> jax.Array:
+        stages = step.stages(train=False)
+        weights = to_storage(master, step.placements)
+        sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in weights.items()}
+        microbatch = jax.tree.map(lambda a: a[0], batch)
+        x = stages.run_layers(weights, sinks, stages.embed(weights, sinks, microbatch), microbatch)
+        return reduce_sum(vary(stages.logits(weights, sinks, x)), ("pipe",))
+
+    layouts = step.master_layout, step.batch_layout()
+    return jax.jit(step.shard_map(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor")))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_transformers(name: str, layout: str):
+    weights, options, tokens, wanted = load(name, vocab_multiple=16)
+    data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
+    run = SmallRun(small(model={"vocab_multiple": 16, "kv_heads": None} | options, parallel=LAYOUTS[layout], data=data))
+    found = np.asarray(logits(run.step)(place(run.step, weights), run.place(plain_batch(tokens))))
+    vocab = options["vocab"]
+    assert np.abs(found[..., :vocab] - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+    assert found.shape[-1] == 64 and np.all(np.isneginf(found[..., vocab:])), "padded columns take no probability"
