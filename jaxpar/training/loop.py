@@ -165,9 +165,9 @@ class _Loop:
     def _account(self, number: int, metrics: StepMetrics) -> None:
         """Wait for a step and count it; stop the run when too many in a row were skipped."""
         with self.timer.waiting():
-            tokens, finite, in_row = int(metrics.tokens), bool(metrics.finite), int(metrics.skipped_in_row)
-        self.tokens += tokens
+            finite, in_row = bool(metrics.finite), int(metrics.skipped_in_row)
         if finite:
+            self.tokens += int(metrics.tokens)
             return
         self.skipped += 1
         loss, norm = float(metrics.loss), float(metrics.grad_norm)

@@ -1,0 +1,185 @@
+"""The loop around the step: what it compiles, frees, evaluates, traces and lets go of."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.observe.events import Listener, StepRecord
+from jaxpar.training.errors import TrainingError
+from tests.training.runs import (
+    MESH,
+    Heard,
+    assert_same_bits,
+    fit,
+    folder_of,
+    losses,
+    make_trainer,
+    run_config,
+    saved_state,
+)
+
+
+class Compilations(Listener):
+    """Counts XLA compilations, those answered from a cache included."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.after_step: dict[int, int] = {}
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+    def _hear(self, event: str, duration: float, **_: Any) -> None:
+        self.count += event.endswith("backend_compile_duration")
+
+    def step(self, record: StepRecord) -> None:
+        self.after_step[record.step] = self.count
+
+    def close(self) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._hear)
+
+
+def test_nothing_is_compiled_after_the_second_step(tmp_path: Path):
+    config = run_config(
+        tmp_path, 5, parallel=MESH, evaluation={"every": 1, "batches": 2}, checkpoint={"every": 1}, model={"tied": True}
+    )
+    compilations = Compilations()
+    _, heard = fit(config, compilations)
+    assert [step for step, _ in heard.evaluations] == [1, 2, 3, 4, 5]
+    assert heard.saves == [1, 2, 3, 4, 5]
+    assert compilations.after_step[1] > 0, "the counter hears nothing"
+    assert compilations.count == compilations.after_step[2]
+
+
+def test_a_step_frees_the_state_before_it():
+    trainer = make_trainer(run_config(Path("nowhere"), 5, parallel=MESH))
+    before = trainer.state
+    trainer.step()
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((before.master, before.optimizer)))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.state))
+
+
+def test_steps_and_evaluation_without_fit_write_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(run_config(Path("runs"), 5, parallel=MESH, evaluation={"batches": 2}))
+    first = float(trainer.step().loss)
+    before = trainer.evaluate()
+    for _ in range(3):
+        metrics = trainer.step()
+    assert float(metrics.loss) < first
+    assert trainer.evaluate() < before
+    assert trainer.steps_done == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fit_goes_on_from_the_steps_taken_by_hand(tmp_path: Path):
+    whole = run_config(tmp_path / "whole", 5, parallel=MESH)
+    fit(whole)
+    trainer = make_trainer(config := run_config(tmp_path / "by-hand", 5, parallel=MESH))
+    trainer.step()
+    trainer.step()
+    trainer.fit([heard := Heard()])
+    assert {record.step: record.loss for record in heard.records}.items() <= losses(whole).items()
+    assert [record.step for record in heard.records] == [3, 4, 5]
+    assert_same_bits(saved_state(config, 5), saved_state(whole, 5))
+
+
+def test_evaluation_is_the_same_on_every_layout_and_at_every_call(tmp_path: Path):
+    layouts = [{}, MESH, {"fsdp": 4, "tensor": 2, "microbatches": 2}]
+    trainers = [make_trainer(run_config(tmp_path, 5, parallel=each, evaluation={"batches": 3})) for each in layouts]
+    found = [trainer.evaluate() for trainer in trainers]
+    assert found == pytest.approx([found[0]] * len(layouts), rel=1e-6)
+    assert trainers[0].evaluate() == found[0]
+
+
+def test_a_trace_of_the_named_steps_is_written(tmp_path: Path):
+    config = run_config(tmp_path, 4, run={"profile": "2:3"}, parallel={"fsdp": 2})
+    fit(config)
+    traces = list((folder_of(config) / "profile").rglob("*.xplane.pb"))
+    assert len(traces) == 1
+    names = traces[0].read_bytes()
+    assert b"step_num" in names
+    assert losses(config).keys() == {1, 2, 3, 4}
+
+
+class SignalAfter(Listener):
+    """Sends this process a signal once a step is logged; with `again`, also when the last checkpoint is in place."""
+
+    def __init__(self, step: int, again: bool = False) -> None:
+        self.at, self.again = step, again
+
+    def step(self, record: StepRecord) -> None:
+        if record.step == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def saved(self, step: int, path: str) -> None:
+        if self.again:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_saves_and_says_how_to_go_on_and_the_continued_run_is_the_uninterrupted_one(tmp_path: Path):
+    config = run_config(tmp_path / "stopped", 8, parallel=MESH)
+    whole = run_config(tmp_path / "whole", 8, parallel=MESH)
+    fit(whole)
+    summary, heard = fit(config, SignalAfter(3, again=True))
+    assert (summary.steps, heard.saves) == (4, [4])
+    assert heard.messages[-1] == "Stopped by SIGTERM after step 4; the same command continues the run."
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    summary, heard = fit(config)
+    assert (summary.steps, [record.step for record in heard.records]) == (8, [5, 6, 7, 8])
+    assert losses(config) == losses(whole)
+    assert_same_bits(saved_state(config, 8), saved_state(whole, 8))
+
+
+def test_sigterm_during_the_last_step_lets_the_run_end(tmp_path: Path):
+    config = run_config(tmp_path, 4, parallel=MESH, evaluation={"batches": 1})
+    summary, heard = fit(config, SignalAfter(3))
+    assert summary.steps == 4
+    assert summary.eval_loss == heard.evaluations[-1][1]
+    assert not any("SIGTERM" in message for message in heard.messages)
+
+
+class Broken(Listener):
+    """A listener with a fault of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.closed = error, False
+
+    def step(self, record: StepRecord) -> None:
+        if record.step == 3:
+            raise self.error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_listener_that_fails_ends_the_run_and_the_save_in_the_making_is_completed(tmp_path: Path):
+    config = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2})
+    broken = Broken(ValueError("a fault"))
+    with pytest.raises(ValueError, match="a fault"):
+        fit(config, broken)
+    assert broken.closed
+    _, heard = fit(config)
+    assert heard.records[0].step == 3, "the checkpoint of step 2 was complete"
+
+
+def test_a_file_that_cannot_be_written_ends_the_run_with_a_sentence(tmp_path: Path):
+    config = run_config(tmp_path, 6, parallel=MESH)
+    with pytest.raises(TrainingError, match=r"^/a/disk of run 'run' could not be used \(No space left on device\)"):
+        fit(config, Broken(OSError(28, "No space left on device", "/a/disk")))
+
+
+def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
+    config = run_config(tmp_path, 3, parallel=MESH)
+    summary, _ = fit(config)
+    trainer = make_trainer(config)
+    counted = 0
+    for batch, _ in itertools.islice(trainer._placed_batches(0), 3):
+        counted += int(np.asarray(batch["mask"]).sum())
+    assert summary.tokens == counted

@@ -1,0 +1,148 @@
+"""The folder of a run: what it promises to hold, when a run may go on in it, and that nothing in it is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.plan import Plan
+from jaxpar.observe.jsonl import read_metrics
+from jaxpar.training.loop import default_listeners
+from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
+
+METRICS = {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_time_s"}
+SUMMARY = {"steps", "loss", "eval_loss", "baseline_loss", "tokens", "train_seconds", "compile_seconds", "peak_bytes"}
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its time of change and its bytes."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A run with everything on, at its end."""
+    config = run_config(
+        tmp_path_factory.mktemp("finished"),
+        4,
+        parallel=MESH,
+        evaluation={"every": 2, "batches": 1, "sample_tokens": 3},
+        checkpoint={"every": 2},
+    )
+    make_trainer(config).fit()
+    return config
+
+
+def test_a_run_leaves_the_promised_files(finished: Config):
+    folder = folder_of(finished)
+    names = {"config.yaml", "plan.json", "metrics.jsonl", "summary.json", "tensorboard", "loss.png", "checkpoints"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name.split(".")[:3] for path in (folder / "tensorboard").iterdir()] == [["events", "out", "tfevents"]]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["00000002", "00000004"]
+
+
+def test_metrics_and_summary_have_the_promised_keys(finished: Config):
+    folder = folder_of(finished)
+    records = read_metrics(folder / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert all(record.keys() >= METRICS for record in records)
+    assert [record["step"] for record in records if "eval_loss" in record] == [2, 4]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary.keys() >= SUMMARY
+    assert (summary["steps"], summary["loss"]) == (4, records[-1]["loss"])
+    assert summary["eval_loss"] == records[-1]["eval_loss"]
+    assert all(summary[key] > 0 for key in SUMMARY)
+
+
+def test_the_plan_and_the_configuration_in_the_folder_are_those_of_the_trainer(finished: Config):
+    trainer, folder = make_trainer(finished), folder_of(finished)
+    assert Plan.from_json((folder / "plan.json").read_text()) == trainer.plan
+    assert load_config(folder / "config.yaml") == trainer.config
+
+
+def test_a_finished_run_started_again_says_so_and_changes_nothing(
+    finished: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    folder = folder_of(finished)
+    before = contents(folder)
+    trainer = make_trainer(finished)
+    summary = trainer.fit(default_listeners())
+    assert "already has its 4 steps, and nothing was changed; raise run.steps" in capsys.readouterr().out
+    assert contents(folder) == before
+    assert (summary.steps, summary.loss) == (4, losses(finished)[4])
+    assert trainer.evaluate() == summary.eval_loss, "the trained weights are there to be used"
+
+
+def test_a_run_killed_between_its_last_save_and_its_summary_is_brought_to_its_end(tmp_path: Path):
+    config = run_config(tmp_path, 3, parallel=MESH, evaluation={"batches": 1})
+    wanted, _ = fit(config)
+    summary, heard = fit(config)
+    assert heard.messages == ["All 3 steps are done; what an earlier start left undone is the end."]
+    assert heard.records == []
+    same = ("steps", "loss", "eval_loss", "baseline_loss", "tokens")
+    assert [getattr(summary, name) for name in same] == [getattr(wanted, name) for name in same]
+    assert losses(config).keys() == {1, 2, 3}
+
+
+def test_a_folder_of_another_run_is_refused_with_what_differs_and_nothing_is_written(tmp_path: Path):
+    config = run_config(tmp_path, 2, parallel=MESH)
+    fit(config)
+    before = contents(tmp_path)
+    other = run_config(tmp_path, 2, parallel=MESH, model={"mlp": 64}, optimizer={"learning_rate": 3e-3})
+    with pytest.raises(UserError) as refusal:
+        fit(other)
+    said = str(refusal.value)
+    assert "model.mlp: 48 -> 64; optimizer.learning_rate: 0.01 -> 0.003" in said
+    assert str(folder_of(config)) in said
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path):
+    config = run_config(tmp_path, 2)
+    folder_of(config).mkdir()
+    (folder_of(config) / "thesis.tex").write_text("years of work")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"is no run of jaxpar \(it has no config.yaml\)"):
+        fit(config)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_in_which_a_kill_left_only_the_beginning_of_a_file_is_new(tmp_path: Path):
+    config = run_config(tmp_path, 1)
+    folder_of(config).mkdir()
+    (folder_of(config) / ".config.yaml.4711.tmp").write_text("run:\n  na")
+    summary, _ = fit(config)
+    assert summary.steps == 1
+
+
+@pytest.mark.parametrize("place", ["the run's folder", "its parent"])
+def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path: Path, place: str):
+    (tmp_path / "file").write_text("kept")
+    keys = {"dir": str(tmp_path), "name": "file"} if place == "the run's folder" else {"dir": str(tmp_path / "file")}
+    with pytest.raises(UserError, match=r"^run\.dir is .* cannot be (read|written) \(Not a directory\)$"):
+        fit(run_config(tmp_path, 2, run=keys))
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_layouts_that_a_run_had_are_kept_beside_the_newest(tmp_path: Path):
+    layouts = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}]
+    for steps, layout in zip((2, 2, 3), layouts, strict=True):
+        config = run_config(tmp_path, steps, parallel=layout)
+        fit(config)
+    folder = folder_of(config)
+    kept = Plan.from_json((folder / "plan-until-2.json").read_text())
+    assert kept.axes.fsdp == 2, "the layout that made the steps, not the one that was only tried"
+    assert load_config(folder / "config-until-2.yaml").parallel.fsdp == 2
+    assert Plan.from_json((folder / "plan.json").read_text()).axes.context == 2
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    fit(run_config(Path("~/my-runs"), 1))
+    assert (tmp_path / "my-runs" / "run" / "metrics.jsonl").exists()
