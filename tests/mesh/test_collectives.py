@@ -1,0 +1,113 @@
+"""The verbs: what they compute, the bytes their docstrings promise, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.mesh import collectives
+from jaxpar.mesh.axes import vary
+from tests.traced import mesh_of, sent_bytes
+
+SIZES = {"fsdp": 2, "context": 2, "tensor": 2}
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "gather_sequence": ({}, ("tensor",)),
+    "scatter_sequence": ({}, ("tensor",)),
+    "gather_context": ({}, ("context",)),
+    "gather_weight": ({"axes": ("fsdp", "tensor"), "dim": 1}, ("fsdp", "tensor")),
+    "scatter_gradient": ({"axes": ("fsdp", "context"), "dim": 2}, ("fsdp", "context")),
+    "reduce_sum": ({"axes": ("fsdp", "context", "tensor")}, ("fsdp", "context", "tensor")),
+    "reduce_max": ({"axes": ("context",)}, ("context",)),
+}
+"""A verb's arguments and the axes that it works over."""
+WHOLE = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(np.float32)
+LAYOUT = P("fsdp", ("context", "tensor"))
+
+
+def on_the_mesh(function: Any) -> Any:
+    """`function` of each rank's part of `WHOLE`; the ranks' results are stacked, [fsdp * context * tensor, ...]."""
+    stacked = lambda x: vary(function(vary(x)))[None]
+    every_axis = P((*SIZES, "pipe", "replica", "expert"))
+    return jax.shard_map(stacked, mesh=mesh_of(**SIZES), in_specs=LAYOUT, out_specs=every_axis)
+
+
+def parts() -> np.ndarray:
+    """What each rank holds of `WHOLE`: [fsdp, context, tensor, row, part, embed]."""
+    return WHOLE.reshape(2, 1, 2, 2, 2, 4).transpose(0, 2, 3, 1, 4, 5)
+
+
+def verb(name: str) -> Any:
+    return partial(getattr(collectives, name), **CASES[name][0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_program_sends_the_bytes_of_the_docstring(name: str):
+    documented = collectives.reduce_sum if name == "reduce_max" else getattr(collectives, name)
+    formula = re.search(r"Sends `([^`]*)` bytes", documented.__doc__)
+    assert formula, "the docstring has no formula"
+    sent = sent_bytes(mesh_of(**SIZES), on_the_mesh(verb(name)), WHOLE)
+    n = prod(SIZES[axis] for axis in CASES[name][1])
+    assert len(sent) == 1, "a verb is one collective"
+    assert sum(sent.values()) == eval(formula[1], {"x": WHOLE.nbytes // 8, "n": n}) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("gather_sequence", lambda x: np.concatenate([x[:, :, [0, 0]], x[:, :, [1, 1]]], axis=4)),
+        ("gather_context", lambda x: np.concatenate([x[:, [0, 0]], x[:, [1, 1]]], axis=4)),
+        ("scatter_sequence", lambda x: np.stack(np.split(x.sum(2), 2, axis=3), axis=2)),
+        ("gather_weight", lambda x: np.concatenate([x[[i, i]][:, :, [j, j]] for i in (0, 1) for j in (0, 1)], axis=4)),
+        ("scatter_gradient", lambda x: x.sum((0, 1)).reshape(2, 1, 2, 2, 2, 1).transpose(3, 4, 0, 1, 2, 5)),
+        ("reduce_sum", lambda x: np.broadcast_to(x.sum((0, 1, 2)), x.shape)),
+        ("reduce_max", lambda x: x.max(axis=1, keepdims=True)[:, [0, 0]]),
+    ],
+)
+def test_each_rank_gets_what_the_docstring_says(name: str, wanted: Any):
+    found = np.asarray(jax.jit(on_the_mesh(verb(name)))(WHOLE))
+    expected = wanted(parts())
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_derivatives_of_gathering_and_scattering_the_sequence_are_each_other():
+    def pull(function: Any, back: Any) -> Any:
+        def program(x: jax.Array) -> jax.Array:
+            y, pullback = jax.vjp(function, x)
+            return jnp.abs(pullback(y)[0] - back(y))
+
+        return np.asarray(jax.jit(on_the_mesh(program))(WHOLE))
+
+    gather, scatter = collectives.gather_sequence, collectives.scatter_sequence
+    assert not pull(gather, scatter).any()
+    assert not pull(scatter, gather).any()
+
+
+def test_a_maximum_has_no_derivative():
+    function = lambda x: jax.grad(lambda y: collectives.reduce_max(y, ("context",)).sum())(x)
+    assert not np.asarray(jax.jit(on_the_mesh(function))(WHOLE)).any()
+
+
+@pytest.mark.parametrize("name", ["reduce_sum", "scatter_gradient"])
+def test_a_sum_over_ranks_that_all_hold_the_same_value_is_refused(name: str):
+    """The result would be the value times the number of ranks, and nothing else would notice."""
+    arguments = CASES[name][0]
+    program = jax.shard_map(
+        partial(getattr(collectives, name), **arguments), mesh=mesh_of(**SIZES), in_specs=P("fsdp"), out_specs=P("fsdp")
+    )
+    with pytest.raises(ValueError, match=rf"{name} over .*same on all ranks of \['context'") as error:
+        jax.eval_shape(program, WHOLE)
+    assert "'fsdp'" not in str(error.value).split("ranks of")[1], "only the axes that are wrong are named"
+
+
+def test_a_sum_over_no_axes_is_the_value():
+    np.testing.assert_array_equal(
+        jax.jit(on_the_mesh(lambda x: collectives.reduce_sum(x, ())))(WHOLE).ravel(), parts().ravel()
+    )

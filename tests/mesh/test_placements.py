@@ -1,0 +1,95 @@
+"""ZeRO stages as placements, and which dim they split."""
+
+from __future__ import annotations
+
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape, place, unreduced_axes
+
+DTYPES = Dtypes(compute="bfloat16", storage="bfloat16", master="float32", gradient="float32", moments="float32")
+SPECS = {
+    "up": ParamSpec((3, 32, 48), ("layers", "embed", "mlp")),
+    "tokens": ParamSpec((64, 32), ("vocab", "embed")),
+    "scale": ParamSpec((3, 32), ("layers", "norm")),
+}
+SIZES = AxisSizes(replica=2, fsdp=2, expert=2, tensor=2)
+COMPUTE = {"up": P("pipe", None, "tensor"), "tokens": P("tensor", None), "scale": P("pipe", None)}
+SHARDED = COMPUTE | {"up": P("pipe", ("fsdp", "expert"), "tensor"), "tokens": P("tensor", ("fsdp", "expert"))}
+
+
+def placed(specs=SPECS, sizes=SIZES, zero=3):
+    return place(specs, sizes, zero, DTYPES, kv_heads=8)
+
+
+@pytest.mark.parametrize(
+    ("zero", "storage", "gradient", "optimizer"),
+    [
+        (0, COMPUTE, COMPUTE, COMPUTE),
+        (1, COMPUTE, COMPUTE, SHARDED),
+        (2, COMPUTE, SHARDED, SHARDED),
+        (3, SHARDED, SHARDED, SHARDED),
+    ],
+)
+def test_a_zero_stage_is_a_row_of_the_table(zero: int, storage: dict, gradient: dict, optimizer: dict):
+    found = placed(zero=zero)
+    assert found.compute.layout == COMPUTE
+    assert (found.storage.layout, found.gradient.layout, found.optimizer.layout) == (storage, gradient, optimizer)
+    dtypes = [role.dtype for role in (found.compute, found.storage, found.gradient, found.optimizer)]
+    assert dtypes == ["bfloat16", "bfloat16", "float32", "float32"]
+
+
+def test_no_role_is_split_over_replica_or_context():
+    found = placed(sizes=AxisSizes(replica=2, fsdp=2, context=2))
+    assert found.storage.layout["up"] == P("pipe", "fsdp", "tensor")
+    assert set(unreduced_axes(found.compute.layout["up"])) == {"replica", "fsdp", "expert", "context"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "layout"),
+    [
+        ((3, 32, 48), ("layers", "embed", "mlp"), P("pipe", "fsdp", "tensor")),
+        # 30 does not divide by 4, 48 / 2 (tensor) does.
+        ((3, 30, 48), ("layers", "embed", "mlp"), P("pipe", None, ("tensor", "fsdp"))),
+        # 30 does not divide by 4, nor does 44 / 2.
+        ((3, 30, 44), ("layers", "embed", "mlp"), P("pipe", None, "tensor")),
+        (
+            ParamSpec((3, 30, 8, 16), ("layers", "embed", "heads", "head_dim")),
+            P("pipe", None, ("tensor", "fsdp"), None),
+        ),
+        ((3, 30, 6, 16), ("layers", "embed", "heads", "head_dim"), P("pipe", None, "tensor", "fsdp")),
+        ((64, 30), ("vocab", "embed"), P(("tensor", "fsdp"), None)),
+        # Vectors rest whole, however long.
+        ((3, 32), ("layers", "norm"), P("pipe", None)),
+        ((32,), ("norm",), P(None)),
+        ((3, 48), ("layers", "mlp"), P("pipe", "tensor")),
+    ],
+)
+def test_fsdp_splits_the_first_dim_that_divides_and_else_none(shape: tuple, axes: tuple, layout: P):
+    assert placed({"w": ParamSpec(shape, axes)}, AxisSizes(fsdp=4, tensor=2)).storage.layout["w"] == layout
+
+
+def test_nothing_is_split_over_axes_of_size_one():
+    found = placed(sizes=AxisSizes(expert=2))
+    assert found.storage.layout["up"] == P("pipe", "expert", "tensor")
+    assert placed(sizes=AxisSizes(tensor=2)).storage.layout["up"] == COMPUTE["up"]
+
+
+def test_the_dim_that_a_placement_splits_further():
+    assert added_dim(P(None, "tensor"), P(None, ("tensor", "fsdp"))) == (1, ("fsdp",))
+    assert added_dim(P("tensor"), P("tensor", ("fsdp", "expert"))) == (1, ("fsdp", "expert"))
+    assert added_dim(P("tensor", None), P("tensor", None)) is None
+
+
+def test_local_shapes_and_bytes_of_a_device():
+    assert local_shape((3, 32, 48), SHARDED["up"], SIZES) == (3, 8, 24)
+    assert local_shape((3, 32), COMPUTE["scale"], SIZES) == (3, 32)
+    with pytest.raises(AssertionError, match="dim 1 of"):
+        local_shape((3, 30, 48), SHARDED["up"], SIZES)
+    whole, shard, vector = 3 * 32 * 48 // 2 + 64 * 32 // 2, 3 * 8 * 24 + 32 * 8, 3 * 32
+    found = placed()
+    assert bytes_per_device(SPECS, found.compute, SIZES) == 2 * (whole + vector)
+    assert bytes_per_device(SPECS, found.storage, SIZES) == 2 * (shard + vector)
+    assert bytes_per_device(SPECS, found.optimizer, SIZES) == 4 * (shard + vector)

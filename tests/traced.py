@@ -1,0 +1,73 @@
+"""What a traced program does: its operations, how often each runs, and the bytes that its collectives send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import AxisType, Mesh
+
+from jaxpar.mesh.axes import AXES
+
+
+def mesh_of(**sizes: int) -> Mesh:
+    """A mesh of all axes, of size 1 where not given, on the first virtual devices."""
+    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    devices = np.array(jax.devices()[: prod(shape)]).reshape(shape)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def operations(function: Any, *arguments: Any) -> list[tuple[Any, int]]:
+    """Every equation of `function` traced on `arguments`, loops and calls opened, and how often it runs."""
+    return list(_walk(jax.make_jaxpr(function)(*arguments).jaxpr, 1))
+
+
+def _walk(jaxpr: Jaxpr, times: int) -> Iterator[tuple[Any, int]]:
+    for equation in jaxpr.eqns:
+        inner = [part for value in equation.params.values() for part in _jaxprs(value)]
+        assert equation.primitive.name != "while" or not inner, "how often a while loop runs is not known"
+        repeated = times * equation.params["length"] if equation.primitive.name == "scan" else times
+        for part in inner:
+            yield from _walk(part, repeated)
+        if not inner:
+            yield equation, times
+
+
+def _jaxprs(value: Any) -> Iterator[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _jaxprs(part)
+
+
+SENT = {
+    "all_gather": lambda x, n: x * (n - 1),
+    "reduce_scatter": lambda x, n: x * (n - 1) // n,
+    "psum_invariant": lambda x, n: 2 * x * (n - 1) // n,
+    "pmax": lambda x, n: 2 * x * (n - 1) // n,
+}
+"""Bytes that a device sends in a collective whose operand has x bytes on each of n ranks: what a ring sends, and no
+algorithm sends less (Patarasuk and Yuan 2009)."""
+
+
+def sent_bytes(mesh: Mesh, function: Any, *arguments: Any) -> Counter[str]:
+    """Bytes that one device sends in `function`, by kind of collective."""
+    sent: Counter[str] = Counter()
+    for equation, times in operations(function, *arguments):
+        kind = equation.primitive.name
+        axes = equation.params.get("axis_name", equation.params.get("axes", ()))
+        if kind not in SENT:
+            named = [axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if axis in AXES]
+            assert not named or kind in ("axis_index", "pvary", "pcast"), f"{kind} over {named} has no formula"
+            continue
+        ranks = prod(mesh.shape[axis] for axis in axes)
+        sent[kind] += times * sum(SENT[kind](v.aval.size * v.aval.dtype.itemsize, ranks) for v in equation.invars)
+    return +sent
