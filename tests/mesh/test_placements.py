@@ -55,10 +55,7 @@ def test_no_role_is_split_over_replica_or_context():
         ((3, 30, 48), ("layers", "embed", "mlp"), P("pipe", None, ("tensor", "fsdp"))),
         # 30 does not divide by 4, nor does 44 / 2.
         ((3, 30, 44), ("layers", "embed", "mlp"), P("pipe", None, "tensor")),
-        (
-            ParamSpec((3, 30, 8, 16), ("layers", "embed", "heads", "head_dim")),
-            P("pipe", None, ("tensor", "fsdp"), None),
-        ),
+        ((3, 30, 8, 16), ("layers", "embed", "heads", "head_dim"), P("pipe", None, ("tensor", "fsdp"), None)),
         ((3, 30, 6, 16), ("layers", "embed", "heads", "head_dim"), P("pipe", None, "tensor", "fsdp")),
         ((64, 30), ("vocab", "embed"), P(("tensor", "fsdp"), None)),
         # Vectors rest whole, however long.
