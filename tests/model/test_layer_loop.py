@@ -1,0 +1,153 @@
+"""The layer loop equals a plain Python loop, gathers each layer once a direction, and reruns only what it must."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.placements import Placements, place
+from jaxpar.model.activations import name_activation
+from jaxpar.model.context import TokenContext
+from jaxpar.model.layer_loop import LayerLoop, run_layers
+from tests.traced import mesh_of, operations
+
+SIZES = AxisSizes(replica=2, fsdp=4)
+MESH = mesh_of(**dict(SIZES))
+DTYPES = Dtypes(compute="float32", storage="float32", master="float32", gradient="float32", moments="float32")
+EMBED, MLP, SEQUENCE = 8, 12, 4
+ROWS = PartitionSpec(("replica", "fsdp"))
+POLICIES = {
+    "keep_all": None,
+    "keep_none": jax.checkpoint_policies.save_only_these_names(),
+    "keep_up": jax.checkpoint_policies.save_only_these_names("mlp_up"),
+}
+
+
+def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext) -> jax.Array:
+    """A small residual layer that depends on its weights, its number and its tokens."""
+    up = name_activation((x * w["scale"]) @ w["up"], "mlp_up")
+    share = (1 + index) / (2 + tokens.slots[..., None])
+    return x + share * (jnp.tanh(up) @ w["down"])
+
+
+def specs(layers: int) -> Any:
+    shapes = {
+        "up": ParamSpec((EMBED, MLP), ("embed", "mlp")),
+        "down": ParamSpec((MLP, EMBED), ("mlp", "embed")),
+        "scale": ParamSpec((EMBED,), ("norm",)),
+    }
+    return {"layers": {name: spec.stacked(layers) for name, spec in shapes.items()}}
+
+
+def numbers(layers: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Weights, input and the cotangent of the output."""
+    draw = np.random.default_rng(layers)
+    normal = lambda shape: draw.standard_normal(shape).astype(np.float32)
+    weights = {name: 0.3 * normal(spec.shape) for name, spec in specs(layers)["layers"].items()}
+    return {"layers": weights}, normal((8, SEQUENCE, EMBED)), normal((8, SEQUENCE, EMBED))
+
+
+def tokens_of(rows: int) -> TokenContext:
+    slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), (rows, SEQUENCE))
+    return TokenContext(jnp.ones_like(slots), slots, jnp.arange(rows), None, None)
+
+
+def sharded(placements: Placements, policy: Any) -> Any:
+    """(master, x, dy) -> (y, y of a forward without derivative, dx, gradients), on the mesh."""
+    layout = placements.optimizer.layout
+
+    def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
+        weights = to_storage(master, placements)["layers"]
+        sinks, tokens = zero_sinks(weights, placements, part="layers"), vary(tokens_of(1))
+        function = lambda sinks, x: run_layers(LayerLoop(layer, placements, policy), weights, sinks, x, tokens)
+        y, pullback = jax.vjp(function, sinks, vary(x))
+        gradients, dx = pullback(vary(dy))
+        alike = lambda a: jax.lax.pmax(a, ("pipe", "expert", "context", "tensor"))  # of size 1: for the type alone
+        return alike(y), alike(function(sinks, vary(x))), alike(dx), to_optimizer({"layers": gradients}, placements)
+
+    return jax.shard_map(program, mesh=MESH, in_specs=(layout, ROWS, ROWS), out_specs=(ROWS, ROWS, ROWS, layout))
+
+
+def placements_of(layers: int, zero: int) -> Placements:
+    return place(specs(layers), SIZES, zero, DTYPES, kv_heads=1)
+
+
+def python_loop(layers: int) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Output, gradient of the input and of the weights in float64, one device, a plain loop."""
+    with jax.enable_x64(True):
+        weights, x, dy = jax.tree.map(lambda a: np.asarray(a, np.float64), numbers(layers))
+
+        def function(weights: Any, x: jax.Array) -> jax.Array:
+            for index in range(layers):
+                w = {name: stack[index] for name, stack in weights["layers"].items()}
+                x = layer(w, x, index, tokens_of(8))
+            return x
+
+        y, pullback = jax.vjp(function, weights, x)
+        gradients, dx = pullback(jnp.asarray(dy))
+        return jax.tree.map(np.asarray, (y, dx, gradients))
+
+
+def close(found: Any, wanted: Any) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert a.shape == b.shape
+        assert np.abs(a - b).max() <= 3e-6 * np.abs(b).max()
+
+
+@pytest.mark.parametrize(
+    ("layers", "zero", "policy"),
+    [
+        (3, 3, "keep_all"),  # gathers, so it prefetches
+        (3, 3, "keep_none"),
+        (3, 3, "keep_up"),
+        (1, 3, "keep_all"),
+        (1, 3, "keep_none"),
+        (2, 2, "keep_up"),
+        (3, 0, "keep_all"),  # nothing to gather, nothing to prefetch
+        (3, 0, "keep_none"),
+    ],
+)
+def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
+    placements = placements_of(layers, zero)
+    assert LayerLoop(layer, placements, None).prefetches == (zero == 3)
+    put = lambda a, layout: jax.device_put(a, NamedSharding(MESH, layout))
+    master, x, dy = numbers(layers)
+    arguments = jax.tree.map(put, master, placements.optimizer.layout), put(x, ROWS), put(dy, ROWS)
+    y, forward, dx, gradients = jax.jit(sharded(placements, POLICIES[policy]))(*arguments)
+    np.testing.assert_array_equal(forward, y)
+    close((y, dx, gradients), python_loop(layers))
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_each_layer_is_gathered_once_forward_and_once_backward(layers: int):
+    """Also with a layer gathered ahead: the last one gathers nothing in vain."""
+    counts = counted(placements_of(layers, 3), POLICIES["keep_all"], layers)
+    matrices, walks = 2, 3  # forward, backward, and the forward without derivative
+    assert counts["all_gather"] == matrices * layers * walks
+    assert counts["reduce_scatter"] == matrices * layers
+    assert counted(placements_of(layers, 0), POLICIES["keep_all"], layers)["all_gather"] == 0
+
+
+def test_the_remat_policy_decides_which_matmuls_run_again():
+    """Forward 2 matmuls a layer, backward 4; `up` runs again if it is not kept, `down` never: no gradient needs it."""
+    counts = {name: counted(placements_of(3, 3), policy, 3)["dot_general"] for name, policy in POLICIES.items()}
+    plain = 3 * (2 + 2 + 4)
+    assert counts == {"keep_all": plain, "keep_up": plain, "keep_none": plain + 3}
+
+
+def counted(placements: Placements, policy: Any, layers: int) -> Counter[str]:
+    """How often each operation runs."""
+    counts: Counter[str] = Counter()
+    for equation, times in operations(sharded(placements, policy), *numbers(layers)):
+        counts[equation.primitive.name] += times
+    return counts
