@@ -13,6 +13,7 @@ import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.mesh.meeting import meet
 
 type Device = Any
 """A `jax.Device`, which type checkers take for a variable."""
@@ -23,6 +24,9 @@ COLLECTIVE_TIMEOUTS = (
     "--xla_cpu_collective_timeout_seconds=600",
 )
 """XLA:CPU ends a run whose collective waits longer than these; a busy laptop needs more patience than the default."""
+
+CONNECT_S = 60
+"""How long JAX may take to connect processes that are all there, in seconds, at least: when it fails it aborts."""
 
 
 def has_gpu() -> bool:
@@ -47,20 +51,21 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
                 return
         jax.config.update("jax_platforms", "cpu")
         os.environ["XLA_FLAGS"] = " ".join(flags + [f for f in COLLECTIVE_TIMEOUTS if f.split("=")[0] not in known])
-    if distributed.coordinator is not None:
-        _join(distributed)
+    if distributed.coordinator is not None and not jax.distributed.is_initialized():
+        _join(distributed.coordinator, distributed.processes, distributed.process_id, distributed.timeout_s)
 
 
-def _join(distributed: DistributedConfig) -> None:
+def _join(coordinator: str, processes: int, process_id: int, timeout_s: int) -> None:
+    meet(coordinator, processes, process_id, timeout_s)
     try:
         jax.distributed.initialize(
-            coordinator_address=distributed.coordinator,
-            num_processes=distributed.processes,
-            process_id=distributed.process_id,
-            initialization_timeout=distributed.timeout_s,
+            coordinator_address=coordinator,
+            num_processes=processes,
+            process_id=process_id,
+            initialization_timeout=max(timeout_s, CONNECT_S),
         )
     except RuntimeError as error:
         raise UserError(
-            f"distributed.coordinator is {distributed.coordinator!r}: process {distributed.process_id} of "
-            f"{distributed.processes} could not join within {distributed.timeout_s} s ({str(error).splitlines()[0]})"
+            f"distributed.coordinator is {coordinator!r}: process {process_id} of {processes} could not join "
+            f"({str(error).splitlines()[0]})"
         ) from error

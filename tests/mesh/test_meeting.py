@@ -1,0 +1,119 @@
+"""Processes meet: all go on together, or each gets one sentence that names who or what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.mesh.meeting import meet
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def outcome(*call: object) -> str:
+    """What `meet` says: `met`, or the words in parentheses of its sentence."""
+    try:
+        meet(*call)  # pyright: ignore[reportArgumentType]
+    except UserError as error:
+        said = str(error)
+    else:
+        return "met"
+    assert said.startswith(
+        f"distributed.coordinator is {call[0]!r}: process {call[2]} of {call[1]} could not join within "
+    )
+    return said.split(" (")[1].rstrip(")")
+
+
+def together(*calls: Callable[[], str]) -> list[str]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [each.result() for each in [pool.submit(call) for call in calls]]
+
+
+def later(seconds: float, call: Callable[[], str]) -> Callable[[], str]:
+    def wait_and_call() -> str:
+        time.sleep(seconds)
+        return call()
+
+    return wait_and_call
+
+
+def test_all_go_on_once_everybody_is_there_whoever_comes_first(address: str):
+    calls = [later(delay, lambda i=i: outcome(address, 5, i, 20)) for i, delay in enumerate((0.3, 0, 0.1, 0.6, 0.2))]
+    began = time.monotonic()
+    assert together(*calls) == ["met"] * 5
+    assert 0.6 <= time.monotonic() - began < 10
+
+
+def test_one_process_meets_itself(address: str):
+    assert outcome(address, 1, 0, 5) == "met"
+
+
+def test_the_port_is_free_again_at_once(address: str):
+    for _ in range(3):
+        assert together(*[lambda i=i: outcome(address, 3, i, 20) for i in range(3)]) == ["met"] * 3
+        with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
+            pass
+
+
+def test_everybody_hears_who_is_missing(address: str):
+    calls = [lambda i=i, t=t: outcome(address, 5, i, t) for i, t in ((0, 1), (2, 20), (4, 20))]
+    assert together(*calls) == ["not there: process 1, 3"] * 3
+
+
+def test_without_process_0_the_others_say_so_in_time(address: str):
+    began = time.monotonic()
+    assert outcome(address, 2, 1, 0.5) == "process 0 is not there"
+    assert time.monotonic() - began < 5
+
+
+def test_one_that_cannot_wait_any_longer_says_that_others_were_missing(address: str):
+    calls = [lambda: outcome(address, 3, 0, 2), lambda: outcome(address, 3, 1, 0.5)]
+    assert together(*calls) == ["not there: process 1, 2", "process 0 was there, and others were missing"]
+
+
+def test_two_processes_of_one_number_are_told(address: str):
+    calls = [lambda: outcome(address, 3, 0, 20), lambda: outcome(address, 3, 1, 1), lambda: outcome(address, 3, 1, 1)]
+    assert "two processes say that they are process 1" in together(*calls)
+
+
+def test_another_number_of_processes_is_told(address: str):
+    calls = [lambda: outcome(address, 3, 0, 20), lambda: outcome(address, 4, 1, 1)]
+    assert together(*calls)[0] == "process 1 expects 4 processes and process 0 expects 3"
+
+
+def test_a_restarted_process_and_a_stranger_disturb_nothing(address: str):
+    port = int(address.split(":")[1])
+
+    def disturb() -> str:
+        for said in (b"GET / HTTP/1.1\r\n", b"", b"jaxpar 1 2\n"):  # The last one is process 1, before its restart.
+            with contextlib.closing(_connect(port)) as door:
+                door.sendall(said)
+        return outcome(address, 2, 1, 20)
+
+    assert together(lambda: outcome(address, 2, 0, 20), disturb) == ["met", "met"]
+
+
+def _connect(port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+def test_a_taken_port_and_an_unknown_host_are_told(address: str):
+    port = int(address.split(":")[1])
+    with socket.create_server(("", port)):
+        assert outcome(address, 2, 0, 5) == "Address already in use"
+    assert outcome("no-such-host.invalid:1234", 2, 1, 5) == "no address is known for 'no-such-host.invalid'"
