@@ -19,6 +19,7 @@ from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.activations import name_activation
 from jaxpar.model.context import TokenContext
 from jaxpar.model.layer_loop import LayerLoop, run_layers
+from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 
 SIZES = AxisSizes(replica=2, fsdp=4)
@@ -151,3 +152,45 @@ def counted(placements: Placements, policy: Any, layers: int) -> Counter[str]:
     for equation, times in operations(sharded(placements, policy), *numbers(layers)):
         counts[equation.primitive.name] += times
     return counts
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """The whole training step of 24 layers as XLA's GPU compiler makes it for eight H100s."""
+    return in_child("tests.model.gpu_layers:measure", "none", "selective", "plain_scan")
+
+
+def layers_held(facts: dict[str, Any]) -> float:
+    """Temporary memory besides the shards of weights and gradients, in gathered layers."""
+    return (facts["temporaries"] - facts["shards"]) / facts["gathered"]
+
+
+FEW = 8
+"""Gathered layers: two of weights (one ahead), a float32 gradient that counts as two, and the activations."""
+
+
+@pytest.mark.parametrize("remat", ["none", "selective"])
+def test_no_gathered_layer_is_kept_for_the_backward(remat: str, compiled: dict[str, Any]):
+    assert layers_held(compiled[remat]) < FEW
+
+
+def test_autodiff_of_a_plain_scan_would_keep_every_gathered_layer(compiled: dict[str, Any]):
+    """So the bound above can fail."""
+    assert layers_held(compiled["plain_scan"]) > 24
+
+
+def test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration(compiled: dict[str, Any]):
+    """Forward and backward: the gather is for the next iteration, and matmuls are issued before its end."""
+    loops = compiled["selective"]["loops"]
+    assert len(loops) == 2
+    for loop in loops:
+        assert loop["gathers"] >= 1 and loop["matmuls"] >= 6
+        assert loop["waiting"] == 0
+        assert loop["hidden"] >= 1
+    (plain,) = compiled["plain_scan"]["loops"]
+    assert plain["waiting"] == plain["matmuls"], "without a gather ahead every matmul waits"
+
+
+@pytest.mark.long
+def test_no_gathered_layer_is_kept_under_full_recomputation():
+    assert layers_held(in_child("tests.model.gpu_layers:measure", "full")["full"]) < FEW
