@@ -62,7 +62,8 @@ def zero_sinks(weights: Tree, placements: Placements, *, part: str) -> Tree:
         added = added_dim(storage, gradient)
         if added:
             shape[added[0]] //= jax.lax.axis_size(added[1])
-        return vary(jnp.zeros(shape, dtype))
+        with jax.named_scope("gradients"):
+            return vary(jnp.zeros(shape, dtype))
 
     return jax.tree.map(one, weights, placements.storage.layout[part], placements.gradient.layout[part])
 
@@ -98,8 +99,9 @@ def to_storage(master: Tree, placements: Placements) -> Tree:
 
     def one(weight: jax.Array, storage: PartitionSpec, optimizer: PartitionSpec) -> jax.Array:
         added = added_dim(storage, optimizer)
-        weight = weight.astype(dtype)
-        return gather_weight(weight, added[1], added[0]) if added else weight
+        with jax.named_scope("stored_weights"):
+            weight = weight.astype(dtype)
+            return gather_weight(weight, added[1], added[0]) if added else weight
 
     return jax.tree.map(one, master, placements.storage.layout, placements.optimizer.layout)
 

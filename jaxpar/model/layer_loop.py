@@ -94,7 +94,10 @@ def _run_layers(loop: LayerLoop, weights: Tree, sinks: Tree, x: jax.Array, token
 def _forward(loop: LayerLoop, weights: Tree, sinks: Tree, x: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
     del sinks
     _, like = _pullback_shapes(loop, weights, x, tokens)
-    stack = lambda leaf: vary(jnp.zeros((_count(weights), *leaf.shape), leaf.dtype))
+
+    def stack(leaf: Any) -> jax.Array:
+        with jax.named_scope("saved_activations"):
+            return vary(jnp.zeros((_count(weights), *leaf.shape), leaf.dtype))
 
     def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
         x, inputs, residuals = carry
