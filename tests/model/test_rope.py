@@ -1,0 +1,73 @@
+"""Rotary embeddings: frequencies by the published formulas, and rotations that see distances alone."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.config import ModelConfig
+from jaxpar.model.rope import frequencies, rotary_tables, rotate
+
+LLAMA3 = ModelConfig(
+    rope_base=500000.0, rope_scaling="llama3", rope_factor=8.0, rope_original_length=8192,
+    rope_low_frequency=1.0, rope_high_frequency=4.0,
+)  # fmt: skip
+
+
+def published(width: int) -> np.ndarray:
+    """Llama 3.1's own code, `apply_scaling` of its `model.py`, with the numbers that it has there."""
+    scaled = []
+    for frequency in 1.0 / (500000.0 ** (np.arange(0, width, 2) / width)):
+        wavelength = 2 * np.pi / frequency
+        if wavelength < 8192 / 4:
+            scaled.append(frequency)
+        elif wavelength > 8192 / 1:
+            scaled.append(frequency / 8)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            scaled.append((1 - smooth) * frequency / 8 + smooth * frequency)
+    return np.array(scaled)
+
+
+def test_llama3_scaling_is_that_of_llama():
+    found = frequencies(LLAMA3, 128)
+    np.testing.assert_allclose(found, published(128), rtol=1e-12)
+    plain = 500000.0 ** -(np.arange(64) / 64)
+    assert found[0] == plain[0] and found[-1] == pytest.approx(plain[-1] / 8)
+    assert np.sum((found != plain) & ~np.isclose(found, plain / 8)) >= 4, "some frequencies are interpolated"
+
+
+def test_linear_scaling_divides_every_frequency():
+    plain = frequencies(ModelConfig(rope_base=100.0), 8)
+    np.testing.assert_allclose(plain, [1, 100**-0.25, 0.1, 100**-0.75], rtol=1e-12)
+    stretched = frequencies(ModelConfig(rope_base=100.0, rope_scaling="linear", rope_factor=4.0), 8)
+    np.testing.assert_allclose(stretched, plain / 4, rtol=1e-12)
+
+
+def rotated(x: np.ndarray, positions: list[int]) -> np.ndarray:
+    """`x` [seq, width] at `positions`."""
+    cos, sin = rotary_tables(jnp.asarray([positions]), ModelConfig(rope_base=100.0), x.shape[-1])
+    return np.asarray(rotate(jnp.asarray(x, jnp.float32)[None, :, None], cos, sin)[0, :, 0])
+
+
+def test_a_rotation_turns_the_pairs_i_and_i_plus_half():
+    x = np.random.default_rng(0).standard_normal((3, 8))
+    positions = [0, 7, 1000]
+    found = rotated(x, positions)
+    angle = np.array(positions)[:, None] * 100.0 ** -(np.arange(4) / 4)
+    turned = (x[:, :4] + 1j * x[:, 4:]) * np.exp(1j * angle)
+    np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag], axis=1), rtol=1e-4, atol=1e-4)
+
+
+def test_scores_depend_on_the_distance_alone():
+    query, key = np.random.default_rng(1).standard_normal((2, 1, 8))
+    score = lambda m, n: float((rotated(query, [m]) * rotated(key, [n])).sum())
+    assert score(5, 2) == pytest.approx(score(105, 102), abs=1e-4)
+    assert abs(score(5, 2) - score(5, 3)) > 1e-2
+
+
+def test_tables_are_float32_and_rotation_keeps_the_dtype():
+    cos, sin = rotary_tables(jnp.zeros((1, 2), jnp.int32), ModelConfig(), 4)
+    assert cos.dtype == sin.dtype == jnp.float32 and cos.shape == (1, 2, 2)
+    assert rotate(jnp.ones((1, 2, 3, 4), jnp.bfloat16), cos, sin).dtype == jnp.bfloat16
