@@ -1,0 +1,88 @@
+"""kill -9 of the training command: the same command, given again until it ends, makes the run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import Config
+from tests.training.runs import (
+    MESH,
+    assert_same_bits,
+    fit,
+    folder_of,
+    losses,
+    run_config,
+    saved_state,
+    start,
+    write_config,
+)
+
+PATIENCE_S = 240
+
+
+def killed_after(config: Config, file: Path, lines: int, delay_s: float) -> bool:
+    """Start the command and kill it `delay_s` after it has logged so many lines; whether it was killed in time."""
+    metrics = folder_of(config) / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+    with start(file) as process:
+        deadline = time.monotonic() + PATIENCE_S
+        while process.poll() is None and not _logged(metrics, before, lines):
+            assert time.monotonic() < deadline, "the run does not get on"
+            time.sleep(0.005)
+        time.sleep(delay_s)
+        process.kill()
+        process.communicate()
+    return process.returncode != 0
+
+
+def _logged(metrics: Path, before: int, lines: int) -> bool:
+    """Whether the new process has taken the file over, and it has at least that many lines."""
+    return metrics.exists() and metrics.stat().st_mtime_ns > before and metrics.read_text().count("\n") >= lines
+
+
+def finish(file: Path) -> str:
+    """Give the command until it ends; what it says."""
+    with start(file) as process:
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    return out
+
+
+def check_against_uninterrupted(config: Config, folder: Path) -> None:
+    steps = config.run.steps
+    whole = run_config(folder, steps, parallel=MESH)
+    fit(whole)
+    found = losses(config)
+    assert found == losses(whole)
+    assert list(found) == list(range(1, steps + 1))
+    assert_same_bits(saved_state(config, steps), saved_state(whole, steps))
+    summary = json.loads((folder_of(config) / "summary.json").read_text())
+    assert (summary["steps"], summary["loss"]) == (steps, found[steps])
+
+
+def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tmp_path: Path):
+    config = run_config(tmp_path, 12, parallel=MESH, checkpoint={"every": 3})
+    file = write_config(config, tmp_path / "run.yaml")
+    assert killed_after(config, file, lines=7, delay_s=0.0)
+    out = finish(file)
+    assert "Continuing with step " in out
+    check_against_uninterrupted(config, tmp_path / "whole")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(tmp_path: Path, seed: int):
+    draw = random.Random(seed)
+    config = run_config(tmp_path, 60, parallel=MESH, checkpoint={"every": 4, "keep_last": 2})
+    file = write_config(config, tmp_path / "run.yaml")
+    kills = 0
+    for at in sorted(draw.sample(range(50), 5)):
+        kills += killed_after(config, file, lines=at, delay_s=draw.uniform(0.0, 0.2))
+    assert kills >= 3, "the runs ended before they could be killed: the test has lost its meaning"
+    finish(file)
+    check_against_uninterrupted(config, tmp_path / "whole")
