@@ -1,0 +1,65 @@
+"""The loss scale of float16: how it moves, and what an overflow does to a training step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.config import PrecisionConfig
+from jaxpar.precision.loss_scale import LossScale, initial_loss_scale, next_loss_scale
+from tests.small_run import SmallRun, small
+
+HALF = PrecisionConfig(compute="float16", loss_scale=1024.0, loss_scale_interval=3)
+
+
+def after(outcomes: list[bool], start: float = 1024.0, precision: PrecisionConfig = HALF) -> list[float]:
+    """The scale after each step, given which steps were finite."""
+    scale, values = LossScale(jnp.float32(start), jnp.int32(0)), []
+    for finite in outcomes:
+        scale = next_loss_scale(scale, jnp.asarray(finite), precision)
+        values.append(float(scale.value))
+    return values
+
+
+def test_an_overflow_halves_and_a_row_of_good_steps_doubles():
+    assert after([True, True, True, True]) == [1024, 1024, 2048, 2048]
+    assert after([False, False, True]) == [512, 256, 256]
+
+
+def test_an_overflow_starts_the_row_again():
+    assert after([True, True, False, True, True, True]) == [1024, 1024, 512, 512, 512, 1024]
+
+
+def test_the_scale_does_not_fall_below_one():
+    assert after([False, False], start=2.0) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_other_dtypes_have_no_scale(compute: str):
+    precision = PrecisionConfig(compute=compute, loss_scale=1024.0)
+    assert float(initial_loss_scale(precision).value) == 1.0
+    assert after([False, True], start=1.0, precision=precision) == [1.0, 1.0]
+    assert float(initial_loss_scale(HALF).value) == 1024.0
+
+
+def test_a_step_that_overflows_is_skipped_until_the_scale_fits():
+    """At 2^40 the scaled gradients exceed float16; halved some ten times they fit, and then training goes on."""
+    precision = {"compute": "float16", "loss_scale": 2.0**40}
+    run = SmallRun(small(model={"layers": 1}, precision=precision, parallel={"fsdp": 2}))
+    state = run.step.initial_state()
+    initial, batch, scale, skipped = jax.device_get(state.master), run.batch(0), 2.0**40, 0
+    while True:
+        state, metrics = run.step.train(state, batch)
+        assert float(metrics.loss_scale) == scale
+        if metrics.finite:
+            break
+        skipped, scale = skipped + 1, scale / 2
+        assert (int(metrics.skipped_in_row), float(state.loss_scale.value)) == (skipped, scale)
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, jax.device_get(state.master), initial)))
+        assert skipped < 40, "the scale never fits"
+    assert skipped > 5
+    assert (int(state.step), int(state.applied), int(state.skipped_in_row)) == (skipped + 1, 1, 0)
+    assert not np.array_equal(np.asarray(state.master["layers"]["mlp"]["up"]), initial["layers"]["mlp"]["up"])
+    assert 1e-3 < float(metrics.grad_norm) < 1e2, "the scale is divided out again"
