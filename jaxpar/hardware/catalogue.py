@@ -1,6 +1,8 @@
-"""GPUs that training runs on: dense peaks, memory and memory bandwidth, each with its source.
+"""GPUs that training runs on: dense peaks, memory, bandwidths and links, each with its source.
 
-Peaks are dense: datasheets of Ampere and later print the figure with 2:4 sparsity, twice these.
+Peaks are dense: datasheets of Ampere and later print the figure with 2:4 sparsity, twice these. `device_bytes` is what
+XLA's own descriptions of these GPUs have (xla/backends/gpu/target_config/specs), which were taken from real ones; for
+V100-32 and H200, where XLA has another card or the nominal size, what CUDA programs print.
 A GPU that is not listed has no peak, and nothing is guessed for it: `gpu_of` returns None.
 """
 
@@ -10,6 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.hardware.links import Link, network, nvlink, pcie
 
 GIB = 2**30
 TERA = 1e12
@@ -22,18 +28,30 @@ Arithmetic = Literal["float32", "tensorfloat32", "bfloat16", "float16", "float8"
 class GPU:
     """One GPU model, as its datasheet describes it."""
 
+    short: str
+    """What users call it, as in `h100`."""
     name: str
-    """Short name, as in `H100-SXM-80GB`."""
+    """Name with form factor and memory, as in `H100-SXM-80GB`."""
     device_kinds: tuple[str, ...]
     """The strings by which `jax.Device.device_kind` names it."""
     peaks: Mapping[Arithmetic, float]
     """Dense peak of matmuls in FLOP/s per type; a type that the GPU has no units for is absent."""
     hbm_bytes: int
-    """Memory in bytes; the driver and the runtime keep a few percent of it."""
+    """Memory in bytes; the driver keeps a few percent of it."""
+    device_bytes: int
+    """Memory that CUDA reports to a program: what can be allocated at most."""
     hbm_bandwidth: float
     """Peak memory bandwidth in bytes per second."""
+    compute_capability: tuple[int, int]
+    """Of CUDA: 9, 0 is Hopper."""
+    nvlink: Link
+    """To the other GPUs of the host."""
+    pcie: Link
+    """To the host's memory."""
+    network: Link
+    """To other hosts, where nobody says otherwise: as in the server that `network.source` names."""
     source: str
-    """Where the numbers stand."""
+    """Where peaks, memory and its bandwidth stand."""
 
     @property
     def training_peak(self) -> float:
@@ -52,72 +70,121 @@ _BLACKWELL = _teraflops(float32=75.0, tensorfloat32=1125.0, bfloat16=2250.0, flo
 
 GPUS: tuple[GPU, ...] = (
     GPU(
+        short="v100-32",
         name="V100-SXM2-32GB",
         device_kinds=("Tesla V100-SXM2-32GB",),
         peaks=_VOLTA,
         hbm_bytes=32 * GIB,
+        device_bytes=round(31.73 * GIB),
         hbm_bandwidth=900e9,
+        compute_capability=(7, 0),
+        nvlink=nvlink(2, 300, "V100 datasheet"),
+        pcie=pcie(3),
+        network=network(50, "DGX-1 with V100: 4 x 100 Gb/s for 8 GPUs"),
         source="NVIDIA V100 Tensor Core GPU datasheet (2020), column V100 SXM2",
     ),
     GPU(
+        short="a100-40",
         name="A100-SXM-40GB",
         device_kinds=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
         peaks=_AMPERE,
         hbm_bytes=40 * GIB,
+        device_bytes=42_331_013_120,
         hbm_bandwidth=1555e9,
+        compute_capability=(8, 0),
+        nvlink=nvlink(3, 600, "A100 datasheet"),
+        pcie=pcie(4),
+        network=network(200, "DGX A100 datasheet: 8 x 200 Gb/s"),
         source="NVIDIA A100 Tensor Core GPU Architecture whitepaper (2020), comparison of data-center GPUs",
     ),
     GPU(
+        short="a100-80",
         name="A100-SXM-80GB",
         device_kinds=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         peaks=_AMPERE,
         hbm_bytes=80 * GIB,
+        device_bytes=85_100_068_864,
         hbm_bandwidth=2039e9,
+        compute_capability=(8, 0),
+        nvlink=nvlink(3, 600, "A100 datasheet"),
+        pcie=pcie(4),
+        network=network(200, "DGX A100 datasheet: 8 x 200 Gb/s"),
         source="NVIDIA A100 Tensor Core GPU datasheet (2021), column A100 80GB SXM",
     ),
     GPU(
+        short="a800",
         name="A800-SXM-80GB",
         device_kinds=("NVIDIA A800-SXM4-80GB",),
         peaks=_AMPERE,
         hbm_bytes=80 * GIB,
+        device_bytes=85_100_068_864,
         hbm_bandwidth=2039e9,
+        compute_capability=(8, 0),
+        nvlink=nvlink(3, 400, "A800 datasheet"),
+        pcie=pcie(4),
+        network=network(200, "taken as that of DGX A100: 8 x 200 Gb/s"),
         source="NVIDIA A800 datasheet (2022): an A100 80GB SXM with NVLink at 400 GB/s",
     ),
     GPU(
+        short="h100",
         name="H100-SXM-80GB",
         device_kinds=("NVIDIA H100 80GB HBM3",),
         peaks=_HOPPER,
         hbm_bytes=80 * GIB,
+        device_bytes=84_942_979_072,
         hbm_bandwidth=3.35e12,
+        compute_capability=(9, 0),
+        nvlink=nvlink(4, 900, "H100 datasheet"),
+        pcie=pcie(5),
+        network=network(400, "DGX H100 datasheet: 8 x 400 Gb/s"),
         source="NVIDIA H100 Tensor Core GPU datasheet (2023), column H100 SXM; "
         "decimals from the Hopper Architecture whitepaper v1.04",
     ),
     GPU(
+        short="h800",
         name="H800-SXM-80GB",
         device_kinds=("NVIDIA H800",),
         peaks=_HOPPER,
         hbm_bytes=80 * GIB,
+        device_bytes=84_942_979_072,
         hbm_bandwidth=3.35e12,
+        compute_capability=(9, 0),
+        nvlink=nvlink(4, 400, "H800 datasheet"),
+        pcie=pcie(5),
+        network=network(100, "nodes of Yuan et al., USENIX ATC 2024: 8 x 100 Gb/s; others have 8 x 400"),
         source="NVIDIA H800 datasheet (2023), column H800 SXM: an H100 SXM with NVLink at 400 GB/s",
     ),
     GPU(
+        short="h200",
         name="H200-SXM-141GB",
         device_kinds=("NVIDIA H200",),
         peaks=_HOPPER,
         hbm_bytes=141 * GIB,
+        device_bytes=150_109_880_320,
         hbm_bandwidth=4.8e12,
+        compute_capability=(9, 0),
+        nvlink=nvlink(4, 900, "H200 datasheet"),
+        pcie=pcie(5),
+        network=network(400, "DGX H200 datasheet: 8 x 400 Gb/s"),
         source="NVIDIA H200 Tensor Core GPU datasheet (2024), column H200 SXM",
     ),
     GPU(
+        short="b200",
         name="B200-SXM-180GB",
         device_kinds=("NVIDIA B200",),
         peaks=_BLACKWELL,
         hbm_bytes=180 * GIB,
+        device_bytes=191_514_411_008,
         hbm_bandwidth=8e12,
+        compute_capability=(10, 0),
+        nvlink=nvlink(5, 1800, "HGX B200 datasheet"),
+        pcie=pcie(5),
+        network=network(400, "DGX B200 user guide: 8 x 400 Gb/s"),
         source="NVIDIA HGX B200 datasheet (2024), an eighth of the board; its sparse peaks halved",
     ),
 )
 
+_BY_SHORT = {gpu.short: gpu for gpu in GPUS}
 _BY_KIND = {kind: gpu for gpu in GPUS for kind in gpu.device_kinds}
 
 
@@ -127,3 +194,18 @@ def gpu_of(device_kind: str) -> GPU | None:
     The match is exact: `NVIDIA H100 PCIe` and a MIG slice of an H100 are other machines with other peaks.
     """
     return _BY_KIND.get(device_kind)
+
+
+def gpu_named(name: str) -> GPU:
+    """The GPU that users call `name`: `h100`, `a100-80`, or in full `H100-SXM-80GB`, in any case.
+
+    Raises:
+        UserError: there is none; the sentence names the nearest.
+    """
+    wanted = name.strip().lower()
+    for gpu in GPUS:
+        if wanted in (gpu.short, gpu.name.lower()):
+            return gpu
+    family = [short for short in _BY_SHORT if wanted and short.startswith(wanted)]
+    meant = f"; did you mean {one_of(family)}?" if family else did_you_mean(wanted, _BY_SHORT)
+    raise UserError(f"no GPU is called {name!r}{meant or f'; there are {one_of(_BY_SHORT)}'}")

@@ -15,8 +15,7 @@ class BatchPlacer:
     """Knows which rows of each batch this process must load, and puts them on its devices."""
 
     def __init__(self, step: TrainStep):
-        data, self.microbatches = step.config.data, step.plan.microbatches
-        self.shape = (self.microbatches, data.batch_size // self.microbatches, data.sequence_length)
+        self.shape = step.batch_shape
         self.shardings: dict[str, NamedSharding] = step.shardings(step.batch_layout())
         self.rows = self._own_rows()
         """Row numbers, within a batch, that this process loads; ascending."""
@@ -26,27 +25,16 @@ class BatchPlacer:
         parts = self.shardings["examples"].addressable_devices_indices_map(self.shape[:2])
         return np.unique(np.concatenate([numbers[index].ravel() for index in parts.values() if index is not None]))
 
-    def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and shardings of a placed batch, for compiling before there is one."""
-        return {
-            name: jax.ShapeDtypeStruct(
-                self.shape[: 2 if name == "examples" else 3],
-                np.float32 if name == "mask" else np.int32,
-                sharding=sharding,
-            )
-            for name, sharding in self.shardings.items()
-        }
-
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Place this process's `rows` ([row, ...], in the order of `self.rows`) as arrays [microbatch, row, ...]."""
-        per_microbatch = self.shape[1]
+        microbatches, per_microbatch, _ = self.shape
 
         def array(name: str) -> jax.Array:
             local, shape = rows[name], self.shape[: 2 if name == "examples" else 3]
 
             def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)
-                wanted = np.arange(self.microbatches)[index[0], None] * per_microbatch + np.arange(first, last)
+                wanted = np.arange(microbatches)[index[0], None] * per_microbatch + np.arange(first, last)
                 return local[np.searchsorted(self.rows, wanted)][(..., *index[2:])]
 
             return jax.make_array_from_callback(shape, self.shardings[name], part)

@@ -86,6 +86,23 @@ class TrainStep:
         names = ("tokens", "labels", "mask", "segments", "positions", "slots")
         return {**dict.fromkeys(names, tokens), "examples": PartitionSpec(None, DATA_AXES)}
 
+    @property
+    def batch_shape(self) -> tuple[int, int, int]:
+        """[microbatch, row, token] of a global batch."""
+        data, microbatches = self.config.data, self.plan.microbatches
+        return microbatches, data.batch_size // microbatches, data.sequence_length
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and shardings of a placed batch, for compiling before there is one; no device need be at hand."""
+        return {
+            name: jax.ShapeDtypeStruct(
+                self.batch_shape[: 2 if name == "examples" else 3],
+                jnp.float32 if name == "mask" else jnp.int32,
+                sharding=sharding,
+            )
+            for name, sharding in self.shardings(self.batch_layout()).items()
+        }
+
     def shard_map(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
         """`function` on every device of the mesh, with varying types checked.
 

@@ -89,7 +89,7 @@ class Trainer:
     def compiled(self) -> jax.stages.Compiled:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
         with self.timer.compiling():
-            lowered = self.functions.train.lower(self.functions.abstract_state(), self.placer.abstract())
+            lowered = self.functions.train.lower(self.functions.abstract_state(), self.functions.abstract_batch())
             return lowered.compile()
 
     @property

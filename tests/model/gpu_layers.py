@@ -14,7 +14,6 @@ from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, sink_gradients
 from jaxpar.mesh.placements import bytes_per_device
 from jaxpar.model import decoder
-from jaxpar.training.batches import BatchPlacer
 from jaxpar.training.resolve import make_plan, resolve_config
 from jaxpar.training.step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
@@ -49,7 +48,7 @@ def facts_of(remat: str) -> dict[str, Any]:
     config = resolve_config(config, DEVICES)
     plan = make_plan(config, devices[0])
     step = TrainStep(config, plan, build_mesh(plan.axes, devices))
-    compiled = compile_for_gpu(step.train, step.abstract_state(), BatchPlacer(step).abstract())
+    compiled = compile_for_gpu(step.train, step.abstract_state(), step.abstract_batch())
     layers, roles = step.specs["layers"], step.placements
     held = lambda role: bytes_per_device(layers, type(role)(role.layout["layers"], role.dtype), plan.axes)
     return {

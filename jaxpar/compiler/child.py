@@ -1,0 +1,83 @@
+"""The child process of `compile_step`: it loads XLA's GPU compiler, which talks on the screen and may end the process.
+
+Run as `python -m jaxpar.compiler.child FOLDER`; reads `request.json` there, writes `result.json`, and XLA's own texts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+
+DUMPS = {"buffer_assignment": "-buffer-assignment.txt", "live_ranges": "-live-range.txt"}
+"""What is taken from the files that XLA dumps, and how their names end."""
+
+_MEMORY = {
+    "argument": "argument_size_in_bytes",
+    "output": "output_size_in_bytes",
+    "alias": "alias_size_in_bytes",
+    "temp": "temp_size_in_bytes",
+    "generated_code": "generated_code_size_in_bytes",
+    "peak": "peak_memory_in_bytes",
+    "total_allocation": "total_allocation_bytes",
+    "host_argument": "host_argument_size_in_bytes",
+    "host_output": "host_output_size_in_bytes",
+    "host_alias": "host_alias_size_in_bytes",
+    "host_temp": "host_temp_size_in_bytes",
+}
+
+
+def compile_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile the step that `request` asks for; the dumped texts are not part of the result."""
+    import jax
+    from jax.experimental import topologies
+
+    from jaxpar.config import config_from_dict
+    from jaxpar.config.plan import Plan
+    from jaxpar.mesh.build import build_mesh
+    from jaxpar.training.step import TrainStep
+
+    # A host is a slice of its own to JAX, which takes a slice for the GPUs that NVLink connects.
+    topology = topologies.get_topology_desc(
+        "cluster", "cuda", target_config=request["target"], topology=f"{request['hosts']}x1x{request['gpus_per_host']}"
+    )
+    config, plan = config_from_dict(request["config"]), Plan.from_json(json.dumps(request["plan"]))
+    step = TrainStep(config, plan, build_mesh(plan.axes, topology.devices))
+    start = time.perf_counter()
+    lowered = step.train.trace(step.abstract_state(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise RuntimeError("XLA gave no account of memory")
+    (state, batch), _ = compiled.input_shardings
+    kept = {"": state, "batch": batch}  # None where the program does not use an argument
+    inputs = [
+        "/".join(filter(None, (prefix, jax.tree_util.keystr(path, simple=True, separator="/"))))
+        for prefix, tree in kept.items()
+        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return {
+        "inputs": inputs,
+        "program": compiled.as_text(),
+        "memory": {name: int(getattr(memory, key)) for name, key in _MEMORY.items()},
+        "compile_seconds": seconds,
+    }
+
+
+def main(folder: Path) -> None:
+    """Answer the request that lies in `folder`."""
+    request = json.loads((folder / "request.json").read_text())
+    try:
+        result = compile_request(request)
+    except UserError as error:
+        result = {"error": str(error)}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,99 @@
+"""What one compile gave: the program and the compiler's account of memory, as texts, and how they were made."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jaxpar.config.plan import Plan
+
+
+@dataclass(frozen=True)
+class MemoryNumbers:
+    """Bytes on each GPU, as XLA sums them up (`jax.stages.Compiled.memory_analysis`)."""
+
+    argument: int
+    """State and batch that come in."""
+    output: int
+    """New state and metrics."""
+    alias: int
+    """Of the output, what lies in buffers of the arguments (donated)."""
+    temp: int
+    """Everything that lives during the step only."""
+    generated_code: int
+    peak: int
+    """Most that is alive at one time, arguments and outputs included."""
+    total_allocation: int
+    """Sum of all allocations: what the program reserves."""
+    host_argument: int
+    """On the host, in pinned memory, per GPU; the next three likewise."""
+    host_output: int
+    host_alias: int
+    host_temp: int
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A training step as XLA's GPU compiler made it for a cluster. Equal for every rank: it is one SPMD program."""
+
+    cluster: str
+    """As the user wrote it."""
+    gpu: str
+    """Short name of the GPU that it was compiled for."""
+    hosts: int
+    gpus_per_host: int
+    plan: Plan
+    """The layout that a run on the cluster has."""
+    notes: tuple[str, ...]
+    """Where the compiled program differs from the one that will run, and why; empty when it does not."""
+    inputs: tuple[str, ...]
+    """Name of each parameter of the program, by its number: `master/layers/mlp/gate`, `optimizer/first/...`, `step`,
+    `batch/tokens`."""
+    program: str
+    """The scheduled program (HLO text)."""
+    buffer_assignment: str
+    """XLA's text: which value lies in which allocation, at which offset."""
+    live_ranges: str
+    """XLA's text: the order of instructions, and when each buffer is alive."""
+    memory: MemoryNumbers
+    xla_flags: tuple[str, ...]
+    versions: dict[str, str]
+    """Versions of jax, jaxlib, the plugin, ptxas, cuDNN (when it is installed), and a digest of jaxpar's source."""
+    compile_seconds: float
+    """Tracing, lowering and XLA, on the machine that compiled."""
+
+    def host_of(self, device: int) -> int:
+        """The host of a device; in the program, devices are numbered in mesh order."""
+        return device // self.gpus_per_host
+
+    def to_json(self) -> str:
+        """The compilation as JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Compilation:
+        """The inverse of `to_json`, for text that this version of jaxpar wrote."""
+        plain = json.loads(text)
+        return Compilation(
+            **{
+                **plain,
+                "plan": Plan.from_json(json.dumps(plain["plan"])),
+                "memory": MemoryNumbers(**plain["memory"]),
+                **{key: tuple(plain[key]) for key in ("notes", "inputs", "xla_flags")},
+            }
+        )
+
+    def save(self, path: Path) -> None:
+        """Write compressed JSON; whoever reads at the same time sees the old file or the new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial.write_bytes(gzip.compress(self.to_json().encode(), compresslevel=6))
+        partial.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Compilation:
+        """Read what `save` wrote."""
+        return Compilation.from_json(gzip.decompress(path.read_bytes()).decode())

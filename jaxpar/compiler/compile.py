@@ -1,0 +1,219 @@
+"""Compile the training step of a configuration for a cluster, in a child process, and remember the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jaxpar
+from jaxpar.compiler.child import DUMPS
+from jaxpar.compiler.compilation import Compilation
+from jaxpar.compiler.targets import target_config
+from jaxpar.compiler.wheels import cuda_release, has_cudnn, versions
+from jaxpar.config import Config, UserError, config_to_dict
+from jaxpar.config.plan import Plan
+from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig
+from jaxpar.data import open_data
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.xla_flags import check_flags, xla_flags
+from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
+
+DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
+
+
+@dataclass(frozen=True)
+class _GPUDevice:
+    """What a choice of attention wants to know of a `jax.Device`."""
+
+    device_kind: str
+    compute_capability: str
+    platform: str = "gpu"
+
+
+def plan_for(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
+    """`config` with everything filled in, and its layout on `cluster`: what a run there would make of it.
+
+    Raises:
+        UserError: the configuration is wrong, or does not divide over the cluster.
+    """
+    config = resolve_config(config, cluster.devices)
+    if config.model.vocab is None:
+        config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
+    least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
+    return config, make_plan(config, _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability)))
+
+
+def compile_step(
+    config: Config,
+    cluster: Cluster,
+    *,
+    timeout_s: float = 600,
+    cache: Path | None = DEFAULT_CACHE,
+    gpu: GPU | None = None,
+    flags: tuple[str, ...] | None = None,
+) -> Compilation:
+    """The training step of `config` as XLA compiles it for `cluster`. No GPU is needed.
+
+    Args:
+        config: as for the trainer; a mesh axis of -1 takes what the cluster has.
+        cluster: what to compile for.
+        timeout_s: the child process is ended after this long.
+        cache: folder of results, by everything that enters a compile; None compiles anew and keeps nothing.
+        gpu: which GPU of a cluster with several kinds; by default `cluster.gpu`.
+        flags: XLA flags instead of those that the trainer uses on this GPU (`hardware.xla_flags`).
+
+    Raises:
+        UserError: the configuration does not fit the cluster, the compiler is not installed, or it died.
+    """
+    config, plan = plan_for(config, cluster)
+    gpu = cluster.gpu if gpu is None else gpu
+    flags = xla_flags(gpu) if flags is None else flags
+    release = cuda_release()
+    compiled, notes = _compilable(config, plan, release)
+    request = {
+        "target": target_config(gpu),
+        "hosts": cluster.hosts,
+        "gpus_per_host": cluster.gpus_per_host,
+        "config": config_to_dict(_what_matters(config)),
+        "plan": asdict(compiled),
+        "xla_flags": list(flags),
+        "versions": versions(release),
+    }
+    kept = None if cache is None else cache / f"{_digest(request)}.json.gz"
+    if kept is not None and (found := _remembered(kept)) is not None:
+        return replace(found, cluster=cluster.name, plan=plan, notes=notes)
+    check_flags(" ".join(flags))
+    result = _in_child(request, cluster.name, timeout_s)
+    compilation = Compilation.from_json(
+        json.dumps(
+            {
+                **result,
+                "cluster": cluster.name,
+                "gpu": gpu.short,
+                "plan": asdict(plan),
+                "notes": notes,
+                **{key: request[key] for key in ("hosts", "gpus_per_host", "xla_flags", "versions")},
+            }
+        )
+    )
+    if kept is not None:
+        compilation.save(kept)
+    return compilation
+
+
+def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[str, ...]]:
+    """The plan that can be compiled here, and in which way it is not the plan of the run."""
+    if plan.attention.name != "cudnn" or has_cudnn(release):
+        return plan, ()
+    note = (
+        "attention: the run uses cudnn, and blockwise stands in for it here, because cuDNN is not installed "
+        f"(pip install nvidia-cudnn-cu{release}); what is kept for the backward is the same, temporaries and kernels "
+        "of attention are not"
+    )
+    return replace(plan, attention=replace(plan.attention, name="blockwise", reason=note)), (note,)
+
+
+def _what_matters(config: Config) -> Config:
+    """`config` without what cannot change the program."""
+    return replace(
+        config,
+        run=RunConfig(steps=config.run.steps, seed=config.run.seed),
+        evaluation=EvaluationConfig(),
+        checkpoint=CheckpointConfig(),
+        distributed=DistributedConfig(),
+    )
+
+
+def _digest(request: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _remembered(path: Path) -> Compilation | None:
+    """What was kept under `path`; a file that cannot be read counts as none, since it is only a cache."""
+    try:
+        return Compilation.load(path)
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _in_child(request: dict[str, Any], name: str, timeout_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="jaxpar-compile-") as place:
+        folder = Path(place)
+        (folder / "request.json").write_text(json.dumps(request))
+        status, output = _run(folder, request["xla_flags"], timeout_s)
+        if status is None:
+            raise UserError(f"compiling for {name} took longer than {timeout_s:g} s and was stopped")
+        answer = folder / "result.json"
+        if status != 0 or not answer.is_file():
+            raise UserError(f"compiling for {name} died ({_ending(status)}): {_last_lines(output)}")
+        result = json.loads(answer.read_text())
+        if "error" in result:
+            raise UserError(result["error"])
+        return result | {key: _dumped(folder / "xla", ending) for key, ending in DUMPS.items()}
+
+
+def _run(folder: Path, flags: list[str], timeout_s: float) -> tuple[int | None, str]:
+    """Exit status of the child, None when it took too long, and what it wrote on the screen."""
+    log = folder / "log"
+    with log.open("w") as screen:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "jaxpar.compiler.child", str(folder)],
+            env=_environment([*flags, f"--xla_dump_to={folder / 'xla'}", "--xla_dump_hlo_as_text"]),
+            stdin=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # ptxas runs in processes of its own, which must end with it
+        )
+        try:
+            status = child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    return status, log.read_text(errors="replace")
+
+
+def _environment(flags: list[str]) -> dict[str, str]:
+    """The child's environment: ours, but for what would change the program or look for a driver."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "TF_"))}
+    root = str(Path(str(jaxpar.__file__)).parents[1])
+    return ours | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_FLAGS": " ".join(flags),
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, ours.get("PYTHONPATH")))),
+    }
+
+
+def _dumped(folder: Path, ending: str) -> str:
+    found = list(folder.glob(f"*_train.*{ending}"))
+    if len(found) != 1:
+        raise RuntimeError(f"XLA dumped {len(found)} files that end in {ending}, expected one")
+    return found[0].read_text()
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""
+    return f"signal {signal.Signals(-status).name}{hint}"
+
+
+def _last_lines(output: str, count: int = 3) -> str:
+    """The last lines that say something: neither empty, nor about the driver that is not there."""
+    noise = ("cudart_stub", "before absl::InitializeLog()", "JAX has removed its internal frames", "--------")
+    lines = [line.strip() for line in output.splitlines()]
+    lines = [line for line in lines if line and not any(word in line for word in noise)]
+    return " | ".join(lines[-count:])[-600:] or "it said nothing"

@@ -1,0 +1,248 @@
+"""Clusters: hosts of GPUs, and what links them. Read from text like `h800:32x8` or from a YAML file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.typed import checked, field_types
+from jaxpar.config.yaml_text import Located, parse_document
+from jaxpar.hardware.catalogue import GPU, gpu_named
+from jaxpar.hardware.links import GIGA, Link
+
+FORM = "expected gpu:hosts x gpus, as in h100:1x8, or the path of a .yaml file"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Hosts that are alike."""
+
+    name: str
+    gpu: GPU
+    hosts: int
+    node: Link
+    """Between the GPUs of a host."""
+    network: Link
+    """Between hosts: the share of one GPU."""
+    host: Link
+    """Between a GPU and its host's memory."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Groups of hosts, each host with the same number of GPUs. Most clusters have one group.
+
+    GPUs are numbered host by host, in the order of the groups; a mesh takes them in this order (`mesh.build_mesh`).
+    """
+
+    name: str
+    """As the user wrote it."""
+    gpus_per_host: int
+    groups: tuple[Group, ...]
+
+    @property
+    def gpu(self) -> GPU:
+        """The GPU; in a cluster of several kinds the one with the least memory, which decides what fits."""
+        return min((group.gpu for group in self.groups), key=lambda gpu: gpu.device_bytes)
+
+    @property
+    def gpus(self) -> tuple[GPU, ...]:
+        """The kinds of GPU, each once."""
+        return tuple({group.gpu.short: group.gpu for group in self.groups}.values())
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of all groups."""
+        return sum(group.hosts for group in self.groups)
+
+    @property
+    def devices(self) -> int:
+        """GPUs of the whole cluster."""
+        return self.hosts * self.gpus_per_host
+
+    def host_of(self, device: int) -> int:
+        """The host of a GPU, both counted from 0 in mesh order."""
+        if not 0 <= device < self.devices:
+            raise IndexError(f"device {device} of {self.devices}")
+        return device // self.gpus_per_host
+
+    def group_of(self, device: int) -> Group:
+        """The group of a GPU."""
+        host = self.host_of(device)
+        for group in self.groups:
+            if host < group.hosts:
+                return group
+            host -= group.hosts
+        raise AssertionError("hosts of the groups add up")
+
+    def crosses_nodes(self, devices: Iterable[int]) -> bool:
+        """Whether these GPUs sit in more than one host."""
+        return len({self.host_of(device) for device in devices}) > 1
+
+    def link(self, crosses_nodes: bool) -> Link:
+        """The link that a collective runs at: between hosts, or inside one; of several groups the slowest."""
+        links = [group.network if crosses_nodes else group.node for group in self.groups]
+        return min(links, key=lambda link: link.bandwidth)
+
+    def bandwidth(self, crosses_nodes: bool) -> float:
+        """Bytes per second that each GPU can send, and receive at the same time; inside a host or between hosts."""
+        return self.link(crosses_nodes).bandwidth
+
+    def latency(self, crosses_nodes: bool) -> float:
+        """Seconds that one hop of a ring adds; inside a host or between hosts."""
+        return self.link(crosses_nodes).latency
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes per second and direction between a GPU and its host's memory."""
+        return min(group.host.bandwidth for group in self.groups)
+
+    def describe(self) -> str:
+        """The numbers that every prediction rests on, in one line per group."""
+        lines = []
+        for group in self.groups:
+            links = (("in a host", group.node), ("between hosts", group.network), ("to host memory", group.host))
+            shown = ", ".join(
+                f"{where} {link.bandwidth / GIGA:g} GB/s ({link.name}: {link.source})" for where, link in links
+            )
+            lines.append(f"{group.hosts} x {self.gpus_per_host} {group.gpu.name}; per GPU and direction: {shown}")
+        return "\n".join(lines)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """A cluster from `gpu:hosts x gpus` (`h100:1x8`, spaces allowed), or from the YAML file that `text` is the path of.
+
+    Raises:
+        UserError: one sentence about what is wrong, with the file and line where there is one.
+    """
+    if text.endswith((".yaml", ".yml")):
+        return read_cluster(Path(text))
+    found = re.fullmatch(r"\s*([^:]+?)\s*:\s*(\d+)\s*x\s*(\d+)\s*", text)
+    if found is None:
+        raise UserError(f"cluster {text!r}: {FORM}")
+    hosts, gpus = int(found[2]), int(found[3])
+    if hosts < 1 or gpus < 1:
+        raise UserError(f"cluster {text!r}: expected at least 1 host and 1 GPU per host")
+    try:
+        gpu = gpu_named(found[1])
+    except UserError as error:
+        raise UserError(f"cluster {text!r}: {error}") from None
+    return Cluster(f"{gpu.short}:{hosts}x{gpus}", gpus, (_group(gpu.short, gpu, hosts, _Levels(), text),))
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    bandwidth: float
+    latency: float | None = None
+
+
+@dataclass(frozen=True)
+class _Levels:
+    node: _Numbers | None = None
+    network: _Numbers | None = None
+    host: _Numbers | None = None
+
+
+@dataclass(frozen=True)
+class _WrittenGroup:
+    gpu: str
+    hosts: int
+    levels: _Levels = field(default_factory=_Levels)
+
+
+@dataclass(frozen=True)
+class _WrittenCluster:
+    name: str | None = None
+    gpu: str | None = None
+    hosts: int | None = None
+    gpus_per_host: int = 8
+    levels: _Levels = field(default_factory=_Levels)
+    groups: dict[str, _WrittenGroup] = field(default_factory=dict)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """A cluster from a YAML file, documented in docs/clusters.md.
+
+    Raises:
+        UserError: the file cannot be read, a name is unknown, a number is missing or not above 0.
+    """
+    written, lines = _read(path)
+    place = lambda key: f"{path}:{lines[key]}" if key in lines else str(path)
+    _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"))
+    if written.groups:
+        for key in ("gpu", "hosts", "levels"):
+            if key in lines:
+                raise UserError(f"{place(key)}: {key}: with groups, each group has its own")
+        parts = {name: (group, f"groups.{name}.", place("groups")) for name, group in written.groups.items()}
+    else:
+        for key in ("gpu", "hosts"):
+            if getattr(written, key) is None:
+                raise UserError(f"{path}: the key {key} is missing")
+        group = _WrittenGroup(str(written.gpu), int(written.hosts or 0), written.levels)
+        parts = {written.gpu: (group, "", str(path))}
+    groups = []
+    for name, (group, prefix, where) in parts.items():
+        _positive(group.hosts, f"{prefix}hosts", place("hosts") if not prefix else where)
+        try:
+            gpu = gpu_named(group.gpu)
+        except UserError as error:
+            raise UserError(f"{place('gpu') if not prefix else where}: {prefix}gpu: {error}") from None
+        for level, numbers in vars(group.levels).items():
+            for quantity, value in vars(numbers).items() if numbers else ():
+                if value is not None:
+                    key = f"{prefix}levels.{level}.{quantity}"
+                    _positive(value, key, place("levels") if not prefix else where)
+        groups.append(_group(str(name), gpu, group.hosts, group.levels, str(path)))
+    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups))
+
+
+def _group(name: str, gpu: GPU, hosts: int, levels: _Levels, source: str) -> Group:
+    def link(usual: Link, numbers: _Numbers | None) -> Link:
+        return usual if numbers is None else usual.with_bandwidth(numbers.bandwidth, numbers.latency, source)
+
+    return Group(
+        name=name,
+        gpu=gpu,
+        hosts=hosts,
+        node=link(gpu.nvlink, levels.node),
+        network=link(gpu.network, levels.network),
+        host=link(gpu.pcie, levels.host),
+    )
+
+
+def _read(path: Path) -> tuple[_WrittenCluster, dict[str, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [entry.name for entry in path.parent.glob("*.yaml")]
+        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error})") from None
+    known = field_types(_WrittenCluster)
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key, found in parse_document(text, str(path)).items():
+        if key not in known:
+            raise UserError(f"{path}:{found.line}: {key}: no such key{did_you_mean(key, known)}")
+        try:
+            values[key] = checked(key, _plain(found.value), known[key])
+        except UserError as error:
+            raise UserError(f"{path}:{found.line}: {error}") from None
+        lines[key] = found.line
+    return _WrittenCluster(**values), lines
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(entry.value if isinstance(entry, Located) else entry) for key, entry in value.items()}
+    return value
+
+
+def _positive(value: float, key: str, place: str) -> None:
+    if value <= 0:
+        raise UserError(f"{place}: {key}: expected a number above 0, got {value:g}")

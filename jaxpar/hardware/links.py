@@ -1,0 +1,49 @@
+"""Links between GPUs, and from a GPU to its host.
+
+Latencies are those of NCCL's own cost model: `hwLat` in its src/graph/tuning.cc, ring algorithm, simple protocol.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+GIGA = 1e9
+MICRO = 1e-6
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level of a cluster, as one GPU sees it.
+
+    The bandwidth is that of the wire: what a collective reaches is less, by a share that has to be measured.
+    """
+
+    name: str
+    """What it is, as in `NVLink 4`."""
+    bandwidth: float
+    """Bytes per second that a GPU can send; it can receive as many at the same time."""
+    latency: float
+    """Seconds that one hop of a ring adds."""
+    source: str
+    """Where the bandwidth stands."""
+
+    def with_bandwidth(self, gigabytes: float, latency_us: float | None, source: str) -> Link:
+        """This level with numbers that somebody wrote: GB/s per GPU and direction, and microseconds."""
+        latency = self.latency if latency_us is None else latency_us * MICRO
+        return replace(self, bandwidth=gigabytes * GIGA, latency=latency, source=source)
+
+
+def nvlink(generation: int, total_gigabytes: float, source: str) -> Link:
+    """NVLink of a GPU; datasheets give `total_gigabytes` per second, both directions together."""
+    return Link(f"NVLink {generation}", total_gigabytes / 2 * GIGA, 3.4 * MICRO, source)
+
+
+def pcie(generation: int) -> Link:
+    """Sixteen lanes of PCI Express to the host."""
+    per_direction = {3: 16.0, 4: 32.0, 5: 64.0}[generation]
+    return Link(f"PCIe {generation} x16", per_direction * GIGA, 5.7 * MICRO, f"PCI Express {generation}.0, 16 lanes")
+
+
+def network(gigabits: float, source: str) -> Link:
+    """The share of a GPU in its host's network cards."""
+    return Link("network", gigabits / 8 * GIGA, 9.6 * MICRO, source)

@@ -1,0 +1,66 @@
+"""The XLA flags that programs for GPUs are compiled with: the trainer's on a GPU, and the compiler's without one.
+
+An unknown flag makes XLA end the process, so flags are checked against the installed XLA first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+
+from jaxpar.config.errors import UserError
+from jaxpar.hardware.catalogue import GPU
+
+COMMON = (
+    # Collectives start early and end late, with independent work between. Off by default.
+    "--xla_gpu_enable_latency_hiding_scheduler=true",
+    # Every matmul is a call of cuBLAS. What Triton would fuse is decided by timing kernels, so the program compiled
+    # without a GPU would not be the one that runs.
+    "--xla_gpu_enable_triton_gemm=false",
+)
+"""For every GPU. docs/decisions.md says what else was tried."""
+
+
+def xla_flags(gpu: GPU | None) -> tuple[str, ...]:
+    """The flags for programs that run on `gpu`; None is a GPU that the catalogue does not know."""
+    del gpu  # no flag differs between the GPUs of the catalogue so far
+    return COMMON
+
+
+def flag_name(flag: str) -> str:
+    """`--xla_x=1` is about `xla_x`."""
+    return flag.lstrip("-").split("=")[0]
+
+
+def merged(own: tuple[str, ...], theirs: str) -> str:
+    """`XLA_FLAGS` with `own` flags and those of `theirs`, the text that the user set, which win."""
+    written = theirs.split()
+    known = {flag_name(flag) for flag in written}
+    return " ".join([*(flag for flag in own if flag_name(flag) not in known), *written])
+
+
+@cache
+def check_flags(flags: str) -> None:
+    """Ask the installed XLA whether it knows `flags`, text as in `XLA_FLAGS`. Takes a third of a second in a child.
+
+    Raises:
+        UserError: it does not know a flag, or not the value of one.
+    """
+    asked = subprocess.run(
+        [sys.executable, "-c", "from jaxlib import _jax; _jax.CompileOptions()"],
+        env=os.environ | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if asked.returncode == 0:
+        return
+    unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", asked.stderr)
+    if unknown is not None:
+        raise UserError(f"XLA_FLAGS: the installed XLA does not know {', '.join(unknown[1].split())}")
+    said = re.search(r"Couldn't interpret value .*|Could not open file .*", asked.stderr)
+    why = said[0].strip() if said else "a value is not one of those it has"
+    raise UserError(f"XLA_FLAGS: the installed XLA does not take {flags!r} ({why})")
