@@ -1,7 +1,7 @@
 """bfloat16 compute: how far its loss and gradients are from float32, and layouts from one device.
 
-What layouts share in float32 to 1e-6 they share in bfloat16 only as far as partial sums round alike: a tensor rank rounds
-its part of a matmul, one device the whole.
+What layouts share in float32 to 1e-6 they share in bfloat16 only as far as partial sums round alike: a tensor rank
+rounds its part of a matmul, one device the whole.
 """
 
 from __future__ import annotations
