@@ -1,0 +1,232 @@
+"""Each transfer, said in the words of the project: mesh axis, verb, bytes, wire dtype, line of code, how often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxpar.compiler.program.groups import Groups, groups_of
+from jaxpar.compiler.program.loops import Executions
+from jaxpar.compiler.program.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
+from jaxpar.compiler.program.slices import moved_bytes
+from jaxpar.compiler.program.transfers import Transfer, to_host, transfers
+
+DUALS = {
+    "gather_sequence": "scatter_sequence",
+    "scatter_sequence": "gather_sequence",
+    "gather_context": "scatter_context",
+    "gather_weight": "scatter_gradient",
+    "scatter_gradient": "gather_weight",
+    "gather_matrices": "scatter_matrices",
+    "scatter_matrices": "gather_matrices",
+    "reduce_sum": "reduce_sum",
+    "reduce_max": "reduce_max",
+}
+"""The verbs, and what the derivative of each is called."""
+
+PLACELESS = ("jaxpar/mesh/",)
+"""Parts of file names whose lines say how a transfer is written, not what for."""
+
+RECOMPUTED = ("rematted_computation", "recompute")
+"""Scopes of what runs a second time: JAX's own, and one for kernels that recompute inside their derivative."""
+
+_WRAPPER = re.compile(r"\w+\((.*)\)$")
+_GATHERS = ("all-gather",)
+_SCATTERS = ("reduce-scatter", "all-reduce")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a transfer."""
+
+    verb: str | None
+    """The verb that asked for it; None for what no named scope of `DUALS` surrounds."""
+    dtype: str
+    operand_bytes: int
+    """Bytes of this rank's input."""
+    sent_bytes: float
+    """Bytes that one device sends, by the ring formula of the verb's docstring."""
+    recomputed: bool
+    """Whether it belongs to a recomputation."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A transfer of the program with what can be said of it without a clock."""
+
+    transfer: Transfer
+    kind: str
+    """The collective, or `to_host` and `from_host`."""
+    axes: tuple[str, ...]
+    """Mesh axes that the data moves over, slowest first; empty between device and host."""
+    ranks: int
+    """Devices of a group; 1 between device and host."""
+    crosses_nodes: bool
+    parts: tuple[Part, ...]
+    """One per array. More than one where XLA combined transfers."""
+    source: Frame | None
+    """The line of the model or the step that asked for it."""
+    executions: float
+    """How often it runs in a step."""
+
+    @property
+    def combined(self) -> bool:
+        """Whether XLA made one transfer of several."""
+        return len(self.parts) > 1
+
+    @property
+    def verbs(self) -> tuple[str | None, ...]:
+        """The different verbs of the parts, in order."""
+        return tuple(dict.fromkeys(part.verb for part in self.parts))
+
+    @property
+    def operand_bytes(self) -> int:
+        """Of one execution, on one device."""
+        return sum(part.operand_bytes for part in self.parts)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Of one execution, by one device."""
+        return sum(part.sent_bytes for part in self.parts)
+
+
+def movements(module: Module, counts: Executions, mesh: Mapping[str, int], gpus_per_host: int) -> list[Movement]:
+    """All transfers of the program, in order of computations and issue.
+
+    Args:
+        module: The program.
+        counts: How often each computation runs.
+        mesh: Sizes of the mesh axes, slowest first, over the partitions in order.
+        gpus_per_host: Devices of one host; partitions are numbered host by host.
+    """
+    return [
+        _movement(module, transfer, counts, mesh, gpus_per_host)
+        for name in counts.counts
+        for transfer in transfers(module, module.computations[name])
+    ]
+
+
+def _movement(
+    module: Module, transfer: Transfer, counts: Executions, mesh: Mapping[str, int], gpus_per_host: int
+) -> Movement:
+    op = transfer.inner
+    times, source = counts.of(transfer.start), place(op.frames)
+    if transfer.channel == "host":
+        moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
+        dtype = next(leaves(op.shape)).dtype
+        part = Part(None, dtype, moved, float(moved), recomputed(op.op_name))
+        kind = "to_host" if op.opcode == "send" or to_host(op) else "from_host"
+        return Movement(transfer, kind, (), 1, False, (part,), source, times)
+    groups = groups_of(op, module.partitions)
+    parts = tuple(
+        Part(verb, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups), again)
+        for (verb, again), leaf in zip(_asked_by(op), _inputs(op), strict=True)
+    )
+    ranks = 2 if groups.permutes else groups.size
+    return Movement(
+        transfer, op.opcode, groups.axes(mesh, op), ranks, groups.crosses(gpus_per_host), parts, source, times
+    )
+
+
+def _inputs(op: Op) -> list:
+    if op.opcode == "ragged-all-to-all":
+        return list(leaves(op.operands[0].shape))
+    return [leaf for operand in op.operands for leaf in leaves(operand.shape)]
+
+
+def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
+    """Bytes that one device sends for a collective over groups of n with an input of x bytes.
+
+    all-gather x(n-1), reduce-scatter and all-to-all x(n-1)/n, all-reduce 2x(n-1)/n, a permutation x, a broadcast x.
+    These are what rings send, and the least that any algorithm can.
+    """
+    n = groups.size
+    if op.opcode == "all-gather":
+        return float(operand_bytes * (n - 1))
+    if op.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
+        return operand_bytes * (n - 1) / n
+    if op.opcode == "all-reduce":
+        return 2 * operand_bytes * (n - 1) / n
+    if op.opcode in ("collective-permute", "collective-broadcast", "send", "recv"):
+        return float(operand_bytes)
+    raise ProgramError(f"no formula for the bytes of {op.opcode} {op.name}", line=op.line)
+
+
+def place(frames: tuple[Frame, ...]) -> Frame | None:
+    """The innermost frame outside `PLACELESS` files, or the innermost at all."""
+    outside = (frame for frame in frames if not any(part in frame.file for part in PLACELESS))
+    return next(outside, frames[0] if frames else None)
+
+
+def recomputed(op_name: str) -> bool:
+    """Whether JAX says that this runs a second time, for the backward pass."""
+    return any(segment in RECOMPUTED for segment in _segments(op_name))
+
+
+def verb_of(op_name: str, opcode: str) -> str | None:
+    """The verb whose named scope is innermost in `op_name`, or its dual where the op does the dual's work.
+
+    A derivative keeps the scope of what it differentiates. Gathers and scatters are told apart by the opcode; of an
+    all-to-all, which is its own inverse, the name says whether it is transposed.
+    """
+    transposed = "transpose(" in op_name and not recomputed(op_name)
+    for segment in reversed(_segments(op_name)):
+        name = innermost(segment)
+        if name not in DUALS:
+            continue
+        gathers, scatters = name.startswith("gather"), name.startswith("scatter")
+        if opcode == "all-to-all":
+            turned = transposed
+        else:
+            turned = (gathers and opcode in _SCATTERS) or (scatters and opcode in _GATHERS)
+        return DUALS[name] if turned else name
+    return None
+
+
+def innermost(segment: str) -> str:
+    """`transpose(jvp(f))` without what JAX wraps around a scope's name."""
+    while match := _WRAPPER.match(segment):
+        segment = match[1]
+    return segment
+
+
+def _asked_by(op: Op) -> list[tuple[str | None, bool]]:
+    """Verb and recomputation of each input. XLA lists the names of what it combines as `prefix/(a:b:c)`.
+
+    Where it gives one name for several inputs, or another number of names, all inputs get the names' common answer;
+    if they disagree, the verb is None.
+    """
+    names, count = combined_names(op.op_name), len(_inputs(op))
+    asked = [(verb_of(name, op.opcode), recomputed(name)) for name in names]
+    if len(asked) == count:
+        return asked
+    verbs, again = {verb for verb, _ in asked}, all(flag for _, flag in asked)
+    return [(verbs.pop() if len(verbs) == 1 else None, again)] * count
+
+
+def combined_names(op_name: str) -> list[str]:
+    """The op names that a combined op's name lists; the name itself otherwise."""
+    *prefix, last = _segments(op_name)
+    if not (last.startswith("(") and last.endswith(")")):
+        return [op_name]
+    parts = [name for part in _split(last[1:-1], ":") for name in combined_names(part)]
+    return ["/".join([*prefix, part]) for part in parts]
+
+
+def _segments(op_name: str) -> list[str]:
+    return _split(op_name, "/")
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Parts of `text` between separators that stand outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+        elif char == separator and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [*parts, text[start:]]

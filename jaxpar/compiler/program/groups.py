@@ -1,0 +1,141 @@
+"""Which devices take part in a collective, in each of the forms in which XLA writes it, and over which mesh axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpar.compiler.program.records import Op, ProgramError
+from jaxpar.compiler.program.syntax import closing, split
+
+_IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH_AXIS = re.compile(r"'?([\w.\-]+?)'?=(\d+)")
+_AXIS = re.compile(r"'?([\w.\-]+?)'?(?::\((\d+)\)(\d+))?")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Sets of devices that a collective joins, one group per row; for a permutation, (source, target) per row."""
+
+    rows: tuple[tuple[int, ...], ...]
+    permutes: bool
+
+    @property
+    def size(self) -> int:
+        """Ranks of a group; 2 for a permutation."""
+        return len(self.rows[0])
+
+    def axes(self, mesh: Mapping[str, int], op: Op) -> tuple[str, ...]:
+        """The axes of `mesh` (sizes, slowest first) that the members of a group differ in, slowest first.
+
+        Raises `ProgramError` if the mesh has another number of devices, or if the groups are not all ranks along
+        these axes.
+        """
+        devices = int(np.prod(list(mesh.values())))
+        found = np.array(self.rows)
+        members = found.reshape(-1)
+        if members.size == 0 or members.max() >= devices:
+            raise ProgramError(f"{op.name} joins devices that a mesh of {devices} does not have", line=op.line)
+        places = np.stack(np.unravel_index(found, tuple(mesh.values())), axis=-1)
+        differs = (places != places[:, :1]).any(axis=(0, 1))
+        axes = tuple(axis for axis, apart in zip(mesh, differs, strict=True) if apart)
+        whole = int(np.prod([mesh[axis] for axis in axes]))
+        if not self.permutes and (self.size != whole or len(members) != devices):
+            raise ProgramError(f"the groups of {op.name} are not whole axes of the mesh {dict(mesh)}", line=op.line)
+        return axes
+
+    def crosses(self, gpus_per_host: int) -> bool:
+        """Whether any group has devices on two hosts, devices being numbered host by host."""
+        return any(len({device // gpus_per_host for device in row}) > 1 for row in self.rows)
+
+
+def groups_of(op: Op, partitions: int) -> Groups:
+    """The groups of a collective. Raises `ProgramError` for a form that is not known."""
+    if "source_target_pairs" in op.attributes:
+        return Groups(_lists(op.attributes["source_target_pairs"], op), permutes=True)
+    text = op.attributes.get("replica_groups", "{}")
+    if text == "{}":
+        return Groups((tuple(range(partitions)),), permutes=False)
+    if text.startswith("{"):
+        rows = _lists(text, op)
+    elif text.startswith("["):
+        rows = _iota(text, op)
+    elif text.startswith("mesh["):
+        rows = _mesh(text, op)
+    else:
+        raise ProgramError(f"replica_groups of {op.name} are not understood", text, op.line)
+    if len({len(row) for row in rows}) != 1:
+        raise ProgramError(f"replica_groups of {op.name} have different sizes", text, op.line)
+    return Groups(rows, permutes=False)
+
+
+def _lists(text: str, op: Op) -> tuple[tuple[int, ...], ...]:
+    if not re.fullmatch(r"\{(\{\d+(,\d+)*\},?)*\}", text.replace(" ", "")):
+        raise ProgramError(f"the devices of {op.name} are not understood", text, op.line)
+    return tuple(tuple(int(i) for i in part.strip("{}").split(",")) for part in split(text[1:-1]))
+
+
+def _iota(text: str, op: Op) -> tuple[tuple[int, ...], ...]:
+    """`[2,4]<=[8]`, or `[4,2]<=[2,4]T(1,0)`: numbers in the shape on the right, transposed, as rows."""
+    match = _IOTA.fullmatch(text)
+    if match is None:
+        raise ProgramError(f"replica_groups of {op.name} are not understood", text, op.line)
+    shape, reshape, order = ([int(i) for i in part.split(",")] if part else None for part in match.groups())
+    assert shape is not None and reshape is not None
+    numbers = np.arange(int(np.prod(reshape))).reshape(reshape)
+    if order is not None:
+        numbers = numbers.transpose(order)
+    return _rows(numbers.reshape(shape))
+
+
+def _mesh(text: str, op: Op) -> tuple[tuple[int, ...], ...]:
+    """`mesh['a'=2,'b'=4] {'b'}`, with `, device_ids=(...)` after the mesh, and parts of axes as `'b':(1)2`."""
+    end = closing(text, text.index("["))
+    names, sizes = [], []
+    for part in split(text[len("mesh[") : end]):
+        match = _MESH_AXIS.fullmatch(part)
+        if match is None:
+            raise ProgramError(f"the mesh of {op.name} is not understood", text, op.line)
+        names.append(match[1])
+        sizes.append(int(match[2]))
+    ids, _, axes = text[end + 1 :].rpartition(" {")
+    devices = np.arange(int(np.prod(sizes)))
+    if ids:
+        listed = re.findall(r"\d+", ids)
+        if not ids.startswith(", device_ids=(") or sorted(map(int, listed)) != devices.tolist():
+            raise ProgramError(f"the device ids of {op.name} are not understood", text, op.line)
+        devices = np.array(list(map(int, listed)))
+    shape: list[int] = []
+    first: dict[str, list[tuple[int, int, int]]] = {}
+    parts = [_axis(part, names, text, op) for part in split(axes.removesuffix("}"))]
+    for name, size in zip(names, sizes, strict=True):
+        cuts = sorted({(low, count) for axis, low, count in parts if axis == name and count})
+        place = 1
+        for low, count in cuts:
+            if low > place:
+                shape.append(low // place)
+            first.setdefault(name, []).append((low, count, len(shape)))
+            shape.append(count)
+            place = low * count
+        if not cuts:
+            first[name] = [(1, 0, len(shape))]
+        shape.append(size // place)
+    joined = [next(dim for low, count, dim in first[axis] if (low, count) == (begin, n)) for axis, begin, n in parts]
+    kept = [dim for dim in range(len(shape)) if dim not in joined]
+    numbers = devices.reshape(shape).transpose([*kept, *joined])
+    return _rows(numbers.reshape(-1, int(np.prod([shape[dim] for dim in joined]))))
+
+
+def _axis(text: str, names: list[str], whole: str, op: Op) -> tuple[str, int, int]:
+    """An axis, or a part of one as (name, ranks before, ranks); ranks is 0 for all of it."""
+    match = _AXIS.fullmatch(text)
+    if match is None or match[1] not in names:
+        raise ProgramError(f"replica_groups of {op.name} are not understood", whole, op.line)
+    return match[1], int(match[2] or 1), int(match[3] or 0)
+
+
+def _rows(numbers: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(int(i) for i in row) for row in numbers)

@@ -1,0 +1,77 @@
+"""How often each computation runs in one execution of the program: products of the trip counts around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxpar.compiler.program.opcodes import wrapped_opcode
+from jaxpar.compiler.program.records import Computation, Module, Op, ProgramError
+
+type Shares = Callable[[Op], Sequence[float]]
+"""For a conditional, how much of its executions each branch gets, in the order of `branches`."""
+
+
+@dataclass(frozen=True)
+class Executions:
+    """How often each computation that runs on its own (not a fusion's body or a reduction) is run."""
+
+    counts: Mapping[str, float]
+    conditionals: tuple[Op, ...]
+    """Conditionals, whose branches are counted by their shares."""
+
+    def of(self, op: Op) -> float:
+        return self.counts[op.computation]
+
+
+def trip_count(op: Op) -> int:
+    """Iterations of a `while`. Raises `ProgramError` if XLA could not tell."""
+    try:
+        return int(op.config["known_trip_count"]["n"])
+    except KeyError:
+        place = f", made at {op.source.file}:{op.source.line}" if op.source else ""
+        raise ProgramError(f"XLA does not know how often {op.name} loops{place}", line=op.line) from None
+
+
+def branches(op: Op) -> tuple[str, ...]:
+    """Computations of a conditional: those of a predicate in the order true, false."""
+    if "branch_computations" in op.attributes:
+        return op.called
+    return op.computation_of("true_computation"), op.computation_of("false_computation")
+
+
+def every_branch(op: Op) -> tuple[float, ...]:
+    """Shares that count every branch each time: an upper bound, exact where the other branches do nothing."""
+    return (1.0,) * len(branches(op))
+
+
+def controlled(module: Module, op: Op, shares: Shares = every_branch) -> list[tuple[Computation, float]]:
+    """Computations that `op` runs op by op, each with how often per execution of `op`."""
+    base, half = wrapped_opcode(op.opcode)
+    if op.opcode == "while":
+        trips = trip_count(op)
+        names = [(op.computation_of("body"), float(trips)), (op.computation_of("condition"), float(trips + 1))]
+    elif op.opcode == "conditional":
+        names = list(zip(branches(op), map(float, shares(op)), strict=True))
+    elif op.opcode == "call" or (base == "call" and half == "start"):
+        names = [(module.body(op).name, 1.0)]
+    else:
+        names = []
+    return [(module.computations[name], count) for name, count in names]
+
+
+def executions(module: Module, shares: Shares = every_branch) -> Executions:
+    """Count every computation that the entry reaches. Raises `ProgramError` for a loop without a known trip count."""
+    counts: dict[str, float] = {}
+    conditionals: list[Op] = []
+
+    def walk(computation: Computation, times: float) -> None:
+        if computation.name not in counts:
+            conditionals.extend(op for op in computation.ops if op.opcode == "conditional")
+        counts[computation.name] = counts.get(computation.name, 0.0) + times
+        for op in computation.ops:
+            for called, each in controlled(module, op, shares):
+                walk(called, times * each)
+
+    walk(module.entry_computation, 1.0)
+    return Executions(counts, tuple(conditionals))

@@ -1,0 +1,204 @@
+"""The one reader of XLA's HLO text: a scheduled module into `records.Module`, or `ProgramError`.
+
+It reads `compiled.as_text()` and the `*_gpu_after_optimizations.txt` of a dump, which write some things differently:
+the first `%get-tuple-element.3` and `all-gather-start(...)`, the second `%x#3` and `async-start(...), calls=`.
+Nothing is skipped: an opcode, attribute, dtype or line that is not known is an error that shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxpar.compiler.program.opcodes import ATTRIBUTES, CALLING, MODULE_ATTRIBUTES, known
+from jaxpar.compiler.program.records import Alias, Computation, Module, Op, Operand, ProgramError, Shape
+from jaxpar.compiler.program.stacks import Stacks
+from jaxpar.compiler.program.syntax import attributes, closing, shape_end, shape_of, split, without_comments
+
+_OP = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
+_OPCODE = re.compile(r" ([a-z][\w\-]*)\(")
+_HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .* \{$")
+_OPERAND = re.compile(r"(?:(?P<shape>\S.*) )?%(?P<name>[\w.\-]+)(?P<path>(?:#\d+)*)$")
+_METADATA = re.compile(r' ?(\w+)=("(?:[^"\\]|\\.)*"|-?\d+)')
+_METADATA_KEYS = frozenset(
+    "op_type op_name source_file source_line source_end_line source_column source_end_column deduplicated_name "
+    "scheduling_name stack_frame_id size_of_generated_code_in_bytes size_of_memory_working_set_in_bytes "
+    "preserve_layout".split()
+)
+_ALIAS = re.compile(r"\{([\d,]*)\}: \((\d+), \{([\d,]*)\}, (?:may|must)-alias\)")
+_LITERALS = ("parameter", "constant")
+
+
+@dataclass
+class _Open:
+    """A computation that is being read."""
+
+    name: str
+    ops: list[Op] = field(default_factory=list)
+    by_name: dict[str, Op] = field(default_factory=dict)
+    root: Op | None = None
+
+    def close(self, line: int) -> Computation:
+        if self.root is None:
+            raise ProgramError(f"computation {self.name} has no root", line=line)
+        parameters = sorted((op for op in self.ops if op.opcode == "parameter"), key=lambda op: int(op.literal))
+        return Computation(self.name, tuple(self.ops), self.root, tuple(parameters), self.by_name)
+
+
+def parse(text: str) -> Module:
+    """The module in `text`. Raises `ProgramError` for anything that is not known, and for an unscheduled module."""
+    lines = iter(enumerate(text.splitlines(), start=1))
+    number, header = _next_filled(lines)
+    name, facts = _module_line(header, number)
+    stacks, computations, entry = Stacks(), {}, None
+    current: _Open | None = None
+    for number, line in lines:
+        if not line:
+            continue
+        if current is not None:
+            if line == "}" or line.startswith("}, execution_thread="):
+                computations[current.name] = current.close(number)
+                current = None
+            else:
+                _read_op(line, number, current, stacks)
+            continue
+        match = _HEADER.match(line)
+        if match:
+            current = _Open(match[2])
+            entry = current.name if match[1] else entry
+        elif not stacks.read(line, number):
+            raise ProgramError("line is not understood", line, number)
+    if entry not in computations:
+        raise ProgramError("the text ends before the entry computation does")
+    module = Module(name, computations, entry, _aliases(facts), int(facts.get("num_partitions", "1")))
+    _check_calls(module)
+    return module
+
+
+def _next_filled(lines: Iterator[tuple[int, str]]) -> tuple[int, str]:
+    for number, line in lines:
+        if line:
+            return number, line
+    raise ProgramError("the text is empty")
+
+
+def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
+    if not line.startswith("HloModule "):
+        raise ProgramError("not an HLO module", line, number)
+    name, _, rest = line.removeprefix("HloModule ").partition(", ")
+    facts = attributes(without_comments(rest))
+    unknown = set(facts) - MODULE_ATTRIBUTES
+    if unknown:
+        raise ProgramError(f"module attribute {min(unknown)} is not known", line, number)
+    if facts.get("is_scheduled") != "true":
+        raise ProgramError("the module is not scheduled, so its order means nothing", line, number)
+    if facts.get("replica_count", "1") != "1":
+        raise ProgramError("more than one replica; partitions were expected", line, number)
+    return name, facts
+
+
+def _aliases(facts: dict[str, str]) -> tuple[Alias, ...]:
+    found = []
+    for part in split(facts.get("input_output_alias", "{}")[1:-1]):
+        match = _ALIAS.fullmatch(part)
+        if match is None:
+            raise ProgramError("input_output_alias is not understood", part)
+        path, inner = (tuple(int(i) for i in text.split(",")) if text else () for text in (match[1], match[3]))
+        found.append(Alias(path, int(match[2]), inner))
+    return tuple(found)
+
+
+def _read_op(line: str, number: int, current: _Open, stacks: Stacks) -> None:
+    try:
+        op = _op(line, number, current, stacks)
+    except ProgramError as error:
+        raise ProgramError(str(error), line.strip(), number) from None
+    if op.name in current.by_name:
+        raise ProgramError(f"op {op.name} stands twice", line, number)
+    current.ops.append(op)
+    current.by_name[op.name] = op
+    if line.startswith("  ROOT "):
+        current.root = op
+
+
+def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
+    line = without_comments(line)
+    head = _OP.match(line)
+    if head is None:
+        raise ProgramError("not an instruction")
+    after_shape = shape_end(line, head.end())
+    call = _OPCODE.match(line, after_shape)
+    if call is None:
+        raise ProgramError("no opcode after the shape")
+    opcode = call[1]
+    if not known(opcode):
+        raise ProgramError(f"opcode {opcode} is not known")
+    end = closing(line, call.end() - 1)
+    inside, rest = line[call.end() : end], line[end + 1 :]
+    found = attributes(rest.removeprefix(", "))
+    unknown = set(found) - ATTRIBUTES
+    if unknown:
+        raise ProgramError(f"attribute {min(unknown)} of {opcode} is not known")
+    op_name, frames = _metadata(found.pop("metadata", "{}"), stacks)
+    literal = opcode in _LITERALS
+    return Op(
+        name=head[2],
+        opcode=opcode,
+        shape=shape_of(line[head.end() : after_shape]),
+        operands=() if literal else tuple(_operand(part, current) for part in split(inside)),
+        attributes=found,
+        literal=inside if literal else "",
+        called=tuple(name for key in CALLING if key in found for name in _names(found[key])),
+        op_name=op_name,
+        frames=frames,
+        computation=current.name,
+        position=len(current.ops),
+        line=number,
+    )
+
+
+def _operand(text: str, current: _Open) -> Operand:
+    match = _OPERAND.match(text)
+    if match is None:
+        raise ProgramError(f"operand {text!r} is not understood")
+    if match["name"] not in current.by_name:
+        raise ProgramError(f"operand %{match['name']} is not defined before it is used")
+    shape: Shape = current.by_name[match["name"]].shape
+    path = tuple(int(part) for part in match["path"].split("#")[1:])
+    for index in path:
+        if not isinstance(shape, tuple) or index >= len(shape):
+            raise ProgramError(f"operand {text!r} names a part that its shape does not have")
+        shape = shape[index]
+    return Operand(match["name"], path, shape)
+
+
+def _names(text: str) -> list[str]:
+    return [part.lstrip("%") for part in split(text.strip("{}"))]
+
+
+def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple]:
+    """JAX's op name and the stack of frames."""
+    inside, found, end = text[1:-1], {}, 0
+    for match in _METADATA.finditer(inside):
+        if match.start() != end:
+            break
+        end = match.end()
+        found[match[1]] = match[2]
+    unknown = set(found) - _METADATA_KEYS
+    if end != len(inside) or unknown:
+        raise ProgramError(f"metadata {min(unknown) if unknown else inside[end:]!r} is not known")
+    name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
+    if "stack_frame_id" in found:
+        return name, stacks.frames(int(found["stack_frame_id"]))
+    if "source_file" in found:
+        return name, stacks.single(found["source_file"][1:-1], int(found.get("source_line", "0")))
+    return name, ()
+
+
+def _check_calls(module: Module) -> None:
+    for computation in module.computations.values():
+        for op in computation.ops:
+            for name in op.called:
+                if name not in module.computations:
+                    raise ProgramError(f"{op.name} calls {name}, which is not in the module", line=op.line)

@@ -1,0 +1,204 @@
+"""Typed records of a scheduled XLA:GPU program: what `parser.py` makes of its text.
+
+A program is a module of computations, each a list of ops in the order in which they are issued. Names are XLA's,
+without the percent sign; they are unique in a module, so other dumps (buffer assignment) can refer to them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+HOST_MEMORY = 5
+"""XLA's memory space of pinned host memory, written S(5) in a layout."""
+
+
+class ProgramError(ValueError):
+    """Something in XLA's text that the parser or a rule built on it does not know."""
+
+    def __init__(self, problem: str, text: str = "", line: int | None = None):
+        where = f"line {line}: " if line is not None else ""
+        shown = f": {text if len(text) <= 200 else text[:200] + '...'}" if text else ""
+        super().__init__(f"{where}{problem}{shown}")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """One array. `token` and `opaque` have no elements that take memory."""
+
+    dtype: str
+    """XLA's name, as in `bf16`."""
+    dims: tuple[int, ...]
+    layout: tuple[int, ...]
+    """Dims from minor to major; empty where the text gives none."""
+    memory_space: int
+    """0 is device memory, `HOST_MEMORY` the host's."""
+    bits: int
+    """Bits per element; types below 8 bits are packed."""
+
+    @property
+    def elements(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        return (self.elements * self.bits + 7) // 8
+
+
+type Shape = ArrayShape | tuple[Shape, ...]
+
+
+def leaves(shape: Shape) -> Iterator[ArrayShape]:
+    """The arrays of a shape, depth first."""
+    if isinstance(shape, ArrayShape):
+        yield shape
+    else:
+        for part in shape:
+            yield from leaves(part)
+
+
+def shape_bytes(shape: Shape) -> int:
+    """Bytes of all arrays of a shape, on device and host."""
+    return sum(leaf.bytes for leaf in leaves(shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input of an op: the result of the op `name`, or the part of it at `path`."""
+
+    name: str
+    path: tuple[int, ...]
+    """Indices into a tuple; empty for the whole. Dumps write `%x#1` for what `get-tuple-element` writes elsewhere."""
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of the user's program on the stack that traced an op."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One instruction."""
+
+    name: str
+    opcode: str
+    shape: Shape
+    operands: tuple[Operand, ...]
+    attributes: Mapping[str, str] = field(repr=False)
+    """Attributes as text, without metadata and those that have a field."""
+    literal: str
+    """What stands between the parentheses of `parameter(0)` and `constant(...)`."""
+    called: tuple[str, ...]
+    """Computations named by the op: a fusion's body, a loop's body and condition, branches, a reduction."""
+    op_name: str
+    """JAX's path of scopes and primitives; empty for what XLA made without one."""
+    frames: tuple[Frame, ...] = field(repr=False)
+    """Where it was traced, innermost frame first."""
+    computation: str
+    position: int
+    """Index in its computation."""
+    line: int
+    """Line of the text, from 1."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """`backend_config` as JSON; empty where there is none. Raises `ProgramError` if it is not a JSON object."""
+        text = self.attributes.get("backend_config", "{}")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ProgramError(f"backend_config of {self.name} is not JSON ({error.msg})", text, self.line) from None
+        if not isinstance(value, dict):
+            raise ProgramError(f"backend_config of {self.name} is not a JSON object", text, self.line)
+        return value
+
+    @property
+    def target(self) -> str:
+        """`custom_call_target`; empty for other ops."""
+        return self.attributes.get("custom_call_target", "").strip('"')
+
+    @property
+    def fusion_kind(self) -> str:
+        """`kLoop`, `kInput` or `kCustom` of a fusion; empty for other ops."""
+        return self.attributes.get("kind", "")
+
+    @property
+    def source(self) -> Frame | None:
+        """The innermost frame."""
+        return self.frames[0] if self.frames else None
+
+    def computation_of(self, attribute: str) -> str:
+        """Name of the computation in an attribute such as `body` or `calls`."""
+        try:
+            return self.attributes[attribute].lstrip("%")
+        except KeyError:
+            raise ProgramError(f"{self.opcode} {self.name} has no attribute {attribute}", line=self.line) from None
+
+    def dims_of(self, attribute: str) -> tuple[int, ...]:
+        """Numbers of an attribute such as `dimensions={0,2}`; empty where it is absent."""
+        text = self.attributes.get(attribute, "{}").strip("{}")
+        return tuple(int(part) for part in text.split(",")) if text else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A list of ops in scheduled order."""
+
+    name: str
+    ops: tuple[Op, ...] = field(repr=False)
+    root: Op
+    parameters: tuple[Op, ...] = field(repr=False)
+    """By parameter number."""
+    by_name: Mapping[str, Op] = field(repr=False)
+
+    def users(self) -> dict[str, list[tuple[Op, int]]]:
+        """For each op, the ops that take its result and at which place."""
+        found: dict[str, list[tuple[Op, int]]] = {op.name: [] for op in self.ops}
+        for op in self.ops:
+            for place, operand in enumerate(op.operands):
+                found[operand.name].append((op, place))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A donated input: `output` (path in the result) lies in the memory of `parameter` (number and path)."""
+
+    output: tuple[int, ...]
+    parameter: int
+    parameter_path: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A scheduled program for one device of an SPMD partition."""
+
+    name: str
+    computations: Mapping[str, Computation] = field(repr=False)
+    entry: str
+    aliases: tuple[Alias, ...] = field(repr=False)
+    partitions: int
+
+    @property
+    def entry_computation(self) -> Computation:
+        return self.computations[self.entry]
+
+    def op(self, name: str) -> Op:
+        """The op of that name anywhere in the module."""
+        for computation in self.computations.values():
+            if name in computation.by_name:
+                return computation.by_name[name]
+        raise ProgramError(f"module {self.name} has no op {name}")
+
+    def body(self, op: Op) -> Computation:
+        """What a fusion, an asynchronous start or a call runs."""
+        name = op.computation_of("to_apply" if op.opcode == "call" and "calls" not in op.attributes else "calls")
+        return self.computations[name]

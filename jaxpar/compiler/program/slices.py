@@ -1,0 +1,116 @@
+"""Bytes that an op reads and writes in memory. Of a buffer that is only sliced, the slice counts, not the whole."""
+
+from __future__ import annotations
+
+from jaxpar.compiler.program.records import (
+    HOST_MEMORY,
+    Computation,
+    Module,
+    Op,
+    Operand,
+    ProgramError,
+    Shape,
+    leaves,
+    shape_bytes,
+)
+from jaxpar.compiler.program.transfers import to_host
+
+_SLICING = ("dynamic-slice", "slice", "gather")
+_WORKSPACE = ("__cublas$", "__cudnn$")
+"""Custom calls whose last result, if it is bytes, is scratch memory."""
+
+
+class Slices:
+    """Reads and writes of ops of one module; keeps who uses what in fused computations."""
+
+    def __init__(self, module: Module):
+        self._module = module
+        self._users: dict[str, dict[str, list[tuple[Op, int]]]] = {}
+
+    def reads(self, op: Op) -> list[int]:
+        """Bytes read of each operand."""
+        if op.opcode == "fusion":
+            fused = self._module.body(op)
+            return [self._read_inside(fused, fused.parameters[i]) for i in range(len(op.operands))]
+        return [self._read_by(op, place, operand.shape) for place, operand in enumerate(op.operands)]
+
+    def writes(self, op: Op) -> int:
+        """Bytes written."""
+        if op.opcode == "fusion":
+            return self._written_inside(self._module.body(op), self._module.body(op).root)
+        if op.opcode == "dynamic-update-slice":
+            return shape_bytes(op.operands[1].shape)
+        if op.opcode == "scatter":
+            return _updates(op)
+        if op.opcode == "custom-call" and op.target.startswith(_WORKSPACE) and isinstance(op.shape, tuple):
+            *results, last = leaves(op.shape)
+            return sum(leaf.bytes for leaf in results) + (last.bytes if last.dtype not in ("s8", "u8") else 0)
+        return shape_bytes(op.shape)
+
+    def _read_inside(self, computation: Computation, op: Op) -> int:
+        """Bytes of `op`'s result that the rest of a fused computation reads."""
+        whole, read = shape_bytes(op.shape), 0
+        for user, index in self._users_in(computation)[op.name]:
+            if user.opcode in ("bitcast", "get-tuple-element", "tuple", "opt-barrier"):
+                read += self._read_inside(computation, user)
+            elif user.opcode == "fusion":
+                inner = self._module.body(user)
+                read += self._read_inside(inner, inner.parameters[index])
+            else:
+                read += self._read_by(user, index, op.shape)
+        if computation.root is op:  # handed on as it is
+            read += whole
+        return min(read, whole)
+
+    def _read_by(self, user: Op, place: int, shape: Shape) -> int:
+        """Bytes that a single op reads of its operand number `place`."""
+        if place == 0 and user.opcode in _SLICING:
+            return shape_bytes(user.shape)
+        if user.opcode == "dynamic-update-slice" and place == 0:
+            return 0
+        if user.opcode == "scatter" and place < (len(user.operands) - 1) // 2:
+            return _updates(user)
+        return shape_bytes(shape)
+
+    def _written_inside(self, computation: Computation, op: Op) -> int:
+        """Bytes that a fusion writes for the result `op` of its computation."""
+        if op.opcode == "tuple":
+            return sum(self._written_inside(computation, computation.by_name[part.name]) for part in op.operands)
+        if op.opcode == "bitcast":
+            source = computation.by_name[op.operands[0].name]
+            return self._written_inside(computation, source)
+        if op.opcode == "dynamic-update-slice":
+            return shape_bytes(op.operands[1].shape)
+        if op.opcode == "scatter":
+            return _updates(op)
+        if op.opcode == "fusion":
+            inner = self._module.body(op)
+            return self._written_inside(inner, inner.root)
+        return shape_bytes(op.shape)
+
+    def _users_in(self, computation: Computation) -> dict[str, list[tuple[Op, int]]]:
+        if computation.name not in self._users:
+            self._users[computation.name] = computation.users()
+        return self._users[computation.name]
+
+
+def moved_bytes(module: Module, op: Op) -> int:
+    """Bytes that an op moves between device and host."""
+    slices = Slices(module)
+    if to_host(op):
+        return slices.writes(op)
+    return sum(
+        read for read, operand in zip(slices.reads(op), op.operands, strict=True) if _on_host(operand)
+    )
+
+
+def _on_host(operand: Operand) -> bool:
+    return any(leaf.memory_space == HOST_MEMORY for leaf in leaves(operand.shape))
+
+
+def _updates(op: Op) -> int:
+    """Bytes of the updates of a scatter of n arrays: operands are n arrays, the indices, n updates."""
+    arrays = (len(op.operands) - 1) // 2
+    if len(op.operands) != 2 * arrays + 1:
+        raise ProgramError(f"scatter {op.name} has {len(op.operands)} operands", line=op.line)
+    return sum(shape_bytes(operand.shape) for operand in op.operands[arrays + 1 :])

@@ -1,0 +1,97 @@
+"""Transfers: what moves data between devices, or between device and host, with its start and its done.
+
+XLA writes an asynchronous transfer in several ways; all become one record here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jaxpar.compiler.program.opcodes import CHANNEL_STARTS, COLLECTIVES, wrapped_opcode
+from jaxpar.compiler.program.records import HOST_MEMORY, Computation, Module, Op, ProgramError, leaves
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One collective or one move between device and host."""
+
+    inner: Op
+    """The op that moves data, with the operands and the result of the synchronous form."""
+    start: Op
+    done: Op
+    """The op after which the result can be used; the same as `start` for a synchronous transfer."""
+    channel: str
+    """`wire` between devices, `host` between device and host."""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether nothing else runs meanwhile."""
+        return self.start is self.done
+
+
+def inner_op(module: Module, start: Op, done: Op) -> Op:
+    """The op that an asynchronous pair wraps, with the pair's operands and the result of its done.
+
+    `all-gather-start(x)` wraps `all-gather(x)`; `async-start(x), calls=c` wraps the root of c.
+    """
+    base, _ = wrapped_opcode(start.opcode)
+    if base != "async":
+        return replace(start, opcode=base, shape=done.shape)
+    root = module.body(start).root
+    return replace(start, opcode=root.opcode, attributes=root.attributes, called=root.called, shape=done.shape)
+
+
+def pairs(computation: Computation) -> dict[str, Op]:
+    """The done of each asynchronous start of `computation`, by the start's name, through updates."""
+    found: dict[str, Op] = {}
+    owner: dict[str, str] = {}
+    for op in computation.ops:
+        base, half = wrapped_opcode(op.opcode)
+        if half == "start" or base in CHANNEL_STARTS and not half:
+            owner[op.name] = op.name
+        elif half:
+            start = owner.get(op.operands[0].name)
+            if start is None:
+                raise ProgramError(f"{op.name} ends nothing that {computation.name} started", line=op.line)
+            owner[op.name] = start
+            if half == "done":
+                found[start] = op
+    for start in set(owner.values()) - set(found):
+        raise ProgramError(f"{start} is started in {computation.name} and not ended there")
+    return found
+
+
+def transfers(module: Module, computation: Computation) -> list[Transfer]:
+    """Transfers that start in `computation`, in order of issue."""
+    dones = pairs(computation)
+    found = []
+    for op in computation.ops:
+        if op.name in dones:
+            done = dones[op.name]
+            inner = inner_op(module, op, done)
+        elif wrapped_opcode(op.opcode)[1]:
+            continue
+        else:
+            done = inner = op
+        channel = _channel(inner)
+        if channel:
+            found.append(Transfer(inner, op, done, channel))
+    return found
+
+
+def _channel(op: Op) -> str:
+    """`wire`, `host`, or nothing for an op that stays on the device."""
+    if op.opcode in COLLECTIVES:
+        return "wire"
+    if op.opcode in CHANNEL_STARTS:
+        return "host" if op.attributes.get("is_host_transfer") == "true" else "wire"
+    moved = op.opcode in ("copy", "fusion", "dynamic-slice", "dynamic-update-slice")
+    return "host" if moved and to_host(op) is not None else ""
+
+
+def to_host(op: Op) -> bool | None:
+    """Whether an op that copies writes host memory (True) or reads it (False); None if it does neither."""
+    if any(leaf.memory_space == HOST_MEMORY for leaf in leaves(op.shape)):
+        return True
+    read = any(leaf.memory_space == HOST_MEMORY for operand in op.operands for leaf in leaves(operand.shape))
+    return False if read else None
