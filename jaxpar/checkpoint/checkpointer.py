@@ -79,7 +79,8 @@ class Checkpointer:
         """Wait until the checkpoint in the making is complete on all processes.
 
         Raises:
-            CheckpointError: it could not be written; the earlier ones are untouched. Raised once per failed save.
+            CheckpointError: it could not be written, and what there was of it is deleted; the earlier ones are
+                untouched. Raised once per failed save.
         """
         if self._thread is None:
             return
@@ -89,11 +90,13 @@ class Checkpointer:
         self._speak()
         reasons = [answer for answer in answers if answer]
         if reasons:
+            if processes.is_first():
+                self._discard(self._saving)
             # A process that only waited in vain for another one says less than the one that failed.
             best = min(reasons, key=lambda text: text.startswith("TimeoutError"))
             raise CheckpointError(
                 f"checkpoint {self._path(self._saving)} could not be written ({best}); "
-                "it is incomplete and will not be used, and the checkpoints before it are untouched"
+                "what there was of it is deleted, and the checkpoints before it are untouched"
             ) from failure
 
     def close(self) -> None:
@@ -185,7 +188,7 @@ class Checkpointer:
 
     def _begin(self, step: int, facts: str) -> None:
         """Make the folder of a new checkpoint, with its facts."""
-        path = self._path(step)
+        path, made = self._path(step), False
         try:
             if path.exists():
                 damage = self._damage(step)
@@ -194,9 +197,19 @@ class Checkpointer:
                 aside = folders.move_aside(path)
                 self._report(f"checkpoint {path} was moved aside to {aside.name}, because {damage}")
             path.mkdir(parents=True)
+            made = True
             (path / FACTS).write_text(facts, encoding="utf-8")
         except OSError as error:
+            if made:
+                self._discard(step)
             raise CheckpointError(f"checkpoint {path} could not be written ({reason(error)})") from error
+
+    def _discard(self, step: int) -> None:
+        """Delete what a failed save has left: on a full disk it would take the room that everything else needs."""
+        try:
+            folders.remove(self._path(step))
+        except OSError as error:
+            self._report(f"checkpoint {self._path(step)} is incomplete and could not be deleted ({reason(error)})")
 
     def _finish(self, step: int) -> None:
         """Background: wait for Orbax on every process, then seal the checkpoint and let old ones go on process 0."""

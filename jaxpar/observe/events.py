@@ -15,13 +15,14 @@ Rules of the calls:
   `close` is called exactly once, also when the run fails; `end` is called when it does not.
 - `evaluation(n, ...)` comes before `step` of the same step, and a step that was evaluated is always logged.
 - Only process 0 has listeners that write. They are called between two steps while the device works: keep them short.
-- An exception ends the run; nothing is swallowed.
+- An OSError (a full disk, a server that does not answer) is told to the others as a message, and the run goes on. It
+  ends the run when it comes from `start` or `close`; any other exception always does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -146,27 +147,45 @@ class Listeners(Listener):
 
     def step(self, record: StepRecord) -> None:
         for member in self.members:
-            member.step(record)
+            with self._told(member):
+                member.step(record)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
         for member in self.members:
-            member.evaluation(step, loss, baseline)
+            with self._told(member):
+                member.evaluation(step, loss, baseline)
 
     def saved(self, step: int, path: str) -> None:
         for member in self.members:
-            member.saved(step, path)
+            with self._told(member):
+                member.saved(step, path)
 
     def message(self, text: str) -> None:
         for member in self.members:
-            member.message(text)
+            with self._told(member):
+                member.message(text)
 
     def sample(self, prompt: str, continuation: str) -> None:
         for member in self.members:
-            member.sample(prompt, continuation)
+            with self._told(member):
+                member.sample(prompt, continuation)
 
     def end(self, summary: Summary) -> None:
         for member in self.members:
-            member.end(summary)
+            with self._told(member):
+                member.end(summary)
+
+    @contextmanager
+    def _told(self, member: Listener) -> Iterator[None]:
+        """An OSError of `member` becomes a message to the others."""
+        try:
+            yield
+        except OSError as error:
+            text = f"{type(member).__name__}: {error.strerror or error}; training goes on."
+            for other in self.members:
+                if other is not member:
+                    with suppress(OSError):  # Its own trouble has its own message.
+                        other.message(text)
 
     def close(self) -> None:
         """Close every member, also when one of them raises; the exception comes after the others are closed."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and JSON that every reader takes."""
+"""Files that are whole or not there, files that only grow, and JSON that every reader takes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,39 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class GrowingFile:
+    """A file that only grows, whole piece after whole piece, also over times in which nothing can be written.
+
+    What a full disk did not take is kept and comes first when something is appended again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._left = b""
+
+    def append(self, content: bytes) -> None:
+        """Put `content` at the end, past Python's own buffers.
+
+        Raises:
+            OSError: Part of it could not be written yet.
+        """
+        self._left += content
+        while self._left:
+            written = self._file.write(self._left)
+            self._left = self._left[written:]
+
+    def close(self) -> None:
+        """Write what is left and close.
+
+        Raises:
+            OSError: Part of it could not be written and is lost.
+        """
+        try:
+            self.append(b"")
+        finally:
+            self._file.close()
 
 
 def strict_json(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
-from jaxpar.observe.files import strict_json, write_atomically
+from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -24,24 +23,23 @@ class JsonLines(Listener):
     """
 
     def __init__(self) -> None:
-        self._file: TextIOWrapper | None = None
+        self._file: GrowingFile | None = None
 
     def start(self, info: RunInfo) -> None:
         path = Path(info.folder) / METRICS_FILE
         if path.exists():
             kept = read_metrics(path, before=info.first_step)
             write_atomically(path, "".join(_line(values) for values in kept).encode())
-        self._file = path.open("a", encoding="utf-8")
+        self._file = GrowingFile(path)
 
     def step(self, record: StepRecord) -> None:
         assert self._file is not None, "start comes before step"
-        self._file.write(_line({key: value for key, value in asdict(record).items() if value is not None}))
-        self._file.flush()
+        self._file.append(_line({key: value for key, value in asdict(record).items() if value is not None}).encode())
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def read_metrics(path: Path, before: int | None = None) -> list[dict[str, Any]]:

@@ -1,16 +1,22 @@
-"""TensorBoard events in `<run folder>/tensorboard`."""
+"""TensorBoard events in `<run folder>/tensorboard`.
+
+tensorboardX makes the events. Its writer is not used: it hands them to a thread, which dies on a full disk, and the
+training that waits for the thread hangs.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import struct
+import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
-
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+from jaxpar.observe.files import GrowingFile
 
 TENSORBOARD_FOLDER = "tensorboard"
 
@@ -30,46 +36,64 @@ _TAGS = {
 class TensorBoard(Listener):
     """Writes scalars per logged step, held-out losses, samples and the configuration.
 
-    After a restore TensorBoard hides what an earlier process wrote for `first_step` and later (its purge step).
+    After a restore TensorBoard hides what an earlier process wrote for `first_step` and later (a purge step).
     """
 
     def __init__(self) -> None:
-        self._writer: SummaryWriter | None = None
+        self._file: GrowingFile | None = None
         self._step = 0
 
     def start(self, info: RunInfo) -> None:
-        from tensorboardX import SummaryWriter  # a dependency of this file alone
-
-        self._writer = SummaryWriter(
-            str(Path(info.folder) / TENSORBOARD_FOLDER),
-            purge_step=info.first_step if info.first_step > 1 else None,
-            flush_secs=10,
-        )
+        folder = Path(info.folder) / TENSORBOARD_FOLDER
+        folder.mkdir(exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
+        self._file = GrowingFile(folder / name)
+        self._write(0, file_version="brain.Event:2")
         self._step = info.first_step - 1
-        config = json.dumps(dict(info.config), indent=2, default=str)
-        self._writer.add_text("config", f"```json\n{config}\n```", self._step)
+        if info.first_step > 1:
+            self._write(info.first_step, session_log={"status": 1})  # START
+        self._text("config", json.dumps(dict(info.config), indent=2, default=str))
 
     def step(self, record: StepRecord) -> None:
-        assert self._writer is not None, "start comes before step"
         self._step = record.step
         values = asdict(record)
-        for field, tag in _TAGS.items():
-            if values[field] is not None:
-                self._writer.add_scalar(tag, values[field], record.step)
+        scalars = {tag: values[field] for field, tag in _TAGS.items() if values[field] is not None}
         if record.memory_bytes is not None:
-            self._writer.add_scalar(f"memory/{record.memory_kind}_bytes", record.memory_bytes, record.step)
+            scalars[f"memory/{record.memory_kind}_bytes"] = record.memory_bytes
+        self._scalars(record.step, scalars)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-        assert self._writer is not None, "start comes before evaluation"
-        self._writer.add_scalar("eval/loss", loss, step)
-        if baseline is not None:
-            self._writer.add_scalar("eval/baseline_loss", baseline, step)
+        self._scalars(step, {"eval/loss": loss} | ({} if baseline is None else {"eval/baseline_loss": baseline}))
 
     def sample(self, prompt: str, continuation: str) -> None:
-        assert self._writer is not None, "start comes before sample"
-        self._writer.add_text("sample", f"```\n{prompt}\n```\n\n```\n{continuation}\n```", self._step)
+        self._text("sample", prompt, continuation)
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _scalars(self, step: int, scalars: dict[str, float]) -> None:
+        self._write(step, summary={"value": [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]})
+
+    def _text(self, tag: str, *blocks: str) -> None:
+        from tensorboardX.summary import text
+
+        self._write(self._step, summary=text(tag, "\n\n".join(f"```\n{block}\n```" for block in blocks)))
+
+    def _write(self, step: int, **event: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+        assert self._file is not None, "start comes first"
+        self._file.append(_record(Event(wall_time=time.time(), step=step, **event).SerializeToString()))
+
+
+def _record(content: bytes) -> bytes:
+    """TensorFlow's TFRecord: the length, its checksum, the content, its checksum."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    length = struct.pack("<Q", len(content))
+    return b"".join(
+        [length, struct.pack("<I", masked_crc32c(length)), content, struct.pack("<I", masked_crc32c(content))]
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 from pathlib import Path
 
 import pytest
@@ -55,10 +57,39 @@ def test_all_are_closed_when_one_fails_to_close() -> None:
     assert log == [("a", "close"), ("b", "close")]
 
 
-def test_an_error_in_a_listener_is_not_swallowed(tmp_path: Path) -> None:
+class Faulty(Listener):
+    """Raises an error in every step."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def step(self, record) -> None:
+        raise self.error
+
+
+def test_an_error_in_a_listener_is_not_swallowed() -> None:
+    with pytest.raises(ValueError, match="a fault"):
+        Listeners([Faulty(ValueError("a fault"))]).step(record(1))
+
+
+def test_a_full_disk_is_told_to_the_others_and_the_run_goes_on() -> None:
+    log: list[tuple[str, str]] = []
+    told: list[str] = []
+
+    class Ear(Listener):
+        def message(self, text: str) -> None:
+            told.append(text)
+
+    disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    Listeners([Recorder("a", log), Faulty(disk), Ear(), Recorder("b", log)]).step(record(1))
+    assert told == ["Faulty: No space left on device; training goes on."]
+    assert log == [("a", "step"), ("a", "message"), ("b", "message"), ("b", "step")]
+
+
+def test_a_run_does_not_start_with_a_file_that_cannot_be_made(tmp_path: Path) -> None:
     class Broken(Listener):
-        def step(self, record) -> None:
+        def start(self, info) -> None:
             raise OSError("disk is full")
 
     with pytest.raises(OSError, match="disk is full"):
-        Listeners([Broken()]).step(record(1))
+        Listeners([Broken()]).start(run_info(tmp_path))
