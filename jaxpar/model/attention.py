@@ -57,11 +57,15 @@ class Attention(nnx.Module):
             k = k + self._own_heads(self.key_bias[...], 0)
             v = v + self._own_heads(self.value_bias[...], 0)
         if self.normed:
+            # The norm's derivative needs its input: with that kept, no matmul runs again, and elementwise work does.
+            q, k = name_activation(q, "query"), name_activation(k, "key")
             q = rms_normalize(q, self.query_norm[...], self.epsilon)
             k = rms_normalize(k, self.key_norm[...], self.epsilon)
         if tokens.cos is not None and tokens.sin is not None:
             q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
-        q, k, v = name_activation(q, "query"), name_activation(k, "key"), name_activation(v, "value")
+        if not self.normed:
+            q, k = name_activation(q, "query"), name_activation(k, "key")
+        v = name_activation(v, "value")
         return jnp.einsum("bshd,hde->bse", attend(q, k, v, tokens), self.output[...])
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -31,19 +32,33 @@ def test_presets_are_those_that_a_configuration_can_name():
     assert set(PRESETS) == {"none", "selective", "full"}
 
 
-def step_counts(remat: str) -> Counter[str]:
+FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
+    "llama": ({"tied": True}, 8),
+    "qwen3": ({"qk_norm": True}, 8),
+    "gpt2": (
+        {"norm": "layernorm", "position": "learned", "activation": "gelu", "attention_bias": True, "mlp_bias": True},
+        7,
+    ),
+    "mistral": ({"activation": "relu2", "window": 5, "attention_softcap": 3.0}, 7),
+}
+"""Model options, and a layer's matmuls whose output a gradient needs: query, key, value, the two of attention, its
+output, (gate) and up. `down` ends the layer."""
+
+
+def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:
     """How often each operation runs in a training step of two layers."""
-    run = SmallRun(small(model={"layers": 2}, memory={"remat": remat}))
+    run = SmallRun(small(model={"layers": 2} | model, memory={"remat": remat}))
     counts: Counter[str] = Counter()
-    for equation, times in operations(run.step.train, run.step.abstract_state(), run.place.abstract()):
+    for equation, times in operations(run.step.train, run.step.abstract_state(), run.step.abstract_batch()):
         counts[equation.primitive.name] += times
     return counts
 
 
-def test_selective_runs_no_matmul_twice_and_full_runs_all_but_the_last_again():
-    """`full` reruns query, key, value, the two matmuls of attention, its output, gate and up; `down` ends the layer."""
-    none, selective, full = (step_counts(remat) for remat in ("none", "selective", "full"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_selective_runs_no_matmul_twice_and_full_runs_all_but_the_last_again(family: str):
+    model, needed = FAMILIES[family]
+    none, selective, full = (step_counts(remat, model) for remat in ("none", "selective", "full"))
     assert selective["dot_general"] == none["dot_general"]
-    assert full["dot_general"] == none["dot_general"] + 2 * 8
+    assert full["dot_general"] == none["dot_general"] + 2 * needed
     # The elementwise work that is cheap to bring back: the norms' rsqrt, twice a layer.
     assert selective["rsqrt"] > none["rsqrt"]
