@@ -1,0 +1,168 @@
+"""XLA's buffer assignment: which value lies where, and from when to when. Reader of two files of a dump.
+
+`*-buffer-assignment.txt` lists allocations and the values in each (size and offset); `*-live-range.txt` gives the order
+of all ops with loops and calls laid out in line, and the first and last place in that order at which a value lives.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jaxpar.compiler.program.records import ProgramError
+
+_ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(?:, color (\d+))?, page \d+(.*?):?$")
+_VALUE = re.compile(
+    r" value: <\d+ (?P<op>[\w.\-]+)(?:\{(?P<path>[\d,]*)\})?(?: \(phi\))? @(?P<space>\d+)> "
+    r"\(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$"
+)
+_PARAMETER = re.compile(r", parameter (\d+), shape \|.*\| at ShapeIndex \{([\d,]*)\}")
+_KINDS = {
+    "": "live-out",
+    ", preallocated-temp": "temporary",
+    ", constant": "constant",
+    ", thread-local": "thread-local",
+}
+_PLACE = re.compile(r"    (\d+):(.*)$")
+_LIVE = re.compile(r"    (.*)\{([\d,]*)\}:(\d+)-(\d+)$")
+_HEADINGS = ("HloLiveRange", "InstructionSequence", "BufferLiveRange", "Live ranges at", "Stack trace breakdown")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array (or the table of a tuple) that an op makes, in its place."""
+
+    op: str
+    """Name of the op; as in the dump's own HLO text."""
+    path: tuple[int, ...]
+    """Which part of the op's result."""
+    size: int
+    offset: int
+    """Bytes from the start of its allocation."""
+    shape: str
+    born: int
+    """First place in the order at which it lives."""
+    dies: int
+    """Last place."""
+
+    @property
+    def end(self) -> int:
+        """Offset after its last byte."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A stretch of memory."""
+
+    number: int
+    size: int
+    kind: str
+    """`parameter`, `output`, `constant`, `thread-local`, `temporary` or `live-out`."""
+    parameter: int | None
+    """Number of the entry's parameter that lies here."""
+    donated: bool
+    """Whether a result may lie in the parameter's memory."""
+    memory_space: int
+    values: tuple[Value, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether values follow each other in it; other allocations are held from start to end."""
+        return self.kind == "temporary"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """All allocations, and the order of ops that lifetimes count in."""
+
+    allocations: tuple[Allocation, ...]
+    order: tuple[str, ...]
+    """Names of ops; loops, branches and calls laid out in line."""
+
+    def total(self, memory_space: int = 0) -> int:
+        """Bytes of all allocations: what XLA asks of the device."""
+        return sum(a.size for a in self.allocations if a.memory_space == memory_space)
+
+
+def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
+    """Read the texts of `*-buffer-assignment.txt` and `*-live-range.txt`. Raises `ProgramError` for unknown lines."""
+    order, lives = _live_ranges(live_ranges)
+    lines = [(number, line) for number, line in enumerate(assignment.splitlines(), start=1) if line]
+    if not lines or lines[0][1] != "BufferAssignment:":
+        raise ProgramError("not a buffer assignment", assignment[:60])
+    found: list[Allocation] = []
+    values: list[Value] = []
+    head: tuple[int, str] | None = None
+    for number, line in [*lines[1:], (len(lines), "")]:
+        if line.startswith(" value: "):
+            if head is None:
+                raise ProgramError("a value before the first allocation", line, number)
+            values.append(_value(line, number, lives))
+            continue
+        if head is not None:
+            found.append(_allocation(head, values))
+            values = []
+        if line and not line.startswith("allocation "):
+            raise ProgramError("line is not understood", line, number)
+        head = (number, line)
+    return Buffers(tuple(found), order)
+
+
+def _allocation(head: tuple[int, str], values: list[Value]) -> Allocation:
+    number, line = head
+    match = _ALLOCATION.match(line)
+    if match is None:
+        raise ProgramError("allocation is not understood", line, number)
+    index, size, color, rest = int(match[1]), int(match[2]), int(match[3] or 0), match[4]
+    donated = rest.endswith(", maybe-live-out")
+    rest = rest.removesuffix(", maybe-live-out")
+    parameter = _PARAMETER.fullmatch(rest)
+    if parameter:
+        kind = "parameter"
+    elif rest.startswith(", output shape is |"):
+        kind = "output"
+    elif rest in _KINDS:
+        kind = _KINDS[rest]
+    else:
+        raise ProgramError("allocation is not understood", line, number)
+    at = int(parameter[1]) if parameter else None
+    return Allocation(index, size, kind, at, bool(parameter) and donated, color, tuple(values))
+
+
+def _value(line: str, number: int, lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]]) -> Value:
+    match = _VALUE.match(line)
+    if match is None:
+        raise ProgramError("value is not understood", line, number)
+    path = _path(match["path"] or "")
+    # What lives inside one kernel (a reduction's scalars) has no place in the order.
+    born, dies = lives.get((match["op"], path), (-1, -1))
+    return Value(match["op"], path, int(match["size"]), int(match["offset"]), match["shape"], born, dies)
+
+
+def _live_ranges(text: str) -> tuple[tuple[str, ...], dict[tuple[str, tuple[int, ...]], tuple[int, int]]]:
+    order: dict[int, str] = {}
+    lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+    heading = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.startswith("    "):
+            heading = line.strip()
+            if heading and not heading.startswith(_HEADINGS):
+                raise ProgramError("section of the live ranges is not known", line, number)
+        elif heading == "InstructionSequence:":
+            match = _PLACE.match(line)
+            if match is None or int(match[1]) != len(order):
+                raise ProgramError("place in the order is not understood", line, number)
+            order[len(order)] = match[2]
+        elif heading == "BufferLiveRange:":
+            match = _LIVE.match(line)
+            if match is None:
+                raise ProgramError("live range is not understood", line, number)
+            lives[match[1], _path(match[2])] = int(match[3]), int(match[4])
+    if not order or not lives:
+        raise ProgramError("the live ranges name no order or no value")
+    return tuple(order.values()), lives
+
+
+def _path(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",")) if text else ()

@@ -1,0 +1,82 @@
+"""Which op computed what lies in a buffer: back through loops, tuples, copies and slices written into stacks."""
+
+from __future__ import annotations
+
+from jaxpar.compiler.program.opcodes import wrapped_opcode
+from jaxpar.compiler.program.records import Module, Op, Operand
+
+_PASSING = ("bitcast", "copy", "reshape", "transpose", "opt-barrier")
+"""Ops that hand on what they get, in another order at most."""
+
+type _Place = tuple[str, tuple[int, ...]]
+"""Name of an op, and which part of its result."""
+
+
+class Makers:
+    """Looks for makers in one module."""
+
+    def __init__(self, module: Module):
+        self._module = module
+        self._homes = {op.name: c for c in module.computations.values() for op in c.ops}
+        self._loops = {
+            name: op for c in module.computations.values() for op in c.ops if op.opcode == "while" for name in op.called
+        }
+
+    def maker(self, name: str, path: tuple[int, ...] = ()) -> Op | None:
+        """The op that computed part `path` of the result of the op `name`; None if the text has no such op.
+
+        A stack that a loop fills slice by slice was made by what made the slices. Where the trace ends in a fusion, it
+        is the op inside it; where it comes back to where it was, the op `name` itself.
+        """
+        if name not in self._homes:
+            return None
+        place, seen = (name, path), set()
+        while place not in seen:
+            seen.add(place)
+            before = self._back(*place, seen)
+            if before is None:
+                return self._op(place[0])
+            place = before
+        return self._op(name)
+
+    def _op(self, name: str) -> Op:
+        return self._homes[name].by_name[name]
+
+    def _back(self, name: str, path: tuple[int, ...], seen: set[_Place]) -> _Place | None:
+        """The place from which the contents of another were handed on; None where they were computed."""
+        op, computations = self._op(name), self._module.computations
+        if op.opcode == "tuple" and path:
+            return _at(op.operands[path[0]], path[1:])
+        if op.opcode == "get-tuple-element":
+            return _at(op.operands[0], (int(op.attributes["index"]), *path))
+        if op.opcode in _PASSING:
+            return _at(op.operands[0], path)
+        if op.opcode == "dynamic-update-slice":
+            return _at(op.operands[1], path)
+        if op.opcode == "fusion":
+            return self._into(op, path)
+        if wrapped_opcode(op.opcode)[1] == "done":
+            start = self._op(op.operands[0].name)
+            return (computations[start.computation_of("calls")].root.name, path) if "calls" in start.attributes else None
+        if op.opcode == "while" and path:
+            carried = computations[op.computation_of("body")].root.name, path
+            return carried if carried not in seen else _at(op.operands[0], path)
+        if op.opcode == "parameter" and path and op.computation in self._loops:
+            return self._loops[op.computation].name, path
+        return None
+
+    def _into(self, fusion: Op, path: tuple[int, ...]) -> _Place | None:
+        """From a fusion's result to the op inside that computed it, or to the operand that it passes on."""
+        fused = self._module.body(fusion)
+        op = fused.root
+        if path:
+            if op.opcode != "tuple":
+                return None
+            op = fused.by_name[op.operands[path[0]].name]
+        while op.opcode in (*_PASSING, "dynamic-update-slice", "convert"):
+            op = fused.by_name[op.operands[1 if op.opcode == "dynamic-update-slice" else 0].name]
+        return _at(fusion.operands[int(op.literal)], ()) if op.opcode == "parameter" else (op.name, ())
+
+
+def _at(operand: Operand, path: tuple[int, ...]) -> _Place:
+    return operand.name, (*operand.path, *path)

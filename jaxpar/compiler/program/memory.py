@@ -1,0 +1,108 @@
+"""Memory over the schedule: how much is live when, where the peak is, and what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpar.compiler.program.buffers import Allocation, Buffers, Value
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """Bytes of one value at one moment."""
+
+    value: Value
+    allocation: Allocation
+    bytes: int
+    """Bytes that count as this value's; less than its size where another value shares them."""
+    shared_with: tuple[Value, ...]
+    """Other values that lie in exactly the same bytes at that moment, such as a loop's view of its input."""
+
+
+def timeline(buffers: Buffers, memory_space: int = 0) -> np.ndarray:
+    """Live bytes at each place of `buffers.order` [places].
+
+    In the shared allocation, bytes in which some value lives; values that share bytes count once. Every other
+    allocation (inputs, results, constants) is held from start to end. XLA's own peak is computed from the same
+    lifetimes and agrees within kilobytes.
+    """
+    live = np.zeros(len(buffers.order), np.int64)
+    for allocation in buffers.allocations:
+        if allocation.memory_space == memory_space:
+            live += _live(allocation, len(buffers.order)) if allocation.shared else allocation.size
+    return live
+
+
+def peak(buffers: Buffers, memory_space: int = 0) -> tuple[int, int]:
+    """(place in the order, bytes) where most is live; the first of equals."""
+    live = timeline(buffers, memory_space)
+    place = int(live.argmax())
+    return place, int(live[place])
+
+
+def occupants(buffers: Buffers, place: int, memory_space: int = 0) -> list[Occupant]:
+    """What is live at `place`, largest first. Every live byte counts for one value: the sum is the timeline there."""
+    found: list[Occupant] = []
+    for allocation in buffers.allocations:
+        if allocation.memory_space != memory_space:
+            continue
+        if allocation.shared:
+            found.extend(_cover(allocation, [v for v in allocation.values if v.born <= place <= v.dies]))
+        else:
+            values = [v for v in allocation.values if v.born <= place <= v.dies] or list(allocation.values)
+            first = max(values, key=lambda v: (v.size, -v.born), default=Value("", (), allocation.size, 0, "", -1, -1))
+            found.append(Occupant(first, allocation, allocation.size, tuple(v for v in values if v is not first)))
+    return sorted(found, key=lambda occupant: -occupant.bytes)
+
+
+def _live(allocation: Allocation, places: int) -> np.ndarray:
+    """Bytes of an allocation in which some value lives, at each place."""
+    values = [v for v in allocation.values if v.born >= 0]
+    bounds = np.unique([b for v in values for b in (v.offset, v.end)])
+    widths = np.diff(bounds)
+    holders = np.zeros(len(widths), np.int64)
+    births: dict[int, list[Value]] = {}
+    deaths: dict[int, list[Value]] = {}
+    for value in values:
+        births.setdefault(value.born, []).append(value)
+        deaths.setdefault(value.dies, []).append(value)
+    live, now = np.zeros(places, np.int64), 0
+    for place in range(places):
+        for value in births.get(place, ()):
+            span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
+            now += int(widths[span][holders[span] == 0].sum())
+            holders[span] += 1
+        live[place] = now
+        for value in deaths.get(place, ()):
+            span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
+            holders[span] -= 1
+            now -= int(widths[span][holders[span] == 0].sum())
+    return live
+
+
+def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
+    """Share the bytes in which `values` live among them: larger first, of equals the one born first."""
+    found: list[Occupant] = []
+    taken: list[tuple[int, int]] = []
+    alike: dict[tuple[int, int], list[Value]] = {}
+    for value in values:
+        alike.setdefault((value.offset, value.size), []).append(value)
+    for (offset, size), same in sorted(alike.items(), key=lambda item: -item[0][1]):
+        inside = _measure([(max(offset, a), min(offset + size, b)) for a, b in taken if a < offset + size and b > offset])
+        first, *others = sorted(same, key=lambda v: v.born)
+        if inside < size:
+            found.append(Occupant(first, allocation, size - inside, tuple(others)))
+        taken.append((offset, offset + size))
+    return found
+
+
+def _measure(spans: list[tuple[int, int]]) -> int:
+    """Bytes in the union of `spans`."""
+    total, reached = 0, -1
+    for begin, end in sorted(spans):
+        total += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
