@@ -1,0 +1,33 @@
+"""What a seeded fault is, and how it names the tests that must notice it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.training import test_parity
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One wrong line."""
+
+    name: str
+    says: str
+    """What goes wrong, in words."""
+    file: str
+    old: str
+    """Occurs exactly once in `file`."""
+    new: str
+    caught_by: tuple[str, ...]
+    """Test ids; each of these tests must fail."""
+    found: Literal["numbers", "trace"] = "numbers"
+    """How: by an assertion about numbers, or because the step can no longer be traced."""
+
+
+def parity(**wanted: Any) -> str:
+    """The id of a row of the parity matrix with these values of its factors (a tuple: any of them)."""
+    fits = lambda value, of: value in (of if isinstance(of, tuple) else (of,))
+    rows = [row for row in test_parity.ROWS if all(fits(row[factor], of) for factor, of in wanted.items())]
+    assert rows, f"no row of the parity matrix has {wanted}: choose another"
+    return f"tests/training/test_parity.py::test_loss_and_gradients_equal_one_device[{test_parity._name(rows[0])}]"

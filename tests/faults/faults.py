@@ -1,0 +1,298 @@
+"""Faults that somebody could make, each one replacement in the code, and the tests that must notice it."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault, parity
+
+REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+MASKS = "tests/pallas_kernels/test_masks.py"
+LOOP = "tests/model/test_layer_loop.py"
+
+COMMUNICATION = (
+    Fault(
+        name="dropped_sum_of_partial_outputs",
+        says="Tensor ranks keep their own partial sum of a block's output instead of the sum over ranks.",
+        file="jaxpar/mesh/collectives.py",
+        old='return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)',
+        new='part = x.shape[1] // lax.axis_size("tensor"); '
+        'return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * part, part, 1)',
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="dropped_sum_of_gradient_shards",
+        says="Under ZeRO-2 and 3 a rank keeps its shard of its own gradient, and drops what the others found.",
+        file="jaxpar/mesh/collectives.py",
+        old="return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)",
+        new="part = x.shape[dim] // lax.axis_size(tuple(axes)); "
+        "return lax.dynamic_slice_in_dim(x, lax.axis_index(tuple(axes)) * part, part, dim)",
+        caught_by=(parity(zero=3, fsdp=2),),
+    ),
+    Fault(
+        name="dropped_sum_over_replicas",
+        says="Gradients are not summed over replicas.",
+        file="jaxpar/mesh/materialize.py",
+        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
+        new='rest = tuple(axis for axis in unreduced_axes(compute) if axis not in (*done, "replica"))',
+        caught_by=(parity(replica=2, fsdp=2),),
+        found="trace",
+    ),
+    Fault(
+        name="doubled_sum_of_gradient_shards",
+        says="Gradients that were summed and scattered are summed once more over the same axes.",
+        file="jaxpar/mesh/materialize.py",
+        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
+        new="rest = unreduced_axes(compute)",
+        caught_by=(parity(zero=1, fsdp=4),),
+    ),
+    Fault(
+        name="doubled_loss",
+        says="The reported loss is summed over the tensor ranks too, which all hold the same one.",
+        file="jaxpar/training/step.py",
+        old='loss = reduce_sum(nll, [axis for axis in AXES if axis != "tensor"]) / jnp.maximum(count, 1.0)',
+        new='loss = reduce_sum(jax.lax.pcast(nll, "tensor", to="varying"), AXES) / jnp.maximum(count, 1.0)',
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="norm_gradient_reduced_twice",
+        says="The gradients of norms are summed over the tensor axis in the backward, and again at the step's end.",
+        file="jaxpar/mesh/materialize.py",
+        old="return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
+        new="grad = vary(reduce_sum(grad, ('tensor',))) if grad.ndim == 1 else grad; "
+        "return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="output_bias_on_every_rank",
+        says="The MLP's output bias is added to each tensor rank's partial sum, so it counts once per rank.",
+        file="jaxpar/model/layer.py",
+        old="h = scatter_sequence(self.mlp(gather_sequence(h)))\n        return x + self._drop(self.mlp.add_bias(h),",
+        new="h = scatter_sequence(self.mlp.add_bias(self.mlp(gather_sequence(h))))\n        return x + self._drop(h,",
+        caught_by=(parity(tensor=2, family="gpt2"),),
+    ),
+)
+
+LOSS = (
+    Fault(
+        name="labels_shifted_after_the_split",
+        says="Labels are made from a rank's own tokens, so the last token of each part gets a wrong one.",
+        file="jaxpar/model/decoder.py",
+        old='vocabulary_cross_entropy(self.logits(weights, sinks, x), batch["labels"])',
+        new='vocabulary_cross_entropy(self.logits(weights, sinks, x), jnp.roll(batch["tokens"], -1, axis=1))',
+        caught_by=(parity(context=2, packed=True),),
+    ),
+    Fault(
+        name="mean_of_the_ranks_means",
+        says="Gradients are divided by a rank's own count of unmasked tokens, not by the global one.",
+        file="jaxpar/training/step.py",
+        old="seed = scale / jnp.maximum(count, 1.0)",
+        new='seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="padded_vocabulary_counts",
+        says="Columns that only pad the vocabulary take part in the softmax.",
+        file="jaxpar/model/embedding.py",
+        old="return jnp.where(columns < model.vocab, logits, -jnp.inf)",
+        new="return logits",
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="z_loss_without_gradient",
+        says="The z-loss is added to the objective, but its gradient is left out.",
+        file="jaxpar/model/loss.py",
+        old="return (of_nll + of_lse)[..., None] * probability",
+        new="return of_nll[..., None] * probability",
+        caught_by=(f"{REFERENCE}[capped_logits]",),
+    ),
+    Fault(
+        name="microbatch_dropped",
+        says="The last of several microbatches is never run.",
+        file="jaxpar/pipeline/schedules.py",
+        old="Action(Kind.BACKWARD, m)),) for m in range(microbatches))",
+        new="Action(Kind.BACKWARD, m)),) for m in range(max(1, microbatches - 1)))",
+        caught_by=(parity(microbatches=2, fsdp=4),),
+    ),
+    Fault(
+        name="microbatch_counted_twice",
+        says="The first of several microbatches runs in the place of the second.",
+        file="jaxpar/pipeline/executor.py",
+        old="rows = np.array([rank[0].microbatch for (rank,) in ticks])",
+        new="rows = np.array([max(0, rank[0].microbatch - 1) for (rank,) in ticks])",
+        caught_by=(
+            "tests/pipeline/test_executor.py::"
+            "test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole",
+        ),
+    ),
+)
+
+TOKENS = (
+    Fault(
+        name="window_off_by_one",
+        says="A window of n tokens sees n + 1.",
+        file="pallas_kernels/masks.py",
+        old="kept &= q - kv < mask.window",
+        new="kept &= q - kv <= mask.window",
+        caught_by=(f"{MASKS}::test_a_window_of_one_sees_the_token_itself_alone",),
+    ),
+    Fault(
+        name="segments_ignored_by_the_mask",
+        says="Attention reaches from one packed document into another.",
+        file="pallas_kernels/masks.py",
+        old="kept &= (q_segment == kv_segment) & (kv_segment != 0)",
+        new="kept &= (q_segment != 0) & (kv_segment != 0)",
+        caught_by=(
+            f"{MASKS}::test_allowed_keeps_exactly_the_pairs_that_the_definition_keeps"
+            "[Mask(causal=True, window=None, segmented=True, prefix=False)]",
+        ),
+    ),
+    Fault(
+        name="segments_ignored_by_the_step",
+        says="The step asks for attention without segments although the data is packed.",
+        file="jaxpar/training/attend.py",
+        old="segmented=config.data.packed",
+        new="segmented=False",
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="positions_from_the_ranks_first_token",
+        says="Rotary positions start at 0 on every context rank.",
+        file="jaxpar/model/decoder.py",
+        old='rotary_tables(batch["positions"],',
+        new='rotary_tables(batch["positions"] - batch["positions"][:, :1],',
+        caught_by=(parity(context=2, family="qwen3"),),
+    ),
+    Fault(
+        name="dropout_by_local_row",
+        says="Dropout is keyed by the row's number on its rank instead of its global example.",
+        file="jaxpar/model/dropout.py",
+        old="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)",
+        new="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples - examples[0])",
+        caught_by=(parity(dropout=0.1, fsdp=4),),
+    ),
+    Fault(
+        name="same_dropout_in_every_layer",
+        says="The layers drop the same elements, because the place in the model does not enter the key.",
+        file="jaxpar/model/layer.py",
+        old="h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)",
+        new="h = self._drop(self.attention.add_bias(h), 0 * index + 1, tokens, train)",
+        caught_by=(
+            "tests/model/test_dropout_sites.py::test_each_place_drops_at_the_rate_and_independently_of_all_others",
+        ),
+    ),
+    Fault(
+        name="wrong_key_value_head",
+        says="With fewer key and value heads than tensor ranks, a rank takes the head of other query heads.",
+        file="jaxpar/model/attention.py",
+        old='lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)',
+        new='lax.axis_index("tensor") % self.kv_heads, 1, axis)',
+        caught_by=(parity(tensor=4, kv_heads=2),),
+    ),
+    Fault(
+        name="hosts_read_the_same_rows",
+        says="Every host numbers its rows from 0, so all of them load the first rows of the batch.",
+        file="jaxpar/data/loader.py",
+        old="examples = [step * batch_size + int(row) for row in rows]",
+        new="examples = [step * batch_size + place for place, _ in enumerate(rows)]",
+        caught_by=("tests/data/test_loader.py::test_hosts_assemble_the_batch_that_one_host_makes[packed_rows]",),
+    ),
+)
+
+LAYERS = (
+    Fault(
+        name="same_layer_prefetched_again",
+        says="The layer loop gathers the weights of the layer it is running instead of the next one's.",
+        file="jaxpar/model/layer_loop.py",
+        old="ahead = loop.load(weights, following)",
+        new="ahead = loop.load(weights, layer)",
+        caught_by=(parity(zero=3, fsdp=2),),
+    ),
+    Fault(
+        name="residuals_of_another_layer",
+        says="The backward of every layer reads the activations that the first layer saved.",
+        file="jaxpar/model/layer_loop.py",
+        old="pullback.opaque_residuals = _at(residuals, layer)",
+        new="pullback.opaque_residuals = _at(residuals, 0)",
+        caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
+    ),
+    Fault(
+        name="next_layer_gathered_late",
+        says="The next layer's weights are gathered when it begins, so that its matmuls wait for the network.",
+        file="jaxpar/model/layer_loop.py",
+        old="if not loop.prefetches:",
+        new="if True:",
+        caught_by=(f"{LOOP}::test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration",),
+    ),
+    Fault(
+        name="gathered_weights_kept",
+        says="Weights are scaled inside the layer, so every layer's gathered copy lives on until the backward.",
+        file="jaxpar/model/layer_loop.py",
+        old="apply = self.apply\n",
+        new="apply = lambda w, *others: self.apply(jax.tree.map(lambda a: a * jnp.sqrt(a[:1] * 0 + 1), w), *others)\n",
+        caught_by=(f"{LOOP}::test_no_gathered_layer_is_kept_for_the_backward[none]",),
+    ),
+    Fault(
+        name="softcap_without_derivative",
+        says="Attention's backward forgets the derivative of the scores' soft-cap.",
+        file="pallas_kernels/attention/reference.py",
+        old="ds = ds * (1.0 - jnp.square(scores / settings.softcap))",
+        new="ds = ds * 1.0",
+        caught_by=(
+            "tests/pallas_kernels/test_attention.py::test_output_lse_and_gradients_equal_dense_attention[softcap]",
+        ),
+    ),
+)
+
+UPDATE = (
+    Fault(
+        name="gradients_rounded",
+        says="Each microbatch's gradients are rounded to bfloat16 before they are added up.",
+        file="jaxpar/mesh/materialize.py",
+        old="grad = vary(grad.astype(dtype))",
+        new="grad = vary(grad.astype(jnp.bfloat16).astype(dtype))",
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="loss_scale_left_in",
+        says="Under float16 gradients are not divided by the loss scale.",
+        file="jaxpar/training/step.py",
+        old="jax.tree.map(lambda g: g / scale, to_optimizer(gradients, self.placements))",
+        new="to_optimizer(gradients, self.placements)",
+        caught_by=("tests/training/test_float16.py::test_scaled_loss_and_gradients_equal_float64_to_half_precision",),
+    ),
+    Fault(
+        name="step_without_numbers_applied",
+        says="A step whose gradients are not finite is applied.",
+        file="jaxpar/training/step.py",
+        old="master=keep(master, state.master),",
+        new="master=master,",
+        caught_by=(
+            "tests/training/test_skipped.py::test_a_skipped_step_is_counted_and_leaves_the_weights_as_they_were",
+        ),
+    ),
+    Fault(
+        name="clipping_by_the_local_norm",
+        says="The norm that gradients are clipped by is that of one rank's shards (on average), not of the whole.",
+        file="jaxpar/optim/norm.py",
+        old="sum(reduce_sum(value, sorted(axes))",
+        new="sum(jax.lax.pmean(value, sorted(axes))",
+        caught_by=("tests/optim/test_norm.py::test_norm_of_the_tree_is_the_dense_norm",),
+    ),
+    Fault(
+        name="weight_decay_on_norms",
+        says="Norms and biases are pulled towards zero like matrices.",
+        file="jaxpar/optim/optimizer.py",
+        old="decays = [config.weight_decay if spec.decay else 0.0 for spec in described]",
+        new="decays = [config.weight_decay for spec in described]",
+        caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
+    ),
+    Fault(
+        name="damage_not_noticed",
+        says="A checkpoint's files are not compared with the digests in its manifest.",
+        file="jaxpar/checkpoint/manifest.py",
+        old="if digests[name] != files[name].digest:",
+        new="if len(digests[name]) != len(files[name].digest):",
+        caught_by=("tests/checkpoint/test_damage.py::test_damaged_checkpoints_are_never_restored",),
+    ),
+)
+
+FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE)

@@ -1,0 +1,14 @@
+"""A pytest plugin that says which copy of the code was tested."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for package in ("jaxpar", "pallas_kernels"):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        terminalreporter.write_line(f"tested: {spec.origin}")

@@ -1,0 +1,70 @@
+"""Each seeded fault turns its tests red: a suite that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.fault import Fault
+from tests.faults.faults import FAULTS
+
+ROOT = Path(__file__).parents[2]
+ASSERTION = r"(assert |AssertionError|Failed: DID NOT RAISE)"
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """pytest in `folder`, in a process of its own that knows nothing of the session around it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
+    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.faults.origin")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "-q", "--tb=short", *arguments],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(folder), "COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def copy_with(fault: Fault, folder: Path) -> None:
+    """The code and its tests in `folder`, with the fault in them."""
+    for name in ("jaxpar", "pallas_kernels", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    text = (folder / fault.file).read_text()
+    assert text.count(fault.old) == 1, f"{fault.file} has {text.count(fault.old)} times: {fault.old}"
+    (folder / fault.file).write_text(text.replace(fault.old, fault.new))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_seeded_fault_turns_its_tests_red(fault: Fault, tmp_path: Path):
+    copy = tmp_path / "copy"
+    copy_with(fault, copy)
+    done = run_pytest(copy, f"--basetemp={tmp_path / 'temporary'}", *fault.caught_by)
+    for package in ("jaxpar", "pallas_kernels"):
+        assert f"tested: {copy / package / '__init__.py'}" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
+    # An error while collecting or setting up proves nothing: the summary has to count failures and nothing else.
+    assert re.search(rf"^{len(fault.caught_by)} failed(, \d+ warnings?)? in ", done.stdout, re.MULTILINE), done.stdout
+    reason = ASSERTION if fault.found == "numbers" else ""
+    failures = re.findall(r"^FAILED (\S.*?) - (.*)$", done.stdout, re.MULTILINE)
+    assert len(failures) == len(fault.caught_by), done.stdout
+    for name, why in failures:
+        assert re.match(reason, why), f"{name} failed for another reason: {why}"
+
+
+def test_every_fault_is_one_replacement_caught_by_tests_of_the_suite():
+    """So that the tests that catch a fault are green without it: they run, and pass, with all others."""
+    for fault in FAULTS:
+        assert (ROOT / fault.file).read_text().count(fault.old) == 1, f"{fault.name}: {fault.old}"
+    names = {name for fault in FAULTS for name in fault.caught_by}
+    done = run_pytest(ROOT, "--collect-only", *names)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert names == {line for line in done.stdout.splitlines() if "::" in line}
