@@ -57,7 +57,9 @@ class Makers:
             return self._into(op, path)
         if wrapped_opcode(op.opcode)[1] == "done":
             start = self._op(op.operands[0].name)
-            return (computations[start.computation_of("calls")].root.name, path) if "calls" in start.attributes else None
+            return (
+                (computations[start.computation_of("calls")].root.name, path) if "calls" in start.attributes else None
+            )
         if op.opcode == "while" and path:
             carried = computations[op.computation_of("body")].root.name, path
             return carried if carried not in seen else _at(op.operands[0], path)

@@ -91,7 +91,9 @@ def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
     for value in values:
         alike.setdefault((value.offset, value.size), []).append(value)
     for (offset, size), same in sorted(alike.items(), key=lambda item: -item[0][1]):
-        inside = _measure([(max(offset, a), min(offset + size, b)) for a, b in taken if a < offset + size and b > offset])
+        inside = _measure(
+            [(max(offset, a), min(offset + size, b)) for a, b in taken if a < offset + size and b > offset]
+        )
         first, *others = sorted(same, key=lambda v: v.born)
         if inside < size:
             found.append(Occupant(first, allocation, size - inside, tuple(others)))

@@ -5,6 +5,11 @@ An opcode is here if there is a rule for what it costs; the parser refuses other
 
 from __future__ import annotations
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64, "u64": 64,
     "f4e2m1fn": 4, "f8e3m4": 8, "f8e4m3": 8, "f8e4m3fn": 8, "f8e4m3fnuz": 8, "f8e4m3b11fnuz": 8, "f8e5m2": 8,
@@ -13,42 +18,42 @@ BITS = {
 }  # fmt: skip
 """Bits of an element of each dtype. A `pred` takes a byte."""
 
-FREE = frozenset(
+FREE = _words(
     "parameter constant get-tuple-element tuple bitcast after-all add-dependency opt-barrier partition-id replica-id "
-    "get-dimension-size domain".split()
+    "get-dimension-size domain"
 )
 """Runs no kernel worth counting."""
 
-ELEMENTWISE = frozenset(
+ELEMENTWISE = _words(
     "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp compare complex convert cosine cosh "
     "count-leading-zeros divide erf exponential exponential-minus-one floor imag is-finite log log-plus-one logistic "
     "maximum minimum mulhi multiply negate not or popcnt power real reduce-precision remainder round-nearest-afz "
     "round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical sign sine sinh sqrt "
-    "stochastic-convert subtract tan tanh xor".split()
+    "stochastic-convert subtract tan tanh xor"
 )
 """One operation per element of the result."""
 
-REDUCTIONS = frozenset("reduce reduce-window".split())
+REDUCTIONS = _words("reduce reduce-window")
 """About one operation per element of the input."""
 
-MOVES = frozenset(
+MOVES = _words(
     "bitcast-convert broadcast concatenate copy dynamic-slice dynamic-update-slice gather iota pad reshape reverse "
-    "rng-bit-generator rng-get-and-update-state scatter slice sort topk transpose".split()
+    "rng-bit-generator rng-get-and-update-state scatter slice sort topk transpose"
 )
 """Moves or orders data; its time is that of the memory."""
 
-CONTROL = frozenset("while conditional call".split())
+CONTROL = _words("while conditional call")
 """Runs other computations, which are counted by themselves."""
 
-COLLECTIVES = frozenset(
-    "all-gather all-reduce all-to-all collective-broadcast collective-permute ragged-all-to-all reduce-scatter".split()
+COLLECTIVES = _words(
+    "all-gather all-reduce all-to-all collective-broadcast collective-permute ragged-all-to-all reduce-scatter"
 )
 """Moves data between devices."""
 
-CHANNEL_STARTS = frozenset("send recv".split())
+CHANNEL_STARTS = _words("send recv")
 """Point-to-point transfers; `send-done` and `recv-done` end them."""
 
-WORK = ELEMENTWISE | REDUCTIONS | MOVES | frozenset("dot fusion custom-call".split())
+WORK = ELEMENTWISE | REDUCTIONS | MOVES | _words("dot fusion custom-call")
 """Runs a kernel on the device."""
 
 PLAIN = FREE | WORK | CONTROL | COLLECTIVES | CHANNEL_STARTS
@@ -77,8 +82,7 @@ CALLING = ("calls", "to_apply", "body", "condition", "true_computation", "false_
            "branch_computations")  # fmt: skip
 """Attributes that name computations."""
 
-ATTRIBUTES = frozenset(CALLING) | frozenset(
-    # any op
+ATTRIBUTES = frozenset(CALLING) | _words(  # any op
     "sharding frontend_attributes control-predecessors metadata backend_config origin original_value statistics "
     "result_accuracy index dimensions "
     # shapes and data movement
@@ -94,13 +98,13 @@ ATTRIBUTES = frozenset(CALLING) | frozenset(
     "is_host_transfer async_execution_thread async_group_id cross_program_prefetch_index is_cross_program_prefetch "
     # fusions and custom calls
     "kind output_to_operand_aliasing custom_call_target api_version operand_layout_constraints "
-    "custom_call_has_side_effect schedule literal".split()
+    "custom_call_has_side_effect schedule literal"
 )
 """Attributes that an op may have."""
 
-MODULE_ATTRIBUTES = frozenset(
+MODULE_ATTRIBUTES = _words(
     "is_scheduled input_output_alias buffer_donor entry_computation_layout alias_passthrough_params num_partitions "
     "replica_count allow_spmd_sharding_propagation_to_parameters allow_spmd_sharding_propagation_to_output "
-    "frontend_attributes".split()
+    "frontend_attributes"
 )
 """Attributes of the `HloModule` line."""

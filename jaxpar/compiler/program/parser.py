@@ -22,9 +22,11 @@ _HEADER = re.compile(r"(ENTRY )?%([\w.\-]+) \(.*\) -> .* \{$")
 _OPERAND = re.compile(r"(?:(?P<shape>\S.*) )?%(?P<name>[\w.\-]+)(?P<path>(?:#\d+)*)$")
 _METADATA = re.compile(r' ?(\w+)=("(?:[^"\\]|\\.)*"|-?\d+)')
 _METADATA_KEYS = frozenset(
-    "op_type op_name source_file source_line source_end_line source_column source_end_column deduplicated_name "
-    "scheduling_name stack_frame_id size_of_generated_code_in_bytes size_of_memory_working_set_in_bytes "
-    "preserve_layout".split()
+    (
+        *("op_type", "op_name", "source_file", "source_line", "source_end_line", "source_column", "source_end_column"),
+        *("deduplicated_name", "scheduling_name", "stack_frame_id", "size_of_generated_code_in_bytes"),
+        *("size_of_memory_working_set_in_bytes", "preserve_layout"),
+    )
 )
 _ALIAS = re.compile(r"\{([\d,]*)\}: \((\d+), \{([\d,]*)\}, (?:may|must)-alias\)")
 _LITERALS = ("parameter", "constant")
@@ -69,7 +71,7 @@ def parse(text: str) -> Module:
             entry = current.name if match[1] else entry
         elif not stacks.read(line, number):
             raise ProgramError("line is not understood", line, number)
-    if entry not in computations:
+    if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
     module = Module(name, computations, entry, _aliases(facts), int(facts.get("num_partitions", "1")))
     _check_calls(module)

@@ -99,9 +99,7 @@ def moved_bytes(module: Module, op: Op) -> int:
     slices = Slices(module)
     if to_host(op):
         return slices.writes(op)
-    return sum(
-        read for read, operand in zip(slices.reads(op), op.operands, strict=True) if _on_host(operand)
-    )
+    return sum(read for read, operand in zip(slices.reads(op), op.operands, strict=True) if _on_host(operand))
 
 
 def _on_host(operand: Operand) -> bool:

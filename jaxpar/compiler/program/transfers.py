@@ -47,7 +47,7 @@ def pairs(computation: Computation) -> dict[str, Op]:
     owner: dict[str, str] = {}
     for op in computation.ops:
         base, half = wrapped_opcode(op.opcode)
-        if half == "start" or base in CHANNEL_STARTS and not half:
+        if half == "start" or (base in CHANNEL_STARTS and not half):
             owner[op.name] = op.name
         elif half:
             start = owner.get(op.operands[0].name)

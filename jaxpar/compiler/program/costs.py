@@ -1,0 +1,153 @@
+"""What each op costs: matrix products, other arithmetic, bytes of memory; and its time on a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jaxpar.compiler.program.attribution import recomputed
+from jaxpar.compiler.program.loops import Executions
+from jaxpar.compiler.program.matmuls import QUIET_TARGETS, Kernels, products
+from jaxpar.compiler.program.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
+from jaxpar.compiler.program.records import Frame, Module, Op, ProgramError, leaves
+from jaxpar.compiler.program.slices import Slices
+from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
+
+ATTENTION_SOURCES = ("pallas_kernels/attention/", "jaxpar/attention/")
+"""Parts of file names whose lines compute attention."""
+
+KINDS = ("matmul", "attention", "elementwise", "copy", "collective", "offload")
+"""Kinds of ops. `attention` is all that is traced in attention's sources, softmax included; `copy` moves data inside
+the device, `offload` between device and host."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One op that runs as a kernel or a transfer, per execution."""
+
+    op: Op
+    kind: str
+    """One of `KINDS`."""
+    flops: float
+    """Of matrix products."""
+    recomputed_flops: float
+    """Of those, what repeats the forward pass."""
+    arithmetic: str
+    """Type of the products with the most work; empty without any."""
+    vector_flops: float
+    """Other operations on floating-point or integer elements."""
+    read_bytes: int
+    written_bytes: int
+    recomputed: bool
+    """Whether the op as a whole belongs to a recomputation."""
+    executions: float
+    """How often it runs in a step."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether it keeps the device's units busy, unlike a transfer."""
+        return self.kind not in ("collective", "offload")
+
+    @property
+    def source(self) -> Frame | None:
+        return self.op.source
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A device as three numbers. Time is the longest of what each allows; launches and latencies are left out."""
+
+    peaks: Mapping[str, float]
+    """Dense FLOP/s of matrix products, by arithmetic (`bfloat16`, ...)."""
+    vector: float
+    """FLOP/s outside the matrix units, in float32."""
+    bandwidth: float
+    """Bytes per second of device memory."""
+
+    def seconds(self, cost: Cost) -> float:
+        """Time of one execution; 0 for a transfer. Raises `ProgramError` for arithmetic that the device lacks."""
+        if not cost.computes:
+            return 0.0
+        if cost.flops and cost.arithmetic not in self.peaks:
+            raise ProgramError(f"no peak is known for {cost.arithmetic}, which {cost.op.name} multiplies in")
+        multiply = cost.flops / self.peaks[cost.arithmetic] if cost.flops else 0.0
+        memory = (cost.read_bytes + cost.written_bytes) / self.bandwidth
+        return max(multiply, cost.vector_flops / self.vector, memory)
+
+
+def costs(module: Module, counts: Executions, kernels: Kernels | None = None) -> list[Cost]:
+    """Costs of all ops that run, in order of computations and issue.
+
+    An asynchronous op is counted at its start. Loops, branches and calls cost nothing themselves.
+
+    Args:
+        module: The program.
+        counts: How often each computation runs.
+        kernels: Work of custom kernels by target; one that is neither here nor known is a `ProgramError`.
+    """
+    slices, found = Slices(module), []
+    for name in counts.counts:
+        computation = module.computations[name]
+        dones = pairs(computation)
+        moved = {transfer.start.name: transfer.channel for transfer in transfers(module, computation)}
+        for op in computation.ops:
+            inner = inner_op(module, op, dones[op.name]) if op.name in dones else op
+            if wrapped_opcode(inner.opcode)[1] or inner.opcode in FREE | CONTROL or inner.target in QUIET_TARGETS:
+                continue
+            channel = moved.get(op.name, "")
+            found.append(_cost(module, inner, slices, channel, counts.of(op), kernels or {}))
+    return found
+
+
+def _cost(module: Module, op: Op, slices: Slices, channel: str, executions: float, kernels: Kernels) -> Cost:
+    worked = list(products(module, op, kernels))
+    most = max(worked, key=lambda product: product.flops, default=None)
+    vector = 0.0 if channel else _vector_flops(module, op)
+    if channel:
+        kind = "collective" if channel == "wire" else "offload"
+    elif any(product.attention for product in worked) or _in_attention(op):
+        kind = "attention"
+    elif worked:
+        kind = "matmul"
+    else:
+        kind = "elementwise" if vector else "copy"
+    return Cost(
+        op=op,
+        kind=kind,
+        flops=sum(product.flops for product in worked),
+        recomputed_flops=sum(product.recomputed_flops for product in worked),
+        arithmetic=most.arithmetic if most else "",
+        vector_flops=vector,
+        read_bytes=sum(slices.reads(op)),
+        written_bytes=slices.writes(op),
+        recomputed=recomputed(op.op_name),
+        executions=executions,
+    )
+
+
+def _vector_flops(module: Module, op: Op) -> float:
+    """Operations of one execution outside matrix products."""
+    if op.opcode == "fusion":
+        return sum(_vector_flops(module, inner) for inner in module.body(op).ops)
+    if op.opcode in ELEMENTWISE and op.opcode != "convert":
+        return float(sum(leaf.elements for leaf in leaves(op.shape)))
+    if op.opcode in REDUCTIONS:
+        return float(sum(leaf.elements for operand in op.operands for leaf in leaves(operand.shape)))
+    return 0.0
+
+
+def _in_attention(op: Op) -> bool:
+    return any(part in frame.file for frame in op.frames for part in ATTENTION_SOURCES)
+
+
+def flops_by_kind(found: Iterable[Cost]) -> dict[str, float]:
+    """FLOPs of matrix products in a step, by kind."""
+    totals: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    for cost in found:
+        totals[cost.kind] += cost.flops * cost.executions
+    return {kind: flops for kind, flops in totals.items() if flops}
+
+
+def recomputed_flops(found: Iterable[Cost]) -> float:
+    """FLOPs of matrix products in a step that repeat the forward pass."""
+    return sum(cost.recomputed_flops * cost.executions for cost in found)

@@ -1,0 +1,151 @@
+"""Floating-point work of matrix products: dots, alone or in fusions, cuBLAS calls, cuDNN attention."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from jaxpar.compiler.program.attribution import recomputed
+from jaxpar.compiler.program.records import ArrayShape, Module, Op, ProgramError, leaves
+
+
+@dataclass(frozen=True)
+class Product:
+    """The work of one matrix product, or of one fused attention, per execution of its op."""
+
+    flops: float
+    """A multiplication and an addition count as two."""
+    recomputed_flops: float
+    """Those among them that repeat work of the forward pass."""
+    arithmetic: str
+    """`float32`, `tensorfloat32`, `bfloat16`, `float16`, `float8` or `float64`."""
+    attention: bool = False
+    """Whether it is a fused attention."""
+
+
+type Kernels = Mapping[str, Callable[[Op], Product]]
+"""Work of custom kernels, by `custom_call_target`."""
+
+_PLAIN = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+_ALGORITHMS = {
+    "dot_f32_f32_f32": "float32",
+    "dot_tf32_tf32_f32": "tensorfloat32",
+    "dot_bf16_bf16_f32": "bfloat16",
+    "dot_bf16_bf16_bf16": "bfloat16",
+    "dot_f16_f16_f32": "float16",
+    "dot_f16_f16_f16": "float16",
+    "dot_f64_f64_f64": "float64",
+    "dot_any_f8_any_f8_f32": "float8",
+    "dot_any_f8_any_f8_f32_fast_accum": "float8",
+}
+_UNSET = ("", "ALG_UNSET", "unset")
+QUIET_TARGETS = frozenset({"AllocateBuffer"})
+"""Custom calls that run nothing."""
+_MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$TopK")
+"""Custom calls that multiply no matrices."""
+_GEMM = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
+_ATTENTION = "__cudnn$fmha"
+
+
+def products(module: Module, op: Op, kernels: Kernels) -> Iterator[Product]:
+    """The matrix products that one execution of `op` computes; of a fusion, those inside it.
+
+    Raises `ProgramError` for a custom call that neither this file nor `kernels` knows.
+    """
+    if op.opcode == "dot":
+        yield _dot(op)
+    elif op.opcode == "fusion":
+        for inner in module.body(op).ops:
+            yield from products(module, inner, kernels)
+    elif op.opcode == "custom-call":
+        if op.target in kernels:
+            yield kernels[op.target](op)
+        elif _GEMM.fullmatch(op.target):
+            yield _gemm(op)
+        elif op.target.startswith(_ATTENTION):
+            yield _attention(op)
+        elif not _MOVING.fullmatch(op.target):
+            raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
+
+
+def _dot(op: Op) -> Product:
+    left, right = _array(op, 0), _array(op, 1)
+    contracted = prod(left.dims[dim] for dim in op.dims_of("lhs_contracting_dims"))
+    precisions = op.attributes.get("operand_precision", "").strip("{}").split(",")
+    kind = arithmetic(op, left, right, op.attributes.get("algorithm", ""), precisions)
+    return _product(op, 2.0 * prod(next(leaves(op.shape)).dims) * contracted, kind)
+
+
+def _gemm(op: Op) -> Product:
+    config = _section(op, "gemm_backend_config")
+    left, right = _array(op, 0), _array(op, 1)
+    contracted = prod(left.dims[int(dim)] for dim in config["dot_dimension_numbers"]["lhs_contracting_dimensions"])
+    precision = config.get("precision_config", {})
+    kind = arithmetic(op, left, right, precision.get("algorithm", ""), precision.get("operand_precision", []))
+    return _product(op, 2.0 * prod(next(leaves(op.shape)).dims) * contracted, kind)
+
+
+def _attention(op: Op) -> Product:
+    """cuDNN's attention: two products forward; backward five, of which one repeats the scores."""
+    config = _section(op, "cudnn_fmha_backend_config")
+    batch, heads, queries, keys = (int(size) for size in config["intermediate_tensor_shape"]["dimensions"])
+    pairs = batch * heads * _kept_pairs(op, config, queries, keys)
+    query, value = _array(op, 0), _array(op, 2)
+    of_scores, of_values = 2.0 * pairs * query.dims[-1], 2.0 * pairs * value.dims[-1]
+    kind = "float8" if query.dtype.startswith("f8") else arithmetic(op, query, query, "", [])
+    if "Backward" in op.target:
+        return Product(3 * of_scores + 2 * of_values, of_scores, kind, attention=True)
+    flops = of_scores + of_values
+    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, attention=True)
+
+
+def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
+    """(query, key) pairs of one row and head that cuDNN's mask keeps."""
+    mask, window = config.get("mask_type", "NO_MASK"), int(config.get("sliding_window_length", 0))
+    if mask == "NO_MASK" and not window:
+        return queries * keys
+    if mask != "CAUSAL":
+        raise ProgramError(f"attention mask {mask} of {op.name} is not known", line=op.line)
+    seen = (min(query + 1, keys) - max(0, query + 1 - window if window else 0) for query in range(queries))
+    return sum(max(0, count) for count in seen)
+
+
+def arithmetic(op: Op, left: ArrayShape, right: ArrayShape, algorithm: str, precisions: list[str]) -> str:
+    """In what type a product multiplies. Raises `ProgramError` if it cannot be told.
+
+    float32 goes through the tensor cores as TF32, unless the algorithm or a precision above the default forbids it.
+    """
+    name = algorithm.lower() if algorithm not in _UNSET else ""
+    if name:
+        if name.removeprefix("alg_") not in _ALGORITHMS:
+            raise ProgramError(f"dot algorithm {algorithm} of {op.name} is not known", line=op.line)
+        return _ALGORITHMS[name.removeprefix("alg_")]
+    if left.dtype.startswith("f8") and right.dtype.startswith("f8"):
+        return "float8"
+    if left.dtype != right.dtype or left.dtype not in (*_PLAIN, "f32"):
+        raise ProgramError(f"{op.name} multiplies {left.dtype} with {right.dtype}", line=op.line)
+    if left.dtype == "f32":
+        exact = any(precision.strip().upper() in ("HIGH", "HIGHEST") for precision in precisions)
+        return "float32" if exact else "tensorfloat32"
+    return _PLAIN[left.dtype]
+
+
+def _product(op: Op, flops: float, kind: str) -> Product:
+    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind)
+
+
+def _array(op: Op, place: int) -> ArrayShape:
+    shape = op.operands[place].shape
+    if not isinstance(shape, ArrayShape):
+        raise ProgramError(f"operand {place} of {op.name} is a tuple", line=op.line)
+    return shape
+
+
+def _section(op: Op, key: str) -> Mapping[str, Any]:
+    config = op.config
+    if key not in config:
+        raise ProgramError(f"{op.name} has no {key}", line=op.line)
+    return config[key]

@@ -1,0 +1,206 @@
+"""Overlap read from the schedule: what of each transfer's time runs beside compute, and what is exposed.
+
+The rule. Ops run in their order. A kernel that takes t seconds hides t seconds of the transfers in flight, and the
+oldest unfinished one of a channel takes them first: transfers between devices run one after another (XLA gives them one
+stream), and a second of compute hides one second of one of them. At its done, what is left of a transfer is exposed:
+everybody waits for it, and for what the same channel has to finish before it. A synchronous transfer is exposed from
+start to end. The two channels, between devices and to the host, run side by side: each gets the compute for itself, and
+waiting for one lets the other go on.
+
+Loops, branches and calls between a start and its done are walked first: their own transfers take the compute in them,
+and only what is left of it hides the transfer around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jaxpar.compiler.program.attribution import Movement
+from jaxpar.compiler.program.costs import Cost, Roofline
+from jaxpar.compiler.program.loops import Shares, controlled, every_branch
+from jaxpar.compiler.program.records import Computation, Module, Op
+
+_CHANNELS = ("wire", "host")
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """An op between a start and its done, with its roofline time there."""
+
+    op: Op
+    seconds: float
+    """Of all executions between one start and its done, loops inside included."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One transfer of the program against the clock."""
+
+    movement: Movement
+    seconds: float
+    """What it needs, per execution."""
+    enclosed: tuple[Enclosed, ...] = field(repr=False)
+    """Compute between its start and its done, in order. Empty for a synchronous one."""
+    exposed: float
+    """Seconds of one execution in which nothing is computed."""
+
+    @property
+    def enclosed_seconds(self) -> float:
+        return sum(each.seconds for each in self.enclosed)
+
+    @property
+    def exposed_per_step(self) -> float:
+        return self.exposed * self.movement.executions
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A step as the roofline sees it."""
+
+    overlaps: tuple[Overlap, ...]
+    """In the order of the movements they were made from."""
+    compute_seconds: float
+    """Roofline time of all kernels of a step."""
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Of a step."""
+        return sum(overlap.exposed_per_step for overlap in self.overlaps)
+
+    @property
+    def exposed_fraction(self) -> float:
+        """Share of exposed transfers in the time of the step, compute and exposed together."""
+        whole = self.compute_seconds + self.exposed_seconds
+        return self.exposed_seconds / whole if whole else 0.0
+
+
+def schedule(
+    module: Module,
+    movements: Sequence[Movement],
+    costs: Sequence[Cost],
+    roofline: Roofline,
+    seconds: Callable[[Movement], float],
+    shares: Shares = every_branch,
+) -> Schedule:
+    """Walk the program with a clock.
+
+    Args:
+        module: The program.
+        movements: Its transfers, from `attribution.movements`.
+        costs: Costs of its ops, from `costs.costs`.
+        roofline: The device.
+        seconds: Time of one execution of a transfer on its link.
+        shares: How often each branch of a conditional runs, as for `loops.executions`.
+    """
+    times = {cost.op.name: roofline.seconds(cost) for cost in costs}
+    clock = _Clock(module, {m.transfer.start.name: m for m in movements}, times, seconds, shares)
+    clock.run(module.entry_computation)
+    found = tuple(clock.overlaps[m.transfer.start.name] for m in movements)
+    return Schedule(found, sum(times[cost.op.name] * cost.executions for cost in costs))
+
+
+@dataclass
+class _Flight:
+    """A transfer that has started."""
+
+    movement: Movement
+    seconds: float
+    left: float
+    enclosed: list[Enclosed] = field(default_factory=list)
+
+
+@dataclass
+class _Run:
+    """What is left after one execution of a computation, for the transfers around it."""
+
+    compute: float = 0.0
+    """Seconds of compute."""
+    free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CHANNELS, 0.0))
+    """Seconds of it per channel that hide no transfer inside."""
+
+
+class _Clock:
+    def __init__(
+        self,
+        module: Module,
+        starts: Mapping[str, Movement],
+        times: Mapping[str, float],
+        seconds: Callable[[Movement], float],
+        shares: Shares,
+    ):
+        self.module, self.starts, self.times, self.seconds, self.shares = module, starts, times, seconds, shares
+        self.overlaps: dict[str, Overlap] = {}
+        self._runs: dict[str, _Run] = {}
+
+    def run(self, computation: Computation) -> _Run:
+        """One execution of a computation; the same each time."""
+        if computation.name not in self._runs:
+            self._runs[computation.name] = self._walk(computation)
+        return self._runs[computation.name]
+
+    def _walk(self, computation: Computation) -> _Run:
+        run = _Run()
+        flying: dict[str, _Flight] = {}
+        by_done: dict[str, _Flight] = {}
+        for op in computation.ops:
+            inside = self._inside(op)
+            if inside.compute:
+                run.compute += inside.compute
+                for flight in flying.values():
+                    flight.enclosed.append(Enclosed(op, inside.compute))
+                for channel in _CHANNELS:
+                    run.free[channel] += self._hide(flying, channel, inside.free[channel])
+            if op.name in self.starts:
+                movement = self.starts[op.name]
+                needed = self.seconds(movement)
+                flying[op.name] = flight = _Flight(movement, needed, needed)
+                by_done[movement.transfer.done.name] = flight
+            if op.name in by_done:
+                self._land(flying, by_done[op.name])
+        return run
+
+    def _inside(self, op: Op) -> _Run:
+        """What an op gives to the transfers around it."""
+        own = self.times.get(op.name, 0.0)
+        total = _Run(own, dict.fromkeys(_CHANNELS, own))
+        for called, count in controlled(self.module, op, self.shares):
+            inner = self.run(called)
+            total.compute += inner.compute * count
+            for channel in _CHANNELS:
+                total.free[channel] += inner.free[channel] * count
+        return total
+
+    @staticmethod
+    def _hide(flying: Mapping[str, _Flight], channel: str, seconds: float) -> float:
+        """Let the channel's transfers go on for `seconds`, oldest first; the seconds that none could use."""
+        for flight in flying.values():
+            if flight.movement.transfer.channel == channel:
+                used = min(flight.left, seconds)
+                flight.left -= used
+                seconds -= used
+        return seconds
+
+    def _land(self, flying: dict[str, _Flight], landing: _Flight) -> None:
+        """Wait for a transfer, and for what its channel has to finish before it."""
+        channel = landing.movement.transfer.channel
+        waited = 0.0
+        for flight in list(flying.values()):
+            if flight.movement.transfer.channel == channel and not landing.movement.transfer.synchronous:
+                waited += self._expose(flight)
+            if flight is landing:
+                break
+        if landing.movement.transfer.synchronous:
+            waited = self._expose(landing)
+        for other in _CHANNELS:
+            if other != channel:
+                self._hide(flying, other, waited)
+        flying.pop(landing.movement.transfer.start.name)
+
+    def _expose(self, flight: _Flight) -> float:
+        """Finish a transfer while nothing is computed; the seconds that it takes."""
+        name, waited = flight.movement.transfer.start.name, flight.left
+        before = self.overlaps[name].exposed if name in self.overlaps else 0.0
+        flight.left = 0.0
+        self.overlaps[name] = Overlap(flight.movement, flight.seconds, tuple(flight.enclosed), before + waited)
+        return waited
