@@ -46,7 +46,9 @@ OPTIMIZER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if "tied" in name else name for name in TRAINED]
+)
 def test_twenty_steps_equal_the_float64_trainer(name: str):
     model, optimizer = TRAINED[name]
     run = SmallRun(small(model=SHAPE | model, parallel=SPLIT, optimizer=OPTIMIZER | optimizer, run={"steps": STEPS}))
