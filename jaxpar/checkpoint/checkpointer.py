@@ -48,6 +48,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._saving = 0
         self._failure: Exception | None = None
+        self._failed: set[int] = set()
         self._notes: list[str] = []
         self._verified: set[int] = set()
 
@@ -91,7 +92,8 @@ class Checkpointer:
         reasons = [answer for answer in answers if answer]
         if reasons:
             if processes.is_first():
-                self._discard(self._saving)
+                self._failed.add(self._saving)
+                self._clear_failed()
             # A process that only waited in vain for another one says less than the one that failed.
             best = min(reasons, key=lambda text: text.startswith("TimeoutError"))
             raise CheckpointError(
@@ -109,6 +111,7 @@ class Checkpointer:
             self.wait()
         finally:
             self._arrays.close()
+            self._clear_failed()
 
     def latest(self) -> int | None:
         """The newest step whose checkpoint is complete and intact; None where there is none.
@@ -189,6 +192,8 @@ class Checkpointer:
     def _begin(self, step: int, facts: str) -> None:
         """Make the folder of a new checkpoint, with its facts."""
         path, made = self._path(step), False
+        self._clear_failed()
+        self._failed.discard(step)
         try:
             if path.exists():
                 damage = self._damage(step)
@@ -201,15 +206,22 @@ class Checkpointer:
             (path / FACTS).write_text(facts, encoding="utf-8")
         except OSError as error:
             if made:
-                self._discard(step)
+                self._failed.add(step)
+                self._clear_failed()
             raise CheckpointError(f"checkpoint {path} could not be written ({reason(error)})") from error
 
-    def _discard(self, step: int) -> None:
-        """Delete what a failed save has left: on a full disk it would take the room that everything else needs."""
-        try:
-            folders.remove(self._path(step))
-        except OSError as error:
-            self._report(f"checkpoint {self._path(step)} is incomplete and could not be deleted ({reason(error)})")
+    def _clear_failed(self) -> None:
+        """Delete what failed saves have left: on a full disk it would take the room that everything else needs.
+
+        Done more than once, because writes that were under way when a save failed may come after the deletion.
+        """
+        for step in self._failed:
+            path = self._path(step)
+            try:
+                if path.exists():
+                    folders.remove(path)
+            except OSError as error:
+                self._report(f"checkpoint {path} is incomplete and could not be deleted ({reason(error)})")
 
     def _finish(self, step: int) -> None:
         """Background: wait for Orbax on every process, then seal the checkpoint and let old ones go on process 0."""

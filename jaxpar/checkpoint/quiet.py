@@ -5,10 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import sys
+import traceback
+import warnings
 
 MARKS = (f"{os.sep}orbax{os.sep}checkpoint{os.sep}", ".orbax-checkpoint-tmp")
 """Orbax's source files, and the folders in which it writes: one of them is in each of its records."""
+
+NEVER_AWAITED = r"coroutine 'async_serialize_from_host\b.*' was never awaited"
 
 
 @functools.cache
@@ -16,21 +21,28 @@ def quieten() -> None:
     """Once per process, drop what is printed beside an error that is raised as well.
 
     Orbax logs the traceback of a failed background write. TensorStore's other writes then end after Orbax has closed
-    its event loop: each prints `Event loop is closed` as an unraisable exception, or asyncio logs that nobody took its
-    error. Anything else passes: the records of others, and other unraisable exceptions.
+    its event loop, or never begin: each prints `Event loop is closed` as an unraisable exception, or asyncio logs that
+    nobody took its error, or Python warns that nobody awaited it. Anything else passes: the records of others, and
+    other unraisable exceptions.
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_not_from_orbax)
+    warnings.filterwarnings("ignore", NEVER_AWAITED, RuntimeWarning)
     before = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        late = isinstance(unraisable.exc_value, RuntimeError) and str(unraisable.exc_value) == "Event loop is closed"
-        if not (late and unraisable.object is None):
+        error, text = unraisable.exc_value, str(unraisable.exc_value)
+        late = isinstance(error, RuntimeError) and text == "Event loop is closed" and unraisable.object is None
+        # Where warnings are errors, this one is raised by the garbage collector.
+        never = isinstance(error, RuntimeWarning) and re.match(NEVER_AWAITED, text) is not None
+        if not (late or never):
             before(unraisable)
 
     sys.unraisablehook = hook
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:
-    text = f"{record.pathname}\n{record.getMessage()}"
-    return not any(mark in text for mark in MARKS)
+    places = [record.pathname, record.getMessage()]
+    if record.exc_info:
+        places += [frame.filename for frame in traceback.extract_tb(record.exc_info[2])]
+    return not any(mark in place for mark in MARKS for place in places)

@@ -124,6 +124,7 @@ class _Loop:
     def _restore(self) -> None:
         newest = self.checkpointer.latest()
         if newest is None:
+            from_first(self.folder.check_nothing_saved)
             return
         self.trainer.state = self.checkpointer.restore(newest, self.trainer.functions.abstract_state())
         facts = self.checkpointer.facts(newest)

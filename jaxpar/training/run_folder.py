@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxpar.checkpoint.folders import listed_steps, step_folder
+from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.observe.files import write_atomically
@@ -68,6 +70,16 @@ class RunFolder:
             raise UserError(
                 f"run.name is {self.config.run.name!r}: {self.path} exists and is no run of jaxpar (it has no "
                 f"{CONFIG}); choose another run.name or run.dir"
+            )
+
+    def check_nothing_saved(self) -> None:
+        """Raises `UserError` when a checkpoint was complete once: to begin anew would write over the run's record."""
+        steps = listed_steps(self.checkpoints)
+        complete = [step for step in steps if (step_folder(self.checkpoints, step) / MANIFEST).exists()]
+        if complete:
+            raise UserError(
+                f"run.name is {self.config.run.name!r}: {self.checkpoints} has no checkpoint that can be used, and "
+                f"that of step {complete[-1]} was complete once; repair it, or move {self.path} away to begin anew"
             )
 
     def summary(self) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.checkpoint import CheckpointError
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.training.errors import TrainingError
 from tests.training.runs import (
@@ -169,10 +171,58 @@ def test_a_listener_that_fails_ends_the_run_and_the_save_in_the_making_is_comple
     assert heard.records[0].step == 3, "the checkpoint of step 2 was complete"
 
 
-def test_a_file_that_cannot_be_written_ends_the_run_with_a_sentence(tmp_path: Path):
+class FullDisk(Listener):
+    """The kernel lets no file grow beyond `limit` bytes, from one save's end until another one's failure is told."""
+
+    def __init__(self, limit: int, after: int, until: int) -> None:
+        self.limit, self.after, self.until = limit, after, until
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def saved(self, step: int, path: str) -> None:
+        if step == self.after:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, self.before[1]))
+
+    def message(self, text: str) -> None:
+        if f"{self.until:08d} could not be written" in text:
+            self.close()
+
+    def close(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+def test_a_run_goes_on_while_the_disk_is_full_and_nothing_is_missing_in_the_end(tmp_path: Path):
+    config = run_config(tmp_path, 9, parallel=MESH, checkpoint={"every": 2, "keep_last": 9})
+    checkpoints = folder_of(config) / "checkpoints"
+    summary, heard = fit(config, FullDisk(2**9, after=2, until=6))
+    failed = [message for message in heard.messages if message.endswith("; training goes on.")]
+    assert "JsonLines: File too large; training goes on." in failed
+    assert [message.split(" (")[0] for message in failed if "checkpoint" in message] == [
+        f"checkpoint {checkpoints}/{step:08d} could not be written" for step in (4, 6)
+    ]
+    assert heard.saves == [2, 8, 9]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["00000002", "00000008", "00000009"]
+    assert summary.steps == 9
+    assert list(losses(config)) == list(range(1, 10))
+
+
+def test_a_last_save_that_fails_is_one_sentence_and_the_run_continues_from_the_one_before(tmp_path: Path):
+    config = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 4})
+    with pytest.raises(CheckpointError, match=r"00000006 could not be written \(File too large\); [^\n]*$"):
+        fit(config, FullDisk(2**15, after=4, until=99))
+    summary, heard = fit(config)
+    assert [record.step for record in heard.records] == [5, 6]
+    assert (summary.steps, heard.saves) == (6, [6])
+
+
+def test_a_file_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path: Path):
     config = run_config(tmp_path, 6, parallel=MESH)
-    with pytest.raises(TrainingError, match=r"^/a/disk of run 'run' could not be used \(No space left on device\)"):
-        fit(config, Broken(OSError(28, "No space left on device", "/a/disk")))
+    fit(run_config(tmp_path, 2, parallel=MESH))
+    (folder_of(config) / "metrics.jsonl").unlink()
+    (folder_of(config) / "metrics.jsonl").mkdir()
+    with pytest.raises(
+        TrainingError, match=r"metrics.jsonl of run 'run' could not be used \(Is a directory\): [^\n]*$"
+    ):
+        fit(config)
 
 
 def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
