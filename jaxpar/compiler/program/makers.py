@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxpar.compiler.program.opcodes import wrapped_opcode
 from jaxpar.compiler.program.records import Module, Op, Operand
 
@@ -13,10 +15,18 @@ type _Place = tuple[str, tuple[int, ...]]
 
 
 class Makers:
-    """Looks for makers in one module."""
+    """Looks for makers in one module.
 
-    def __init__(self, module: Module):
+    Args:
+        module: The program.
+        order: Names of ops in line, from `Buffers.order`. The op inside an asynchronous one has a name there that
+            `compiled.as_text()` lacks; its start comes next.
+    """
+
+    def __init__(self, module: Module, order: Sequence[str] = ()):
         self._module = module
+        self._order = order
+        self._places = {name: place for place, name in enumerate(order)}
         self._homes = {op.name: c for c in module.computations.values() for op in c.ops}
         self._loops = {
             name: op for c in module.computations.values() for op in c.ops if op.opcode == "while" for name in op.called
@@ -29,7 +39,7 @@ class Makers:
         is the op inside it; where it comes back to where it was, the op `name` itself.
         """
         if name not in self._homes:
-            return None
+            return self._started(name, path)
         place, seen = (name, path), set()
         while place not in seen:
             seen.add(place)
@@ -38,6 +48,16 @@ class Makers:
                 return self._op(place[0])
             place = before
         return self._op(name)
+
+    def _started(self, name: str, path: tuple[int, ...]) -> Op | None:
+        """The maker in what an asynchronous start runs under a name that only the order has."""
+        following = self._places.get(name, len(self._order)) + 1
+        start = self._homes.get(self._order[following]) if following < len(self._order) else None
+        op = start.by_name[self._order[following]] if start else None
+        if op is None or wrapped_opcode(op.opcode)[1] != "start":
+            return None
+        inside = self._into(op, path) if wrapped_opcode(op.opcode)[0] == "fusion" else None
+        return self.maker(*inside) if inside else op
 
     def _op(self, name: str) -> Op:
         return self._homes[name].by_name[name]
