@@ -47,7 +47,8 @@ def sink_gradients(gradients: Tree, placements: Placements, *, part: str, unstac
 
     def one(grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
         added = added_dim(compute, gradient)
-        grad = vary(grad.astype(dtype))
+        with jax.named_scope("gradients"):
+            grad = vary(grad.astype(dtype))
         return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad
 
     return jax.tree.map(one, gradients, placements.compute.layout[part], placements.gradient.layout[part])

@@ -102,7 +102,8 @@ def _forward(loop: LayerLoop, weights: Tree, sinks: Tree, x: jax.Array, tokens: 
     def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
         x, inputs, residuals = carry
         y, pullback = loop.vjp(w, x, _global_index(weights, layer), tokens)
-        return y, _put(inputs, x, layer), _put(residuals, pullback.opaque_residuals, layer)
+        with jax.named_scope("saved_activations"):
+            return y, _put(inputs, x, layer), _put(residuals, pullback.opaque_residuals, layer)
 
     start = x, stack(x), jax.tree.map(stack, like.opaque_residuals)
     y, inputs, residuals = _walk(loop, weights, step, start, reverse=False)
@@ -119,7 +120,9 @@ def _backward(loop: LayerLoop, kept: Any, dy: jax.Array) -> tuple[None, Tree, ja
         pullback.args_res = jax.tree.leaves((w, x, index, tokens))
         pullback.opaque_residuals = _at(residuals, layer)
         dw, dx, *_ = pullback(dx)
-        return vary(dx), _put(gradients, sink_gradients(dw, loop.placements, part="layers", unstacked=True), layer)
+        new = sink_gradients(dw, loop.placements, part="layers", unstacked=True)
+        with jax.named_scope("gradients"):
+            return vary(dx), _put(gradients, new, layer)
 
     dx, gradients = _walk(loop, weights, step, (vary(dy), loop.zero_gradients(weights)), reverse=True)
     return None, gradients, dx, None

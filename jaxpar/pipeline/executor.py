@@ -34,7 +34,9 @@ def execute(
         data = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, microbatch, keepdims=False), microbatches)
         value, pullback, report = jax.vjp(lambda s: objective(s, data), sinks, has_aux=True)
         (new,) = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
-        return (jax.tree.map(jnp.add, gradients, new), reported + report), None
+        with jax.named_scope("gradients"):
+            gradients = jax.tree.map(jnp.add, gradients, new)
+        return (gradients, reported + report), None
 
     like = jax.eval_shape(lambda: objective(sinks, jax.tree.map(lambda a: a[0], microbatches))[1])
     carry: Any = sinks, vary(jnp.zeros((), like.dtype), like.manual_axis_type.varying)
