@@ -31,6 +31,7 @@ PLACELESS = ("jaxpar/mesh/",)
 RECOMPUTED = ("rematted_computation", "recompute")
 """Scopes of what runs a second time: JAX's own, and one for kernels that recompute inside their derivative."""
 
+_BY_XLA = re.compile(r"\.remat\d*\b")
 _WRAPPER = re.compile(r"\w+\((.*)\)$")
 _GATHERS = ("all-gather",)
 _SCATTERS = ("reduce-scatter", "all-reduce")
@@ -115,7 +116,7 @@ def _movement(
     if transfer.channel == "host":
         moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
         dtype = next(leaves(op.shape)).dtype
-        part = Part(None, dtype, moved, float(moved), recomputed(op.op_name))
+        part = Part(None, dtype, moved, float(moved), recomputed(op.op_name) or rematerialized(op))
         kind = "to_host" if op.opcode == "send" or to_host(op) else "from_host"
         return Movement(transfer, kind, (), 1, False, (part,), source, times)
     groups = groups_of(op, module.partitions)
@@ -164,6 +165,11 @@ def recomputed(op_name: str) -> bool:
     return any(segment in RECOMPUTED for segment in _segments(op_name))
 
 
+def rematerialized(op: Op) -> bool:
+    """Whether XLA runs the op a second time of its own accord, because the program does not fit into memory."""
+    return _BY_XLA.search(op.name) is not None
+
+
 def verb_of(op_name: str, opcode: str) -> str | None:
     """The verb whose named scope is innermost in `op_name`, or its dual where the op does the dual's work.
 
@@ -198,7 +204,7 @@ def _asked_by(op: Op) -> list[tuple[str | None, bool]]:
     if they disagree, the verb is None.
     """
     names, count = combined_names(op.op_name), len(_inputs(op))
-    asked = [(verb_of(name, op.opcode), recomputed(name)) for name in names]
+    asked = [(verb_of(name, op.opcode), recomputed(name) or rematerialized(op)) for name in names]
     if len(asked) == count:
         return asked
     verbs, again = {verb for verb, _ in asked}, all(flag for _, flag in asked)

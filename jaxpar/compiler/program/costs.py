@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.attribution import recomputed
+from jaxpar.compiler.program.attribution import recomputed, rematerialized
 from jaxpar.compiler.program.loops import Executions
 from jaxpar.compiler.program.matmuls import QUIET_TARGETS, Kernels, products
 from jaxpar.compiler.program.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
@@ -31,7 +31,7 @@ class Cost:
     flops: float
     """Of matrix products."""
     recomputed_flops: float
-    """Of those, what repeats the forward pass."""
+    """Of those, what repeats the forward pass, or what XLA does twice to save memory."""
     arithmetic: str
     """Type of the products with the most work; empty without any."""
     vector_flops: float
@@ -111,16 +111,17 @@ def _cost(module: Module, op: Op, slices: Slices, channel: str, executions: floa
         kind = "matmul"
     else:
         kind = "elementwise" if vector else "copy"
+    flops, again = sum(product.flops for product in worked), rematerialized(op)
     return Cost(
         op=op,
         kind=kind,
-        flops=sum(product.flops for product in worked),
-        recomputed_flops=sum(product.recomputed_flops for product in worked),
+        flops=flops,
+        recomputed_flops=flops if again else sum(product.recomputed_flops for product in worked),
         arithmetic=most.arithmetic if most else "",
         vector_flops=vector,
         read_bytes=sum(slices.reads(op)),
         written_bytes=slices.writes(op),
-        recomputed=recomputed(op.op_name),
+        recomputed=again or recomputed(op.op_name),
         executions=executions,
     )
 
