@@ -51,7 +51,7 @@ class ConsoleView(Listener):
         self._console.print(self._plan_table(info.rows))
         if info.baseline_loss is not None:
             self._line(f"Baseline: a held-out loss of {info.baseline_loss:.4f} nats per token")
-        if info.first_step > 1:
+        if 1 < info.first_step <= info.steps:
             self._line(f"Continuing with step {info.first_step} of {info.steps}")
         if self._console.is_terminal:
             self._progress = Progress(

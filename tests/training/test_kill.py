@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,9 +55,9 @@ def finish(file: Path) -> str:
     return out
 
 
-def check_against_uninterrupted(config: Config, folder: Path) -> None:
+def check_against_uninterrupted(config: Config, folder: Path, **sections: dict[str, Any]) -> None:
     steps = config.run.steps
-    whole = run_config(folder, steps, parallel=MESH)
+    whole = run_config(folder, steps, parallel=MESH, **sections)
     fit(whole)
     found = losses(config)
     assert found == losses(whole)
@@ -72,6 +74,26 @@ def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tmp_path: Path):
     out = finish(file)
     assert "Continuing with step " in out
     check_against_uninterrupted(config, tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_the_command_ends_with_code_0_on_sigterm_and_goes_on_when_given_again(tmp_path: Path):
+    config = run_config(tmp_path, 200, parallel=MESH, optimizer={"decay_steps": 300})
+    file = write_config(config, tmp_path / "run.yaml")
+    metrics = folder_of(config) / "metrics.jsonl"
+    with start(file) as process:
+        while process.poll() is None and not _logged(metrics, 0, 5):
+            time.sleep(0.005)
+        process.terminate()
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    [stopped] = map(
+        int, re.findall(r"! Stopped by SIGTERM after step (\d+); the same command continues the run\.", out)
+    )
+    assert 5 <= stopped < 200
+    assert (folder_of(config) / "checkpoints" / f"{stopped:08d}").is_dir()
+    assert f"Continuing with step {stopped + 1} of 200" in finish(file)
+    check_against_uninterrupted(config, tmp_path / "whole", optimizer={"decay_steps": 300})
 
 
 @pytest.mark.long

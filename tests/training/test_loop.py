@@ -150,7 +150,7 @@ def test_sigterm_during_the_last_step_lets_the_run_end(tmp_path: Path):
 class Broken(Listener):
     """A listener with a fault of its own."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error, self.closed = error, False
 
     def step(self, record: StepRecord) -> None:
@@ -161,10 +161,11 @@ class Broken(Listener):
         self.closed = True
 
 
-def test_a_listener_that_fails_ends_the_run_and_the_save_in_the_making_is_completed(tmp_path: Path):
+@pytest.mark.parametrize("error", [ValueError("a fault"), KeyboardInterrupt()], ids=["fault", "Ctrl-C"])
+def test_an_error_or_ctrl_c_ends_the_run_and_the_save_in_the_making_is_completed(tmp_path: Path, error: BaseException):
     config = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2})
-    broken = Broken(ValueError("a fault"))
-    with pytest.raises(ValueError, match="a fault"):
+    broken = Broken(error)
+    with pytest.raises(type(error)):
         fit(config, broken)
     assert broken.closed
     _, heard = fit(config)
