@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.groups import Groups, groups_of
 from jaxpar.compiler.program.loops import Executions
+from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
 from jaxpar.compiler.program.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
+from jaxpar.compiler.program.scopes import combined_names, innermost, segments
 from jaxpar.compiler.program.slices import moved_bytes
 from jaxpar.compiler.program.transfers import Transfer, to_host, transfers
 
@@ -28,11 +29,6 @@ DUALS = {
 PLACELESS = ("jaxpar/mesh/",)
 """Parts of file names whose lines say how a transfer is written, not what for."""
 
-RECOMPUTED = ("rematted_computation", "recompute")
-"""Scopes of what runs a second time: JAX's own, and one for kernels that recompute inside their derivative."""
-
-_BY_XLA = re.compile(r"\.remat\d*\b")
-_WRAPPER = re.compile(r"\w+\((.*)\)$")
 _GATHERS = ("all-gather",)
 _SCATTERS = ("reduce-scatter", "all-reduce")
 
@@ -113,16 +109,17 @@ def _movement(
 ) -> Movement:
     op = transfer.inner
     times, source = counts.of(transfer.start), place(op.frames)
+    again = copied_by_xla(op) or counts.again_share(transfer.start) == 1.0
     if transfer.channel == "host":
         moved = shape_bytes(op.shape) if op.opcode in ("send", "recv") else moved_bytes(module, op)
         dtype = next(leaves(op.shape)).dtype
-        part = Part(None, dtype, moved, float(moved), recomputed(op.op_name) or rematerialized(op))
+        part = Part(None, dtype, moved, float(moved), again or recomputed(op.op_name))
         kind = "to_host" if op.opcode == "send" or to_host(op) else "from_host"
         return Movement(transfer, kind, (), 1, False, (part,), source, times)
     groups = groups_of(op, module.partitions)
     parts = tuple(
-        Part(verb, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups), again)
-        for (verb, again), leaf in zip(_asked_by(op), _inputs(op), strict=True)
+        Part(verb, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups), repeated)
+        for (verb, repeated), leaf in zip(_asked_by(op, again), _inputs(op), strict=True)
     )
     ranks = 2 if groups.permutes else groups.size
     return Movement(
@@ -160,16 +157,6 @@ def place(frames: tuple[Frame, ...]) -> Frame | None:
     return next(outside, frames[0] if frames else None)
 
 
-def recomputed(op_name: str) -> bool:
-    """Whether JAX says that this runs a second time, for the backward pass."""
-    return any(segment in RECOMPUTED for segment in _segments(op_name))
-
-
-def rematerialized(op: Op) -> bool:
-    """Whether XLA runs the op a second time of its own accord, because the program does not fit into memory."""
-    return _BY_XLA.search(op.name) is not None
-
-
 def verb_of(op_name: str, opcode: str) -> str | None:
     """The verb whose named scope is innermost in `op_name`, or its dual where the op does the dual's work.
 
@@ -177,7 +164,7 @@ def verb_of(op_name: str, opcode: str) -> str | None:
     all-to-all, which is its own inverse, the name says whether it is transposed.
     """
     transposed = "transpose(" in op_name and not recomputed(op_name)
-    for segment in reversed(_segments(op_name)):
+    for segment in reversed(segments(op_name)):
         name = innermost(segment)
         if name not in DUALS:
             continue
@@ -190,49 +177,15 @@ def verb_of(op_name: str, opcode: str) -> str | None:
     return None
 
 
-def innermost(segment: str) -> str:
-    """`transpose(jvp(f))` without what JAX wraps around a scope's name."""
-    while match := _WRAPPER.match(segment):
-        segment = match[1]
-    return segment
-
-
-def _asked_by(op: Op) -> list[tuple[str | None, bool]]:
+def _asked_by(op: Op, again: bool) -> list[tuple[str | None, bool]]:
     """Verb and recomputation of each input. XLA lists the names of what it combines as `prefix/(a:b:c)`.
 
     Where it gives one name for several inputs, or another number of names, all inputs get the names' common answer;
     if they disagree, the verb is None.
     """
     names, count = combined_names(op.op_name), len(_inputs(op))
-    asked = [(verb_of(name, op.opcode), recomputed(name) or rematerialized(op)) for name in names]
+    asked = [(verb_of(name, op.opcode), again or recomputed(name)) for name in names]
     if len(asked) == count:
         return asked
-    verbs, again = {verb for verb, _ in asked}, all(flag for _, flag in asked)
-    return [(verbs.pop() if len(verbs) == 1 else None, again)] * count
-
-
-def combined_names(op_name: str) -> list[str]:
-    """The op names that a combined op's name lists; the name itself otherwise."""
-    *prefix, last = _segments(op_name)
-    if not (last.startswith("(") and last.endswith(")")):
-        return [op_name]
-    parts = [name for part in _split(last[1:-1], ":") for name in combined_names(part)]
-    return ["/".join([*prefix, part]) for part in parts]
-
-
-def _segments(op_name: str) -> list[str]:
-    return _split(op_name, "/")
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Parts of `text` between separators that stand outside parentheses."""
-    parts, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        if char == "(":
-            depth += 1
-        elif char == ")":
-            depth -= 1
-        elif char == separator and depth == 0:
-            parts.append(text[start:index])
-            start = index + 1
-    return [*parts, text[start:]]
+    verbs = {verb for verb, _ in asked}
+    return [(verbs.pop() if len(verbs) == 1 else None, all(flag for _, flag in asked))] * count

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.attribution import recomputed, rematerialized
 from jaxpar.compiler.program.loops import Executions
 from jaxpar.compiler.program.matmuls import QUIET_TARGETS, Kernels, products
 from jaxpar.compiler.program.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
+from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
 from jaxpar.compiler.program.records import Frame, Module, Op, ProgramError, leaves
 from jaxpar.compiler.program.slices import Slices
 from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
@@ -95,11 +95,12 @@ def costs(module: Module, counts: Executions, kernels: Kernels | None = None) ->
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in FREE | CONTROL or inner.target in QUIET_TARGETS:
                 continue
             channel = moved.get(op.name, "")
-            found.append(_cost(module, inner, slices, channel, counts.of(op), kernels or {}))
+            found.append(_cost(module, inner, slices, channel, counts, kernels or {}))
     return found
 
 
-def _cost(module: Module, op: Op, slices: Slices, channel: str, executions: float, kernels: Kernels) -> Cost:
+def _cost(module: Module, op: Op, slices: Slices, channel: str, counts: Executions, kernels: Kernels) -> Cost:
+    repeated = 1.0 if copied_by_xla(op) else counts.again_share(op)
     worked = list(products(module, op, kernels))
     most = max(worked, key=lambda product: product.flops, default=None)
     vector = 0.0 if channel else _vector_flops(module, op)
@@ -111,18 +112,19 @@ def _cost(module: Module, op: Op, slices: Slices, channel: str, executions: floa
         kind = "matmul"
     else:
         kind = "elementwise" if vector else "copy"
-    flops, again = sum(product.flops for product in worked), rematerialized(op)
+    flops = sum(product.flops for product in worked)
+    again = sum(product.recomputed_flops for product in worked)
     return Cost(
         op=op,
         kind=kind,
         flops=flops,
-        recomputed_flops=flops if again else sum(product.recomputed_flops for product in worked),
+        recomputed_flops=again + (flops - again) * repeated,
         arithmetic=most.arithmetic if most else "",
         vector_flops=vector,
         read_bytes=sum(slices.reads(op)),
         written_bytes=slices.writes(op),
-        recomputed=again or recomputed(op.op_name),
-        executions=executions,
+        recomputed=repeated == 1.0 or recomputed(op.op_name),
+        executions=counts.of(op),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.opcodes import wrapped_opcode
+from jaxpar.compiler.program.recomputation import runs_again
 from jaxpar.compiler.program.records import Computation, Module, Op, ProgramError
 
 type Shares = Callable[[Op], Sequence[float]]
@@ -17,11 +18,19 @@ class Executions:
     """How often each computation that runs on its own (not a fusion's body or a reduction) is run."""
 
     counts: Mapping[str, float]
+    again: Mapping[str, float]
+    """How many of them a recomputation asked for: those under a loop, branch or call that runs again. The ops inside
+    may carry the names of the forward pass, because JAX lowers the same code once."""
     conditionals: tuple[Op, ...]
     """Conditionals, whose branches are counted by their shares."""
 
     def of(self, op: Op) -> float:
+        """How often `op` runs."""
         return self.counts[op.computation]
+
+    def again_share(self, op: Op) -> float:
+        """Share of its runs that a recomputation around it asked for."""
+        return self.again[op.computation] / self.counts[op.computation] if self.counts[op.computation] else 0.0
 
 
 def trip_count(op: Op) -> int:
@@ -63,15 +72,17 @@ def controlled(module: Module, op: Op, shares: Shares = every_branch) -> list[tu
 def executions(module: Module, shares: Shares = every_branch) -> Executions:
     """Count every computation that the entry reaches. Raises `ProgramError` for a loop without a known trip count."""
     counts: dict[str, float] = {}
+    repeated: dict[str, float] = {}
     conditionals: list[Op] = []
 
-    def walk(computation: Computation, times: float) -> None:
+    def walk(computation: Computation, times: float, again: bool) -> None:
         if computation.name not in counts:
             conditionals.extend(op for op in computation.ops if op.opcode == "conditional")
         counts[computation.name] = counts.get(computation.name, 0.0) + times
+        repeated[computation.name] = repeated.get(computation.name, 0.0) + times * again
         for op in computation.ops:
             for called, each in controlled(module, op, shares):
-                walk(called, times * each)
+                walk(called, times * each, again or runs_again(op))
 
-    walk(module.entry_computation, 1.0)
-    return Executions(counts, tuple(conditionals))
+    walk(module.entry_computation, 1.0, False)
+    return Executions(counts, repeated, tuple(conditionals))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from jaxpar.compiler.program.attribution import recomputed
+from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.records import ArrayShape, Module, Op, ProgramError, leaves
 
 

@@ -1,0 +1,42 @@
+"""JAX's names of ops: paths of scopes and primitives, such as `jit(f)/transpose(jvp(gather))/all_gather`."""
+
+from __future__ import annotations
+
+import re
+
+_WRAPPER = re.compile(r"\w+\((.*)\)$")
+
+
+def segments(op_name: str) -> list[str]:
+    """Parts of the path."""
+    return _split(op_name, "/")
+
+
+def innermost(segment: str) -> str:
+    """`transpose(jvp(f))` without what JAX wraps around a scope's name."""
+    while match := _WRAPPER.match(segment):
+        segment = match[1]
+    return segment
+
+
+def combined_names(op_name: str) -> list[str]:
+    """The names that the name of an op made of several lists, as `prefix/(a:b:c)`; the name itself otherwise."""
+    *prefix, last = segments(op_name)
+    if not (last.startswith("(") and last.endswith(")")):
+        return [op_name]
+    parts = [name for part in _split(last[1:-1], ":") for name in combined_names(part)]
+    return ["/".join([*prefix, part]) for part in parts]
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Parts of `text` between separators that stand outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+        elif char == separator and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [*parts, text[start:]]
