@@ -38,7 +38,7 @@ def profile_steps(profile: str) -> tuple[int, int]:
         UserError: it is not two step numbers, the second not below the first, with a colon between.
     """
     match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", profile)
-    if match is None or int(match[1]) > int(match[2]):
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"run.profile: expected first:last, for example 10:15, got {profile!r}")
     return int(match[1]), int(match[2])
 
@@ -127,8 +127,17 @@ def _check_optimizer(config: Config) -> None:
 
 
 def _check_data(config: Config) -> None:
-    if config.data.source == "tokens" and not config.data.path:
-        raise UserError("data.path: null, and data.source: tokens needs the path of a token file (.npy)")
+    data = config.data
+    if data.source == "tokens":
+        if not data.path:
+            raise UserError("data.path: null, and data.source: tokens needs the path of a token file (.npy)")
+        return
+    for key in ("path", "heldout_path", "separator"):
+        if getattr(data, key) is not None:
+            raise UserError(
+                f"data.{key}: {getattr(data, key)!r} would not be used, because data.source is {data.source}; "
+                "expected data.source: tokens with it, or null"
+            )
 
 
 def _check_distributed(config: Config) -> None:

@@ -21,6 +21,7 @@ def gather_sequence(x: Shaped[Array, "batch part embed"]) -> Shaped[Array, "batc
 
     The derivative is `scatter_sequence`. Sends `x * (n - 1)` bytes with n = tensor.
     """
+    _must_vary(x, ("tensor",), "gather_sequence")
     with jax.named_scope("gather_sequence"):
         return lax.all_gather(x, "tensor", axis=1, tiled=True)
 
@@ -30,6 +31,7 @@ def scatter_sequence(x: Shaped[Array, "batch seq embed"]) -> Shaped[Array, "batc
 
     The derivative is `gather_sequence`. Sends `x * (n - 1) / n` bytes with n = tensor.
     """
+    _must_vary(x, ("tensor",), "scatter_sequence")
     with jax.named_scope("scatter_sequence"):
         return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
 
@@ -39,12 +41,14 @@ def gather_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "...
 
     The derivative sums and scatters. Sends `x * (n - 1)` bytes with n = context.
     """
+    _must_vary(x, ("context",), "gather_context")
     with jax.named_scope("gather_context"):
         return lax.all_gather(x, "context", axis=axis, tiled=True)
 
 
 def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
+    _must_vary(x, axes, "gather_weight")
     with jax.named_scope("gather_weight"):
         return lax.all_gather(x, tuple(axes), axis=dim, tiled=True)
 
@@ -80,6 +84,5 @@ def _must_vary(x: jax.Array, axes: Sequence[str], verb: str) -> None:
     fixed = [axis for axis in axes if axis not in varying_axes(x)]
     if fixed:
         raise ValueError(
-            f"{verb} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so a sum would count it "
-            "several times"
+            f"{verb} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so it would count several times"
         )

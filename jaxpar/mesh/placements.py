@@ -13,7 +13,8 @@ A ZeRO stage is a choice of placements and nothing else:
 stage 3 with `replica` above 1: the weights are sharded inside a replica and the gradients summed across them.
 
 **Dims that do not divide.** The fsdp and expert axes split the first of `SHARD_ORDER` whose size, after tensor
-parallelism, divides by their product. A weight without such a dim, and every vector (norms, biases), rests whole.
+parallelism, divides by their product. A weight without such a dim rests whole, and so does every
+vector (norms, biases of one dim).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from jaxpar.mesh.placements import Placements
 from jaxpar.model.attention import Attend
 from jaxpar.model.context import TokenContext, sequence_part
 from jaxpar.model.dropout import dropout
-from jaxpar.model.embedding import Embedding, Head, vocabulary_logits
+from jaxpar.model.embedding import Embedding, Head, embed_tokens, vocabulary_logits
 from jaxpar.model.layer import DecoderLayer
 from jaxpar.model.layer_loop import LayerLoop, Policy, run_layers
 from jaxpar.model.loss import vocabulary_cross_entropy
@@ -77,8 +77,8 @@ class DecoderStages:
 
     def embed(self, weights: Tree, sinks: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
         """Token embeddings of this rank's part of the sequence, in compute dtype."""
-        table = materialize(weights["embedding"], sinks["embedding"], self.placements, part="embedding")
-        x = with_weights(Embedding(self.model), table)(batch["tokens"], batch["positions"])
+        part = "embedding"
+        x = embed_tokens(self.model, self.placements, weights[part], sinks[part], batch["tokens"], batch["positions"])
         if self.train:
             slots, seed = sequence_part(batch["slots"]), self.config.run.seed
             x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], slots=slots)

@@ -129,7 +129,11 @@ class TrainStep:
 
     def initial_state(self) -> TrainState:
         """The state before the first step, made shard by shard; the weights are the same bits on every mesh."""
-        return jax.jit(self._initial, out_shardings=self.shardings(self.state_layout))()
+        return self._make_initial()
+
+    @cached_property
+    def _make_initial(self) -> Any:
+        return jax.jit(self._initial, out_shardings=self.shardings(self.state_layout))
 
     @cached_property
     def train(self) -> Any:

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 # name: devices, tokens per step, parameters in millions (published shape, learned positions included)
 GOLDEN = {
     "gpt2_124m": (8, 524_288, 124),
-    "gpt3_175b_32k": (1024, 4_194_304, 174_982),
+    "gpt3_175b_32k": (64, 4_194_304, 174_982),
     "llama3_1b": (8, 524_288, 1236),
     "llama3_70b": (256, 4_194_304, 70_554),
     "llama3_8b": (8, 524_288, 8030),

@@ -107,6 +107,14 @@ def test_a_sum_over_ranks_that_all_hold_the_same_value_is_refused(name: str):
     assert "'fsdp'" not in str(error.value).split("ranks of")[1], "only the axes that are wrong are named"
 
 
+@pytest.mark.parametrize("name", ["gather_sequence", "scatter_sequence", "gather_context"])
+def test_a_verb_refuses_a_value_that_all_ranks_hold_alike(name: str):
+    verb = getattr(collectives, name)
+    program = jax.shard_map(verb, mesh=mesh_of(**SIZES), in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=True)
+    with pytest.raises(ValueError, match=f"{name} over .*same on all ranks"):
+        jax.eval_shape(program, jax.ShapeDtypeStruct((8, 8, 8), jnp.float32))
+
+
 def test_a_sum_over_no_axes_is_the_value():
     np.testing.assert_array_equal(
         jax.jit(on_the_mesh(lambda x: collectives.reduce_sum(x, ())))(WHOLE).ravel(), parts().ravel()
