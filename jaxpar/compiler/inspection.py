@@ -1,0 +1,75 @@
+"""From what the user typed to reports on the screen and in files: the work behind `python -m jaxpar.inspect`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step
+from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.compiler.report.difference import print_difference
+from jaxpar.compiler.report.page import html_page
+from jaxpar.compiler.report.text import print_report
+from jaxpar.config import UserError, load_config
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+
+PLAIN_WIDTH = 110
+"""Columns where there is no terminal: the widest table."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What the user asked for."""
+
+    config: Path
+    cluster: str
+    overrides: Sequence[str] = ()
+    """`section.key=value`, for both configurations where there are two."""
+    other: Path | None = None
+    """A second configuration to compare with."""
+    as_json: bool = False
+    page: Path | None = None
+    """Where to write the HTML page."""
+    timeout_s: float = 600
+    remember: bool = True
+    """Take a result that was kept, and keep this one."""
+
+    def run(self) -> None:
+        """Compile, and print. Raises `UserError` with one sentence."""
+        if self.timeout_s <= 0:
+            raise UserError(f"--timeout {self.timeout_s:g}: expected seconds above 0")
+        if self.page is not None and not self.page.parent.is_dir():
+            raise UserError(f"--html {self.page}: the folder {self.page.parent} does not exist")
+        cluster = parse_cluster(self.cluster)
+        analysis, report = self._report(self.config, cluster)
+        other = self._report(self.other, cluster)[1] if self.other is not None else None
+        if self.page is not None:
+            self.page.write_text(html_page(analysis, report), encoding="utf-8")
+        if self.as_json:
+            print(json.dumps({**report.to_dict(), **({"other": other.to_dict()} if other else {})}, indent=2))
+            return
+        console = Console()
+        console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
+        if other is not None:
+            print_difference(report, other, console)
+        else:
+            print_report(report, console)
+        if self.page is not None:
+            console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
+
+    def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
+        config = load_config(file, self.overrides)
+        screen = Console(stderr=True)
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+            progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
+            compilation = compile_step(
+                config, cluster, timeout_s=self.timeout_s, cache=DEFAULT_CACHE if self.remember else None
+            )
+        analysis = Analysis(compilation, cluster)
+        return analysis, make_report(analysis, file.stem)

@@ -1,0 +1,39 @@
+"""Numbers for people: bytes, seconds, floating-point operations, counts."""
+
+from __future__ import annotations
+
+GIB, MIB = 2**30, 2**20
+
+
+def size(count: float) -> str:
+    """Bytes in binary units, as memory is sold: `51.6 GiB`."""
+    for unit, bytes_of in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
+        if abs(count) >= bytes_of:
+            return f"{count / bytes_of:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def seconds(time: float) -> str:
+    """`1.24 s`, `35.2 ms`, `4.1 us`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(time) >= factor:
+            return f"{time / factor:.3g} {unit}" if abs(time) < 1000 * factor else f"{time / factor:,.0f} {unit}"
+    return "0" if time == 0 else f"{time * 1e9:.2g} ns"
+
+
+def operations(count: float) -> str:
+    """`3.94 PFLOP`."""
+    for unit, factor in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
+    return f"{count:.0f} FLOP"
+
+
+def share(part: float, whole: float) -> str:
+    """`12.3%`; nothing of nothing is 0%."""
+    return f"{100 * part / whole:.1f}%" if whole else "0.0%"
+
+
+def words(name: str) -> str:
+    """`saved_activations` as people write it."""
+    return name.replace("_", " ")

@@ -1,0 +1,130 @@
+"""From a compilation to its report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import jaxpar
+from jaxpar.compiler.program.attribution import Movement, place
+from jaxpar.compiler.program.costs import flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.makers import Makers
+from jaxpar.compiler.program.memory import Occupant, occupants
+from jaxpar.compiler.program.recomputation import copied_by_xla
+from jaxpar.compiler.program.records import Frame
+from jaxpar.compiler.program.schedule import Overlap
+from jaxpar.compiler.report.analysis import Analysis
+from jaxpar.compiler.report.record import Collective, LiveBuffer, PipeRank, Report
+from jaxpar.hardware.catalogue import gpu_named
+
+RESERVE = 2 * 2**30
+"""Bytes of the device that no program of XLA can count on: the CUDA context (about 0.5 GiB), buffers of NCCL's channels
+and workspaces of libraries. A round number, to be replaced by measurements."""
+
+LARGEST = 10
+
+
+def make_report(analysis: Analysis, config: str) -> Report:
+    """The report of a compiled step; `config` is what the user calls the configuration."""
+    compilation, memory = analysis.compilation, analysis.compilation.memory
+    found = occupants(analysis.buffers, analysis.peak_place)
+    host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
+    classes = {**analysis.classes.totals(found), "host": host}
+    device = gpu_named(compilation.gpu).device_bytes
+    margin = device - RESERVE - memory.total_allocation
+    axes = dict(compilation.plan.axes)
+    return Report(
+        config=config,
+        cluster=compilation.cluster,
+        gpu=gpu_named(compilation.gpu).name,
+        devices=compilation.plan.axes.devices,
+        axes=axes,
+        notes=compilation.notes,
+        fits=margin >= 0,
+        device_bytes=device,
+        reserve_bytes=RESERVE,
+        margin_bytes=margin,
+        peak_bytes=memory.peak,
+        allocated_bytes=memory.total_allocation,
+        host_bytes=host,
+        classes=classes,
+        pipe_ranks=tuple(PipeRank(rank, memory.peak, classes) for rank in range(axes["pipe"])),
+        collectives=collectives(analysis.schedule.overlaps),
+        flops=sum(flops_by_kind(analysis.costs).values()),
+        flops_by_kind=flops_by_kind(analysis.costs),
+        recompute_flops=recomputed_flops(analysis.costs),
+        compiler_recomputes=sum(copied_by_xla(cost.op) for cost in analysis.costs),
+        compute_seconds=analysis.schedule.compute_seconds,
+        exposed_seconds=analysis.schedule.exposed_seconds,
+        exposed_fraction=analysis.schedule.exposed_fraction,
+        seconds_by_kind=_seconds_by_kind(analysis),
+        largest_buffers=_largest(analysis, found),
+        compile_seconds=compilation.compile_seconds,
+    )
+
+
+@dataclass
+class _Sums:
+    movements: dict[str, float]
+    bytes: float = 0.0
+    recomputed: float = 0.0
+    seconds: float = 0.0
+    exposed: float = 0.0
+
+
+def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
+    """Transfers summed by axes, verb, kind, dtype and whether they leave a host. A combined transfer gives each of its
+    arrays their share of its time, by bytes."""
+    sums: dict[tuple[str, str, str, str, bool], _Sums] = defaultdict(lambda: _Sums({}))
+    for overlap in overlaps:
+        movement = overlap.movement
+        for part in movement.parts:
+            key = axis_of(movement), part.verb or "-", movement.kind, part.dtype, movement.crosses_nodes
+            share = part.sent_bytes / movement.sent_bytes if movement.sent_bytes else 1 / len(movement.parts)
+            times, entry = movement.executions, sums[key]
+            entry.movements[movement.transfer.start.name] = times
+            entry.bytes += part.sent_bytes * times
+            entry.recomputed += part.sent_bytes * times if part.recomputed else 0.0
+            entry.seconds += overlap.seconds * share * times
+            entry.exposed += overlap.exposed_per_step * share
+    rows = [
+        Collective(*key, sum(s.movements.values()), s.bytes, s.recomputed, s.seconds, s.exposed)
+        for key, s in sums.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.verb, row.dtype)))
+
+
+def axis_of(movement: Movement) -> str:
+    """Mesh axes joined by `+`, or `host`."""
+    return "host" if movement.transfer.channel == "host" else "+".join(movement.axes)
+
+
+def _seconds_by_kind(analysis: Analysis) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for cost in analysis.costs:
+        if cost.computes:
+            seconds[cost.kind] += analysis.roofline.seconds(cost) * cost.executions
+    return dict(seconds)
+
+
+def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...]:
+    makers = Makers(analysis.module, analysis.buffers.order)
+    inputs, classes, rows = analysis.compilation.inputs, analysis.classes, []
+    for occupant in found[:LARGEST]:
+        number, value = occupant.allocation.parameter, occupant.value
+        name = value.op if number is None else inputs[number]
+        maker = makers.maker(value.op, value.path) if number is None else None
+        frame = place(maker.frames) if maker is not None else None
+        shape = value.shape.partition("{")[0]
+        rows.append(LiveBuffer(name, occupant.bytes, shape, classes.of(occupant), where(frame)))
+    return tuple(rows)
+
+
+def where(frame: Frame | None) -> str:
+    """`file:line` as seen from the root of the project, or of the installed package."""
+    if frame is None:
+        return ""
+    root = str(Path(str(jaxpar.__file__)).parents[1]) + "/"
+    file = frame.file.removeprefix(root).partition("site-packages/")
+    return f"{file[2] or file[0]}:{frame.line}"

@@ -1,0 +1,129 @@
+"""One layer of the forward and of the backward loop against the clock: when each kernel and each transfer runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxpar.compiler.program.loops import controlled
+from jaxpar.compiler.program.records import Computation, Op
+from jaxpar.compiler.report.analysis import Analysis
+from jaxpar.compiler.report.build import axis_of, where
+
+LOOPS = 2
+"""Forward and backward."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that takes time."""
+
+    label: str
+    kind: str
+    """A kind of kernel (`costs.KINDS`), a verb, or `wait`."""
+    start: float
+    """Seconds from the start of the layer."""
+    end: float
+    source: str
+
+
+@dataclass
+class LayerSchedule:
+    """One round of a loop over layers, by roofline times."""
+
+    title: str
+    executions: float
+    """Rounds in a step."""
+    seconds: float = 0.0
+    kernels: list[Span] = field(default_factory=list)
+    """In order; a loop inside is one span."""
+    transfers: list[Span] = field(default_factory=list)
+    """From the moment the link is free for them to the moment they are through."""
+    waits: list[Span] = field(default_factory=list)
+    """When nothing is computed because a transfer is not through."""
+
+
+def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
+    """The loops over layers, in order. Empty where XLA unrolled them: with fewer than three layers."""
+    return [_walk(analysis, computation) for computation in layer_loops(analysis)]
+
+
+def layer_loops(analysis: Analysis) -> list[Computation]:
+    """Bodies of the innermost loops that multiply matrices outside attention: the two that take longest."""
+    multiply = {cost.op.computation for cost in analysis.costs if cost.kind == "matmul"}
+    bodies = {
+        op.computation_of("body")
+        for name in analysis.counts.counts
+        for op in analysis.module.computations[name].ops
+        if op.opcode == "while"
+    }
+    found = [name for name in bodies & multiply if not _inside(analysis, name) & multiply]
+    time = lambda name: _total(analysis, name) * analysis.counts.counts[name]
+    longest = sorted(found, key=time, reverse=True)[:LOOPS]
+    return [analysis.module.computations[name] for name in analysis.counts.counts if name in longest]
+
+
+def _inside(analysis: Analysis, name: str) -> set[str]:
+    """Computations that a computation runs, and those that they run."""
+    found: set[str] = set()
+    for op in analysis.module.computations[name].ops:
+        for called, _ in controlled(analysis.module, op):
+            found |= {called.name} | _inside(analysis, called.name)
+    return found
+
+
+def _total(analysis: Analysis, name: str) -> float:
+    """Seconds of one execution of a computation: compute, and what is exposed."""
+    total = sum(o.exposed for o in analysis.schedule.overlaps if o.movement.transfer.start.computation == name)
+    for op in analysis.module.computations[name].ops:
+        total += _seconds(analysis, op)
+    return total
+
+
+def _seconds(analysis: Analysis, op: Op) -> float:
+    """Seconds of one kernel, or of what an op runs op by op."""
+    own = analysis.kernel_seconds.get(op.name, 0.0)
+    return own + sum(count * _total(analysis, called.name) for called, count in controlled(analysis.module, op))
+
+
+def _longest_kind(analysis: Analysis, op: Op) -> str:
+    """The kind of kernel that takes most of the time of a loop."""
+    inside = {called.name for called, _ in controlled(analysis.module, op)}
+    inside |= {name for called in inside for name in _inside(analysis, called)}
+    times: dict[str, float] = {}
+    for cost in analysis.costs:
+        if cost.op.computation in inside:
+            times[cost.kind] = times.get(cost.kind, 0.0) + analysis.kernel_seconds[cost.op.name] * cost.executions
+    return max(times, key=lambda kind: times[kind])
+
+
+def _walk(analysis: Analysis, computation: Computation) -> LayerSchedule:
+    backward = any("transpose(" in op.op_name for op in computation.ops if op.opcode in ("custom-call", "fusion"))
+    made = LayerSchedule("Backward" if backward else "Forward", analysis.counts.counts[computation.name])
+    starts = {m.transfer.start.name: m for m in analysis.movements}
+    pending: dict[str, Span] = {}
+    now = 0.0
+    free: dict[str, float] = dict.fromkeys(("wire", "host"), 0.0)
+    for op in computation.ops:
+        took = _seconds(analysis, op)
+        if took:
+            kinds = analysis.kinds
+            kind = kinds[op.name] if op.name in kinds else _longest_kind(analysis, op)
+            made.kernels.append(Span(op.name, kind, now, now + took, where(op.source)))
+            now += took
+        if op.name in starts:
+            movement = starts[op.name]
+            channel = movement.transfer.channel
+            begin = max(now, free[channel])
+            free[channel] = begin + analysis.seconds(movement)
+            verbs = "+".join(verb or movement.kind for verb in movement.verbs)
+            label = f"{verbs} over {axis_of(movement)}" if movement.axes else movement.kind
+            span = Span(label, verbs, begin, free[channel], where(movement.source))
+            made.transfers.append(span)
+            pending[movement.transfer.done.name] = span
+        if op.name in pending:
+            span = pending.pop(op.name)
+            if span.end > now:
+                made.waits.append(Span(f"waits for {span.label}", "wait", now, span.end, span.source))
+                now = span.end
+    made.seconds = now
+    return made

@@ -1,0 +1,102 @@
+"""What memory holds, in classes that a person can act on: read from names of inputs and scopes of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from jaxpar.compiler.program.buffers import Allocation, Buffers, Value
+from jaxpar.compiler.program.memory import Occupant, occupants
+from jaxpar.compiler.program.records import Module, Op
+from jaxpar.compiler.report.provenance import Provenance
+
+CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
+"""`optimizer` is the state that rests between steps: float32 master weights and moments. `weights` are made from the
+master weights within a step: in storage placement, and gathered. `gradients` accumulate in gradient placement, or are
+on their way there. `saved_activations` are what layers keep from forward to backward. `temporaries` are all else on the
+device; `host` is pinned memory of the host, and no part of the device's peak."""
+
+_BETWEEN = r"(?:^|[/(:]){}(?:[/):]|$)"
+_SCOPES = (
+    ("gradients", re.compile(_BETWEEN.format("(?:gradients|scatter_gradient)"))),
+    ("saved_activations", re.compile(_BETWEEN.format("saved_activations"))),
+    ("weights", re.compile(_BETWEEN.format("(?:stored_weights|gather_weight)"))),
+)
+"""Scopes that name a class; the first that is found counts."""
+_INPUTS = (("weights", "master/"), ("optimizer", "optimizer/"))
+"""What a temporary is that was only cast or copied from an input."""
+_PRIORITY = ("gradients", "saved_activations", "weights", "optimizer", "temporaries")
+"""Which class counts where several values lie in the same bytes."""
+
+
+class MemoryClasses:
+    """Puts the values of one program into classes."""
+
+    def __init__(self, module: Module, buffers: Buffers, inputs: Sequence[str]):
+        self._buffers, self._inputs = buffers, inputs
+        self._entry = module.entry
+        self._by_slot: dict[int, dict[tuple[int, int], list[Value]]] = {}
+        self._found: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._provenance = Provenance(module, buffers)
+
+    def of(self, occupant: Occupant) -> str:
+        """The class of what lies in memory at some moment."""
+        if occupant.allocation.parameter is not None:
+            return "optimizer" if self._rests(occupant.allocation) else "temporaries"
+        found = {self._of_value(value, occupant.allocation) for value in (occupant.value, *occupant.shared_with)}
+        return next(name for name in _PRIORITY if name in found)
+
+    def totals(self, found: Iterable[Occupant]) -> dict[str, int]:
+        """Bytes per class on the device, `host` left out."""
+        totals: dict[str, int] = dict.fromkeys(CLASSES[:-1], 0)
+        for occupant in found:
+            totals[self.of(occupant)] += occupant.bytes
+        return totals
+
+    def at(self, place: int) -> dict[str, int]:
+        """Bytes per class at a place in the order of the program."""
+        return self.totals(occupants(self._buffers, place))
+
+    def _rests(self, allocation: Allocation) -> bool:
+        name = self._inputs[allocation.parameter] if allocation.parameter is not None else ""
+        return name.startswith(("master/", "optimizer/"))
+
+    def _of_value(self, value: Value, allocation: Allocation) -> str:
+        """The class of a value; one whose own past says nothing is of the class of what goes on in its place."""
+        key = value.op, value.path
+        if key not in self._found:
+            self._found[key] = self._of_ops(self._provenance.trail(*key))
+            if self._found[key] == "temporaries":
+                heirs = (self._of_value(heir, allocation) for heir in self._heirs(value, allocation))
+                self._found[key] = next(heirs, "temporaries")
+        return self._found[key]
+
+    def _heirs(self, value: Value, allocation: Allocation) -> list[Value]:
+        """Values born where and while `value` lives, that have it in their past: a stack of zeros becomes a loop's."""
+        return [
+            other
+            for other in self._slots(allocation).get((value.offset, value.size), ())
+            if value.born < other.born <= value.dies + 1
+            and any(op.name == value.op for op in self._provenance.trail(other.op, other.path))
+        ]
+
+    def _slots(self, allocation: Allocation) -> dict[tuple[int, int], list[Value]]:
+        if allocation.number not in self._by_slot:
+            slots: dict[tuple[int, int], list[Value]] = {}
+            for value in allocation.values:
+                slots.setdefault((value.offset, value.size), []).append(value)
+            self._by_slot[allocation.number] = slots
+        return self._by_slot[allocation.number]
+
+    def _of_ops(self, ops: Sequence[Op]) -> str:
+        for name, scope in _SCOPES:
+            if any(scope.search(op.op_name) for op in ops):
+                return name
+        inputs = [self._inputs[int(op.literal)] for op in ops if op.opcode == "parameter" and self._is_input(op)]
+        for name, prefix in _INPUTS:
+            if any(given.startswith(prefix) for given in inputs):
+                return name
+        return "temporaries"
+
+    def _is_input(self, op: Op) -> bool:
+        return op.computation == self._entry

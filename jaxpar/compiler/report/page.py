@@ -1,0 +1,151 @@
+"""The report as one HTML file that needs nothing else: pictures, tables, and a line under the mouse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from jaxpar.compiler.report.amounts import operations, seconds, share, size, words
+from jaxpar.compiler.report.analysis import Analysis
+from jaxpar.compiler.report.layer_schedule import LayerSchedule, layer_schedules
+from jaxpar.compiler.report.memory_timeline import MemoryTimeline, memory_timeline
+from jaxpar.compiler.report.pictures import (
+    CLASS_COLORS,
+    KIND_COLORS,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    layer_picture,
+    legend,
+    memory_picture,
+    verb_colors,
+)
+from jaxpar.compiler.report.record import Report
+from jaxpar.compiler.report.text import verdict, warnings
+
+_STYLE = Path(__file__).with_name("page.css")
+_SCRIPT = Path(__file__).with_name("page.js")
+
+
+def html_page(analysis: Analysis, report: Report) -> str:
+    """The page."""
+    timeline, schedules = memory_timeline(analysis), layer_schedules(analysis)
+    title = f"{report.config} on {report.cluster}"
+    mesh = ", ".join(f"{axis} {count}" for axis, count in report.axes.items() if count > 1) or "one device"
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in warnings(report))
+    body = [
+        f"<h1>{escape(title)}</h1><p class='dim'>{report.devices} x {escape(report.gpu)}, mesh {escape(mesh)}</p>",
+        f'<p class="verdict {"fits" if report.fits else "fails"}">{escape(verdict(report))}</p>{notes}',
+        _cards(report),
+        _memory(report, timeline),
+        _layers(schedules),
+        _tables(report),
+        "<p class='dim'>Read from the program that XLA made, on a roofline of datasheet numbers; nothing here was "
+        f"measured but the compile, {seconds(report.compile_seconds)}. docs/inspect.md explains each number.</p>",
+    ]
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE.read_text()}</style></head><body>{''.join(body)}{_data(timeline)}<script>{_SCRIPT.read_text()}</script></body></html>\n"
+    )
+
+
+def _cards(report: Report) -> str:
+    cards = (
+        (size(report.peak_bytes), "peak per GPU"),
+        (operations(report.flops), f"matrix products, {share(report.recompute_flops, report.flops)} recomputed"),
+        (seconds(report.step_seconds), "least time of a step (roofline)"),
+        (f"{100 * report.exposed_fraction:.1f}%", f"of it waiting for transfers ({seconds(report.exposed_seconds)})"),
+    )
+    return f'<div class="cards">{"".join(f"<div class=card><b>{a}</b><span>{b}</span></div>" for a, b in cards)}</div>'
+
+
+def _memory(report: Report, timeline: MemoryTimeline) -> str:
+    fits = report.device_bytes - report.reserve_bytes
+    rows = [(words(n), size(b), share(b, report.peak_bytes)) for n, b in report.classes.items() if n != "host"]
+    rows.append(("host (pinned)", size(report.host_bytes), ""))
+    return (
+        "<h2>Memory over the program</h2><p class='dim'>From left to right the ops of the step in their order; "
+        f"a loop stands there once.</p>{memory_picture(timeline, fits)}<p id='said'></p>{legend(CLASS_COLORS)}"
+        + _table(("at the peak", "bytes", "share"), rows, numbers=(1, 2))
+    )
+
+
+def _layers(schedules: Sequence[LayerSchedule]) -> str:
+    if not schedules:
+        return "<h2>One layer</h2><p>The program has no loop over layers: XLA unrolls fewer than three.</p>"
+    colors, scale = verb_colors(list(schedules)), max(schedule.seconds for schedule in schedules)
+    shown = [
+        "<h2>One layer against the clock</h2><p class='dim'>Roofline times, both pictures on one scale. A transfer "
+        "that is not through when its result is needed makes the GPU wait (red).</p>"
+    ]
+    for schedule in schedules:
+        waited = sum(span.end - span.start for span in schedule.waits)
+        waiting = f"{seconds(waited) if waited else 'none'} waiting"
+        shown.append(
+            f"<p><b>{schedule.title}</b>: {seconds(schedule.seconds)}, of it {waiting}; "
+            f"{schedule.executions:,.0f} times a step</p>{layer_picture(schedule, scale, colors)}"
+        )
+    kinds = {span.kind for schedule in schedules for span in [*schedule.kernels, *schedule.waits]}
+    used = {kind: color for kind, color in KIND_COLORS.items() if kind in kinds}
+    return "".join(shown) + legend(used | colors)
+
+
+def _tables(report: Report) -> str:
+    hot = 0.02 * report.step_seconds
+    traffic = [
+        (
+            row.axis,
+            row.verb,
+            row.kind,
+            row.dtype,
+            "host" if row.axis == "host" else "between nodes" if row.crosses_nodes else "in node",
+            f"{row.count:,.0f}",
+            size(row.bytes),
+            seconds(row.seconds),
+            ("!" if row.exposed_s > hot else "") + seconds(row.exposed_s),
+        )
+        for row in report.collectives
+    ]
+    work = [
+        (kind, operations(report.flops_by_kind[kind]) if kind in report.flops_by_kind else "", seconds(time))
+        for kind, time in sorted(report.seconds_by_kind.items(), key=lambda item: -item[1])
+    ]
+    buffers = [(size(b.bytes), words(b.memory_class), b.shape, b.source or b.name) for b in report.largest_buffers]
+    heads = ("axis", "verb", "as", "dtype", "link", "times", "sent", "needs", "exposed")
+    return (
+        "<h2>Transfers per GPU and step</h2>"
+        + _table(heads, traffic, numbers=(5, 6, 7, 8))
+        + "<h2>Work per GPU and step</h2>"
+        + _table(("kind", "matrix products", "roofline"), work, numbers=(1, 2))
+        + "<h2>Largest buffers at the peak</h2>"
+        + _table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))
+    )
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
+    """A table; a cell that begins with `!` is shown in red."""
+
+    def cell(index: int, text: str, tag: str) -> str:
+        kind = " ".join((["n"] if index in numbers else []) + (["hot"] if text.startswith("!") else []))
+        return f'<{tag} class="{kind}">{escape(text.removeprefix("!"))}</{tag}>'
+
+    def line(texts: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(cell(i, text, tag) for i, text in enumerate(texts))}</tr>"
+
+    return f"<table>{line(heads, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def _data(timeline: MemoryTimeline) -> str:
+    """What the script needs; `<` is escaped so that no name can end the element."""
+    plain = {
+        "width": WIDTH,
+        "left": LEFT,
+        "right": RIGHT,
+        "length": timeline.length,
+        "places": timeline.places,
+        "ops": timeline.ops,
+        "classes": {name: timeline.classes[name] for name in CLASS_COLORS},
+    }
+    return f'<script type="application/json" id="timeline">{json.dumps(plain).replace("<", chr(92) + "u003c")}</script>'

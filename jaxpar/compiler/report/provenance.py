@@ -1,0 +1,111 @@
+"""Where the contents of a buffer came from: every op that wrote into it, back to those that computed something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxpar.compiler.program.buffers import Buffers
+from jaxpar.compiler.program.loops import branches
+from jaxpar.compiler.program.opcodes import wrapped_opcode
+from jaxpar.compiler.program.records import Computation, Module, Op, Operand
+
+_PASSING = frozenset(["bitcast", "copy", "reshape", "transpose", "opt-barrier", "convert"])
+"""Ops whose result is their operand in another order or type."""
+_NEARBY = 4
+"""An asynchronous op stands in XLA's order of values a few places after the op that it wraps."""
+
+
+class Provenance:
+    """Looks back from the values of one program.
+
+    Unlike `program.makers`, which names the one op that computed a buffer, this follows both what a loop started with
+    and what its body wrote: scopes of the model stand on either.
+    """
+
+    type Place = tuple[Computation, Op, tuple[int, ...]]
+
+    def __init__(self, module: Module, buffers: Buffers):
+        self._module = module
+        self._homes = {op.name: c for c in module.computations.values() for op in c.ops}
+        self._callers = {
+            name: op
+            for c in module.computations.values()
+            for op in c.ops
+            if op.opcode in ("while", "fusion", "call")
+            for name in op.called
+        }
+        self._order = buffers.order
+        self._places = {name: place for place, name in enumerate(buffers.order)}
+        self._trails: dict[tuple[str, tuple[int, ...]], tuple[Op, ...]] = {}
+
+    def trail(self, name: str, path: tuple[int, ...] = ()) -> tuple[Op, ...]:
+        """The ops through whose hands part `path` of the result of `name` went, nearest first.
+
+        Empty if the program's text has no such op.
+        """
+        if (name, path) not in self._trails:
+            self._trails[name, path] = tuple(self._walk(name, path))
+        return self._trails[name, path]
+
+    def _walk(self, name: str, path: tuple[int, ...]) -> Iterator[Op]:
+        known = self._known(name)
+        if known is None:
+            return
+        home = self._homes[known]
+        pending: list[Provenance.Place] = [(home, home.by_name[known], path if known == name else ())]
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        while pending:
+            computation, op, part = pending.pop(0)
+            if (op.name, part) in seen:
+                continue
+            seen.add((op.name, part))
+            yield op
+            pending.extend(self._back(computation, op, part))
+
+    def _known(self, name: str) -> str | None:
+        """`name`, or the asynchronous op that wraps what XLA's list of values calls `name`."""
+        if name in self._homes:
+            return name
+        place = self._places.get(name)
+        if place is None:
+            return None
+        near = self._order[place + 1 : place + 1 + _NEARBY]
+        return next((n for n in near if n in self._homes and self._is_start(n)), None)
+
+    def _is_start(self, name: str) -> bool:
+        return wrapped_opcode(self._homes[name].by_name[name].opcode)[1] == "start"
+
+    def _back(self, computation: Computation, op: Op, path: tuple[int, ...]) -> Iterator[Place]:
+        """The places that handed on what `op` has at `path`; none where it was computed."""
+        if op.opcode == "tuple" and path:
+            yield self._at(computation, op.operands[path[0]], path[1:])
+        elif op.opcode == "get-tuple-element":
+            yield self._at(computation, op.operands[0], (int(op.attributes["index"]), *path))
+        elif op.opcode in _PASSING:
+            yield self._at(computation, op.operands[0], path)
+        elif op.opcode == "dynamic-update-slice":
+            yield self._at(computation, op.operands[1], path)
+            yield self._at(computation, op.operands[0], path)
+        elif op.opcode in ("fusion", "call"):
+            body = self._module.body(op)
+            yield body, body.root, path
+        elif op.opcode == "conditional":
+            for name in branches(op):
+                yield self._module.computations[name], self._module.computations[name].root, path
+        elif wrapped_opcode(op.opcode)[1] == "done":
+            yield self._at(computation, op.operands[0], path)
+        elif op.opcode == "while" and path:
+            body = self._module.computations[op.computation_of("body")]
+            yield body, body.root, path
+            yield self._at(computation, op.operands[0], path)
+        elif op.opcode == "parameter" and computation.name in self._callers:
+            caller = self._callers[computation.name]
+            home = self._homes[caller.name]
+            if caller.opcode != "while":
+                yield self._at(home, caller.operands[int(op.literal)], path)
+            elif path:
+                yield home, caller, path
+
+    @staticmethod
+    def _at(computation: Computation, operand: Operand, path: tuple[int, ...]) -> Place:
+        return computation, computation.by_name[operand.name], (*operand.path, *path)

@@ -1,0 +1,118 @@
+"""The report: what a step will do on a cluster, as plain numbers that go into JSON as they are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PipeRank:
+    """Memory of the GPUs of one pipeline rank."""
+
+    rank: int
+    peak_bytes: int
+    """Most that is alive on the device at one time."""
+    classes: dict[str, int]
+    """What it consists of, in bytes (`memory_classes.CLASSES`); `host` comes on top."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All transfers of a step that are alike in the first five fields. Bytes are those that one GPU sends."""
+
+    axis: str
+    """Mesh axes joined by `+`, or `host` for moves between device and host."""
+    verb: str
+    """As in `mesh/collectives.py`; `-` for what no verb asked for."""
+    kind: str
+    """The collective as XLA has it, or `to_host` and `from_host`."""
+    dtype: str
+    """On the wire."""
+    crosses_nodes: bool
+    count: float
+    """Executions in a step, loops multiplied out. XLA may have joined several arrays in one."""
+    bytes: float
+    """In a step, by the formula of the verb."""
+    recomputed_bytes: float
+    """Of those, in a recomputation."""
+    seconds: float
+    """Time at the bandwidth of the link, in a step."""
+    exposed_s: float
+    """Of that, what no compute hides."""
+
+
+@dataclass(frozen=True)
+class LiveBuffer:
+    """What is large at the moment of the peak."""
+
+    name: str
+    """Of an input its path in the state, otherwise XLA's name of the value."""
+    bytes: int
+    shape: str
+    memory_class: str
+    source: str
+    """`file:line` of the code that computed it; empty for inputs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Read from the compiled program, per GPU; nothing in it was measured but `compile_seconds`."""
+
+    config: str
+    cluster: str
+    gpu: str
+    devices: int
+    axes: dict[str, int]
+    notes: tuple[str, ...]
+    """Where the compiled program differs from the one that will run, or what else one must know."""
+    fits: bool
+    """Whether `allocated_bytes` and the reserve go into the device's memory."""
+    device_bytes: int
+    """Memory that CUDA reports to a program."""
+    reserve_bytes: int
+    """Kept for the CUDA context, NCCL's buffers and libraries."""
+    margin_bytes: int
+    """What remains; below 0 what is missing."""
+    peak_bytes: int
+    """Most that is alive at one time, by the compiler's own count."""
+    allocated_bytes: int
+    """What XLA asks of the device: temporaries lie in one block, which is a little more than the peak."""
+    host_bytes: int
+    """Pinned memory of the host."""
+    classes: dict[str, int]
+    """Bytes at the peak; `host` comes on top."""
+    pipe_ranks: tuple[PipeRank, ...]
+    collectives: tuple[Collective, ...]
+    """Largest traffic first."""
+    flops: float
+    """Of matrix products in a step, recomputation included."""
+    flops_by_kind: dict[str, float]
+    recompute_flops: float
+    """Of `flops`, what repeats the forward pass, and what XLA repeats of its own accord to save memory."""
+    compiler_recomputes: int
+    """Kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
+    compute_seconds: float
+    """Roofline time of all kernels of a step."""
+    exposed_seconds: float
+    """Time of transfers that no compute hides."""
+    exposed_fraction: float
+    """`exposed_seconds` as a share of both together."""
+    seconds_by_kind: dict[str, float]
+    """Roofline time by kind of kernel."""
+    largest_buffers: tuple[LiveBuffer, ...]
+    compile_seconds: float
+
+    @property
+    def step_seconds(self) -> float:
+        """A lower bound of the time of a step."""
+        return self.compute_seconds + self.exposed_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """JSON text."""
+        return json.dumps(self.to_dict(), indent=2)

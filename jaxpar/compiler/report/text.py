@@ -1,0 +1,153 @@
+"""The report on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxpar.compiler.report.amounts import operations, seconds, share, size, words
+from jaxpar.compiler.report.record import Report
+
+BAR = 36
+COLORS = {
+    "weights": "blue",
+    "optimizer": "magenta",
+    "gradients": "yellow",
+    "saved_activations": "green",
+    "temporaries": "cyan",
+    "host": "white",
+}
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Answer first: does it fit? Then memory, traffic, work, and what is large."""
+    print_verdict(report, console)
+    for table in (_memory(report), _collectives(report), _work(report), _buffers(report)):
+        console.print()
+        console.print(table)
+    console.print()
+    console.print(_waiting(report), soft_wrap=True)
+    for note in warnings(report):
+        console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
+    console.print(
+        Text(f"Compiled in {seconds(report.compile_seconds)}. Read from the program, not measured.", "dim"),
+        soft_wrap=True,
+    )
+
+
+def print_verdict(report: Report, console: Console) -> None:
+    """Configuration, cluster, and whether it fits."""
+    mesh = ", ".join(f"{axis} {size}" for axis, size in report.axes.items() if size > 1) or "one device"
+    console.print(
+        Text.assemble((report.config, "bold"), f" on {report.cluster}: {report.devices} x {report.gpu}, mesh {mesh}"),
+        soft_wrap=True,
+    )
+    console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
+
+
+def verdict(report: Report) -> str:
+    """One sentence."""
+    there = f"{size(report.device_bytes)} less {size(report.reserve_bytes)} for CUDA and NCCL"
+    if report.fits:
+        return f"It fits: {size(report.allocated_bytes)} of {there}; {size(report.margin_bytes)} to spare."
+    return f"It does NOT fit: {size(report.allocated_bytes)} of {there}; {size(-report.margin_bytes)} too much."
+
+
+def warnings(report: Report) -> list[str]:
+    """What one must know beside the numbers."""
+    found = list(report.notes)
+    if report.compiler_recomputes:
+        found.append(
+            f"memory was short, so XLA runs {report.compiler_recomputes} kernels and transfers a second time of its "
+            "own accord and overlaps less; traffic and work include that"
+        )
+    return found
+
+
+def _table(title: str, *columns: tuple[str, bool]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, number in columns:
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _memory(report: Report) -> Table:
+    table = _table("Memory per GPU at the peak", ("class", False), ("bytes", True), ("share", True), ("", False))
+    for name, count in report.classes.items():
+        if name == "host":
+            continue
+        filled = round(BAR * count / report.peak_bytes)
+        bar = Text("█" * filled or ("▏" if count else ""), COLORS[name])
+        table.add_row(words(name), size(count), share(count, report.peak_bytes), bar)
+    table.add_section()
+    table.add_row("peak", size(report.peak_bytes), "", "")
+    table.add_row("host (pinned)", size(report.host_bytes), "", "")
+    for rank in report.pipe_ranks if len(report.pipe_ranks) > 1 else ():
+        table.add_row(f"pipe rank {rank.rank}", size(rank.peak_bytes), "", "")
+    return table
+
+
+def _collectives(report: Report) -> Table:
+    columns = ("axis", False), ("verb", False), ("as", False), ("dtype", False), ("link", False)
+    numbers = ("times", True), ("sent", True), ("needs", True), ("exposed", True)
+    table = _table("Transfers per GPU and step", *columns, *numbers)
+    for row in report.collectives:
+        link = "host" if row.axis == "host" else "between" if row.crosses_nodes else "in node"
+        table.add_row(
+            row.axis,
+            row.verb,
+            row.kind,
+            row.dtype,
+            link,
+            f"{row.count:,.0f}",
+            size(row.bytes),
+            seconds(row.seconds),
+            Text(seconds(row.exposed_s), "red" if row.exposed_s > 0.02 * report.step_seconds else ""),
+        )
+    if not report.collectives:
+        table.add_row("none", *[""] * 8)
+    return table
+
+
+def _work(report: Report) -> Table:
+    table = _table("Work per GPU and step", ("kind", False), ("matrix products", True), ("roofline", True))
+    for kind in sorted(report.seconds_by_kind, key=lambda kind: -report.seconds_by_kind[kind]):
+        flops = report.flops_by_kind.get(kind, 0.0)
+        table.add_row(kind, operations(flops) if flops else "", seconds(report.seconds_by_kind[kind]))
+    table.add_section()
+    table.add_row("all", operations(report.flops), seconds(report.compute_seconds))
+    recomputed = f"{operations(report.recompute_flops)} ({share(report.recompute_flops, report.flops)})"
+    table.add_row("of it recomputed", recomputed, "")
+    return table
+
+
+def _buffers(report: Report) -> Table:
+    columns = ("bytes", True), ("class", False), ("shape", False), ("made by", False)
+    table = _table("Largest buffers at the peak", *columns)
+    for buffer in report.largest_buffers:
+        made_by = buffer.source or buffer.name
+        table.add_row(size(buffer.bytes), words(buffer.memory_class), buffer.shape, made_by)
+    return table
+
+
+def _waiting(report: Report) -> Text:
+    exposed = f"{seconds(report.exposed_seconds)} ({100 * report.exposed_fraction:.1f}%)"
+    return Text.assemble(
+        "A step takes at least ",
+        (seconds(report.step_seconds), "bold"),
+        f" on a roofline: {seconds(report.compute_seconds)} of compute, and ",
+        (exposed, "bold"),
+        " in which transfers are waited for.",
+    )
+
+
+def lines(rows: Iterable[tuple[str, ...]], title: str, *columns: tuple[str, bool]) -> Table:
+    """A table of texts."""
+    table = _table(title, *columns)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,67 @@
+"""`python -m jaxpar.inspect --config X --cluster h100:1x8`: what a step will do on a cluster, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpar.config import UserError
+
+CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/clusters.md)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Inspect from the command line; returns the exit code: 0 done (fits or not), 2 the user's mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.inspect",
+        description="Compile the training step for a cluster that need not be there, and read from the program whether "
+        "it fits, what it moves, and what is waited for (docs/inspect.md).",
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="YAML file")
+    parser.add_argument("--cluster", required=True, help=CLUSTER)
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a key of the file (with --diff of both files); may be given many times",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with memory over time and the schedule")
+    parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=600, help="for a compile (default 600)")
+    parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing")
+    options = parser.parse_args(arguments)
+    try:
+        _inspect(options)
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxpar: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
+    from jaxpar.compiler.inspection import Inspection
+
+    Inspection(
+        config=options.config,
+        cluster=options.cluster,
+        overrides=options.overrides,
+        other=options.diff,
+        as_json=options.json,
+        page=options.html,
+        timeout_s=options.timeout,
+        remember=not options.no_cache,
+    ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
