@@ -24,9 +24,9 @@ COMMON = (
 """For every GPU. docs/decisions.md says what else was tried."""
 
 
-def xla_flags(gpu: GPU | None) -> tuple[str, ...]:
-    """The flags for programs that run on `gpu`; None is a GPU that the catalogue does not know."""
-    del gpu  # no flag differs between the GPUs of the catalogue so far
+def xla_flags(gpu: GPU | None = None) -> tuple[str, ...]:
+    """The flags for programs that run on `gpu`; None stands for a GPU that is not known by name."""
+    del gpu  # the flags of all GPUs are the same so far
     return COMMON
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from typing import Any
 
 import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
 from jaxpar.mesh.meeting import meet
 
 type Device = Any
@@ -31,26 +33,35 @@ CONNECT_S = 60
 
 def has_gpu() -> bool:
     """Whether an NVIDIA driver is present; does not touch JAX."""
-    return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
+    if os.path.exists("/proc/driver/nvidia/version"):
+        return True
+    program = shutil.which("nvidia-smi")  # images carry it where there is no driver
+    return program is not None and subprocess.run([program], capture_output=True, check=False).returncode == 0
 
 
 def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
     """Make `needed` devices exist in the job, as far as that is ours to decide.
 
     On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
-    virtual CPU devices. With `distributed.coordinator` set, joins the other processes. Does nothing once JAX has
-    looked at its devices. Raises `UserError` when the other processes cannot be reached.
+    virtual CPU devices. On a machine with one, XLA gets the flags that programs for GPUs are compiled with, but for
+    those that the user set. With `distributed.coordinator` set, joins the other processes. Does nothing once JAX has
+    looked at its devices. Raises `UserError` when XLA does not know a flag, or when the other processes cannot be
+    reached.
     """
-    if not has_gpu() or os.environ.get("JAX_PLATFORMS") == "cpu":
-        flags = os.environ.get("XLA_FLAGS", "").split()
-        known = {flag.split("=")[0] for flag in flags}
-        if "--xla_force_host_platform_device_count" not in known:
+    flags = os.environ.get("XLA_FLAGS", "")
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms == "cpu" or (not platforms and not has_gpu()):
+        if "xla_force_host_platform_device_count" not in flags:
             try:
                 jax.config.update("jax_num_cpu_devices", max(1, needed // distributed.processes))
             except RuntimeError:  # JAX has looked at its devices already: they are what they are
                 return
         jax.config.update("jax_platforms", "cpu")
-        os.environ["XLA_FLAGS"] = " ".join(flags + [f for f in COLLECTIVE_TIMEOUTS if f.split("=")[0] not in known])
+        os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)
+    else:
+        flags = merged(xla_flags(), flags)
+        check_flags(flags)  # XLA ends the process over an unknown one
+        os.environ["XLA_FLAGS"] = flags
     if distributed.coordinator is not None and not jax.distributed.is_initialized():
         _join(distributed.coordinator, distributed.processes, distributed.process_id, distributed.timeout_s)
 
