@@ -49,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _inspect(options: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
-    from jaxpar.compiler.inspection import Inspection
+    from jaxpar.compiler.quiet import quiet_screen
+
+    with quiet_screen():
+        from jaxpar.compiler.inspection import Inspection
 
     Inspection(
         config=options.config,

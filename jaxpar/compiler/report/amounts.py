@@ -15,18 +15,23 @@ def size(count: float) -> str:
 
 def seconds(time: float) -> str:
     """`1.24 s`, `35.2 ms`, `4.1 us`."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
         if abs(time) >= factor:
-            return f"{time / factor:.3g} {unit}" if abs(time) < 1000 * factor else f"{time / factor:,.0f} {unit}"
-    return "0" if time == 0 else f"{time * 1e9:.2g} ns"
+            return _three(time / factor, unit)
+    return f"{time * 1e9:.1f} ns" if time else "0"
 
 
 def operations(count: float) -> str:
     """`3.94 PFLOP`."""
     for unit, factor in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
         if count >= factor:
-            return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
+            return _three(count / factor, unit)
     return f"{count:.0f} FLOP"
+
+
+def _three(number: float, unit: str) -> str:
+    """Three digits and a unit, without an exponent."""
+    return f"{number:,.0f} {unit}" if abs(number) >= 100 else f"{number:#.3g} {unit}"
 
 
 def share(part: float, whole: float) -> str:

@@ -51,10 +51,11 @@ def print_verdict(report: Report, console: Console) -> None:
 
 def verdict(report: Report) -> str:
     """One sentence."""
-    there = f"{size(report.device_bytes)} less {size(report.reserve_bytes)} for CUDA and NCCL"
+    usable = size(report.device_bytes - report.reserve_bytes)
+    there = f"{usable} ({size(report.device_bytes)} less {size(report.reserve_bytes)} for CUDA and NCCL)"
     if report.fits:
-        return f"It fits: {size(report.allocated_bytes)} of {there}; {size(report.margin_bytes)} to spare."
-    return f"It does NOT fit: {size(report.allocated_bytes)} of {there}; {size(-report.margin_bytes)} too much."
+        return f"It fits: {size(report.allocated_bytes)} of {there}, {size(report.margin_bytes)} to spare."
+    return f"It does NOT fit: {size(report.allocated_bytes)} of {there}, {size(-report.margin_bytes)} too much."
 
 
 def warnings(report: Report) -> list[str]:
