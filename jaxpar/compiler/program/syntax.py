@@ -57,6 +57,9 @@ def attributes(text: str) -> dict[str, str]:
         match = _KEY.match(part)
         if match is None:
             raise ProgramError("not an attribute", part)
+        if match[1] == "device_ids" and found:  # belongs to the mesh before it: `mesh['a'=2], device_ids=(1,0) {'a'}`
+            found[next(reversed(found))] += f", {part}"
+            continue
         if match[1] in found:
             raise ProgramError(f"attribute {match[1]} stands twice", text)
         found[match[1]] = part[match.end() :]

@@ -1,0 +1,241 @@
+"""Transfers in the project's words: verb, axis, bytes, dtype, how often, across hosts."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import jaxpar.mesh.collectives as collectives
+import jaxpar.mesh.matrices as matrices
+from jaxpar.compiler.program.attribution import DUALS, Movement, movements, place, verb_of
+from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.program.records import Frame, Module, ProgramError
+from jaxpar.compiler.program.scopes import combined_names, innermost
+from jaxpar.compiler.program.transfers import transfers
+from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module
+from tests.compiler.program.tiny_step import BATCH, EMBED, GPUS_PER_HOST, HIDDEN, LAYERS, MESH, SEQUENCE
+
+AXES = {"fsdp": 2, "tensor": 4}
+
+
+def moves(made: Module, mesh: dict[str, int], per_host: int = 8) -> list[Movement]:
+    return movements(made, executions(made), mesh, per_host)
+
+
+def one(lines: str, mesh: dict[str, int] = AXES, per_host: int = 8) -> Movement:
+    (found,) = moves(module(lines, SUM, partitions=8), mesh, per_host)
+    return found
+
+
+SUM = computation("sum", "%l = f32[] parameter(0)\n%r = f32[] parameter(1)\n%s = f32[] add(%l, %r)")
+X = "%x = bf16[16,32]{1,0} parameter(0)"
+X_BYTES = 16 * 32 * 2
+
+
+@pytest.mark.parametrize(
+    ("opcode", "attributes", "result", "axes", "sent"),
+    [
+        ("all-gather", "replica_groups=[2,4]<=[8]", "bf16[64,32]", ("tensor",), X_BYTES * 3),
+        ("reduce-scatter", "replica_groups=[2,4]<=[8], to_apply=%sum", "bf16[4,32]", ("tensor",), X_BYTES * 3 / 4),
+        ("reduce-scatter", "to_apply=%sum", "bf16[2,32]", ("fsdp", "tensor"), X_BYTES * 7 / 8),
+        ("all-reduce", "replica_groups={{0,4},{1,5},{2,6},{3,7}}", "bf16[16,32]", ("fsdp",), 2 * X_BYTES / 2),
+        ("all-to-all", "replica_groups=mesh['a'=2,'b'=4] {'b'}", "bf16[16,32]", ("tensor",), X_BYTES * 3 / 4),
+        ("collective-permute", "source_target_pairs={{0,4},{4,0}}", "bf16[16,32]", ("fsdp",), X_BYTES),
+    ],
+)  # fmt: skip
+def test_bytes_sent_follow_the_formulas_of_the_verbs(opcode, attributes, result, axes, sent):
+    move = one(f"{X}\n%y = {result}{{1,0}} {opcode}(%x), {attributes}")
+    assert (move.kind, move.axes, move.operand_bytes, move.sent_bytes) == (opcode, axes, X_BYTES, sent)
+    assert [part.dtype for part in move.parts] == ["bf16"]
+    assert move.transfer.synchronous
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        # as `compiled.as_text()` writes it
+        "%s = ((bf16[16,32]{1,0}), bf16[64,32]{1,0}) all-gather-start(%x), replica_groups=[2,4]<=[8], dimensions={0}\n"
+        "%d = bf16[64,32]{1,0} all-gather-done(%s)",
+        # without the inner tuple
+        "%s = (bf16[16,32]{1,0}, bf16[64,32]{1,0}) all-gather-start(%x), replica_groups=[2,4]<=[8], dimensions={0}\n"
+        "%d = bf16[64,32]{1,0} all-gather-done(%s)",
+        # as a dump writes it
+        "%s = ((bf16[16,32]{1,0}), bf16[64,32]{1,0}) async-start(%x), calls=%wrapped\n"
+        "%d = bf16[64,32]{1,0} async-done(%s)",
+        # with an update between
+        "%s = ((bf16[16,32]{1,0}), bf16[64,32]{1,0}) async-start(%x), calls=%wrapped\n"
+        "%u = ((bf16[16,32]{1,0}), bf16[64,32]{1,0}) async-update(%s)\n%d = bf16[64,32]{1,0} async-done(%u)",
+    ],
+)  # fmt: skip
+def test_an_asynchronous_pair_is_one_transfer_in_every_form(pair: str):
+    wrapped = computation(
+        "wrapped",
+        "%q = bf16[16,32]{1,0} parameter(0)\n%g = bf16[64,32]{1,0} all-gather(%q), replica_groups=[2,4]<=[8]",
+    )
+    (move,) = moves(module(f"{X}\n{pair}", wrapped, partitions=8), AXES)
+    assert (move.kind, move.axes, move.operand_bytes, move.sent_bytes) == (
+        "all-gather",
+        ("tensor",),
+        X_BYTES,
+        3 * X_BYTES,
+    )
+    assert (move.transfer.start.name, move.transfer.done.name) == ("s", "d")
+    assert not move.transfer.synchronous
+
+
+def test_a_transfer_in_nested_loops_runs_as_often_as_they_do():
+    inner = "%i = bf16[8]{0} parameter(0)\n%g = bf16[8]{0} all-reduce(%i), replica_groups=[1,8]<=[8], to_apply=%sum"
+    outer = f"%start.1 = bf16[8]{{0}} parameter(0)\n{loop('w', 'inner', 7, 'bf16[8]{0}').replace('%start', '%start.1')}"
+    made = module(
+        f"%start = bf16[8]{{0}} parameter(0)\n{loop('v', 'outer', 3, 'bf16[8]{0}')}",
+        *(SUM, computation("inner", inner), condition("inner", "bf16[8]{0}")),
+        *(computation("outer", outer), condition("outer", "bf16[8]{0}")),
+        partitions=8,
+    )
+    (move,) = moves(made, AXES)
+    assert move.executions == 21
+
+
+def test_a_combined_collective_has_a_part_for_each_input():
+    name = "jit(f)/checkpoint/(scatter_sequence/all_gather:rematted_computation/gather_weight/all_gather)"
+    move = one(
+        f"{X}\n%w = f32[4]{{0}} parameter(1)\n%y = (bf16[64,32]{{1,0}}, f32[16]{{0}}) all-gather(%x, %w), "
+        f'replica_groups=[2,4]<=[8], dimensions={{0}}, metadata={{op_name="{name}"}}'
+    )
+    assert move.combined
+    assert [(part.verb, part.dtype, part.sent_bytes, part.recomputed) for part in move.parts] == [
+        ("gather_sequence", "bf16", 3 * X_BYTES, False),
+        ("gather_weight", "f32", 3 * 16, True),
+    ]
+
+
+def test_parts_whose_names_do_not_match_their_number_share_the_common_verb():
+    line = "%y = (bf16[64,32]{1,0}, bf16[64,32]{1,0}) all-gather(%x, %x), replica_groups=[2,4]<=[8]"
+
+    def verbs(name: str) -> tuple[str | None, ...]:
+        return one(f'{X}\n{line}, metadata={{op_name="{name}"}}').verbs
+
+    assert verbs("jit(f)/gather_weight/all_gather") == ("gather_weight",)
+    assert verbs("f/(gather_weight/a:gather_weight/b:gather_weight/c)") == ("gather_weight",)
+    assert verbs("f/(gather_weight/a:gather_context/b:gather_weight/c)") == (None,)
+
+
+@pytest.mark.parametrize(
+    ("name", "opcode", "verb"),
+    [
+        ("jit(f)/while/body/gather_sequence/all_gather", "all-gather", "gather_sequence"),
+        ("jit(f)/jvp(gather_sequence)/all_gather", "all-gather", "gather_sequence"),
+        ("jit(f)/transpose(jvp())/checkpoint/gather_sequence/reduce_scatter", "reduce-scatter", "scatter_sequence"),
+        ("jit(f)/transpose(jvp(gather_context))/reduce_scatter", "reduce-scatter", "scatter_context"),
+        ("jit(f)/transpose(jvp(scatter_sequence))/all_gather", "all-gather", "gather_sequence"),
+        ("jit(f)/transpose(jvp(gather_weight))/all_gather", "all-gather", "gather_weight"),
+        ("jit(f)/scatter_gradient/reduce_scatter", "reduce-scatter", "scatter_gradient"),
+        ("jit(f)/gather_matrices/all_to_all", "all-to-all", "gather_matrices"),
+        ("jit(f)/transpose(jvp(gather_matrices))/all_to_all", "all-to-all", "scatter_matrices"),
+        ("jit(f)/gather_weight/reduce_sum/psum", "all-reduce", "reduce_sum"),
+        ("jit(f)/jvp(bse,ehd->bshd)/dot_general", "all-gather", None),
+        ("", "all-reduce", None),
+    ],
+)
+def test_the_verb_is_the_innermost_scope_or_its_dual(name: str, opcode: str, verb: str | None):
+    assert verb_of(name, opcode) == verb
+
+
+def test_every_verb_of_the_mesh_is_known():
+    scopes = {
+        name
+        for source in (collectives, matrices)
+        for name, value in inspect.getmembers(source, inspect.isfunction)
+        if value.__module__ == source.__name__ and f'named_scope("{name}")' in inspect.getsource(value)
+    }
+    assert len(scopes) >= 9
+    assert scopes <= set(DUALS)
+
+
+def test_names_of_scopes_come_apart():
+    assert innermost("transpose(jvp(gather(x)))") == "x"
+    assert combined_names("a/b/c") == ["a/b/c"]
+    assert combined_names("a/(b/c:d(e:f)/g)") == ["a/b/c", "a/d(e:f)/g"]
+
+
+def test_the_place_is_outside_the_files_that_hold_the_verbs():
+    verb, layer = Frame("gather", "jaxpar/mesh/collectives.py", 27), Frame("call", "jaxpar/model/layer.py", 41)
+    assert place((verb, layer)) == layer
+    assert place((verb,)) == verb
+    assert place(()) is None
+
+
+def test_an_end_without_a_beginning_is_refused():
+    made = module("%x = (f32[2]{0}, f32[4]{0}) parameter(0)\n%d = f32[4]{0} all-gather-done(%x)")
+    with pytest.raises(ProgramError, match="ends nothing"):
+        transfers(made, made.entry_computation)
+
+
+def test_a_beginning_without_an_end_is_refused():
+    made = module("%x = f32[2]{0} parameter(0)\n%s = (f32[2]{0}, f32[4]{0}) all-gather-start(%x), dimensions={0}")
+    with pytest.raises(ProgramError, match="not ended"):
+        transfers(made, made.entry_computation)
+
+
+HOST = "%h = bf16[4,8,32]{2,1,0:S(5)} parameter(1)\n%i = s32[] constant(0)"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "moved"),
+    [
+        ("%c = bf16[16,32]{1,0:S(5)} copy(%x)", "to_host", X_BYTES),
+        ("%c = bf16[4,8,32]{2,1,0} copy(%h)", "from_host", 2 * X_BYTES),
+        ("%c = bf16[1,8,32]{2,1,0} dynamic-slice(%h, %i, %i, %i)", "from_host", X_BYTES // 2),
+        (
+            "%s = (bf16[16,32]{1,0:S(5)}, bf16[16,32]{1,0}, u32[]) copy-start(%x)\n"
+            "%c = bf16[16,32]{1,0:S(5)} copy-done(%s)",
+            "to_host",
+            X_BYTES,
+        ),
+    ],
+)  # fmt: skip
+def test_copies_to_and_from_the_host_are_transfers(line: str, kind: str, moved: int):
+    move = one(f"{X}\n{HOST}\n{line}")
+    assert (move.kind, move.sent_bytes, move.axes, move.transfer.channel) == (kind, moved, (), "host")
+
+
+def test_a_copy_inside_the_device_is_no_transfer():
+    assert moves(module(f"{X}\n%c = bf16[16,32]{{0,1}} copy(%x)"), AXES) == []
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("part", ["program", "dump"])
+def test_transfers_of_a_compiled_step(name: str, part: str):
+    per_step: dict[tuple, float] = {}
+    for move in moves(compiled(name, part), MESH, GPUS_PER_HOST):
+        for each in move.parts:
+            key = (each.verb, move.axes, move.kind, move.crosses_nodes, each.dtype)
+            per_step[key] = per_step.get(key, 0.0) + move.executions * each.sent_bytes
+    ranks = 2
+    weight = EMBED // ranks * HIDDEN // ranks * 2
+    rows = BATCH // ranks * SEQUENCE // ranks * EMBED * 2  # what one rank has of x
+    assert per_step == {
+        ("gather_sequence", ("tensor",), "all-gather", False, "bf16"): 3 * LAYERS * rows,  # forward, again, cotangent
+        ("scatter_sequence", ("tensor",), "reduce-scatter", False, "bf16"): 2 * LAYERS * rows,
+        ("gather_weight", ("fsdp",), "all-gather", False, "bf16"): 2 * 2 * LAYERS * weight,
+        ("scatter_gradient", ("fsdp",), "reduce-scatter", False, "bf16"): 2 * LAYERS * weight,
+        ("scatter_gradient", ("fsdp", "tensor"), "reduce-scatter", False, "bf16"): LAYERS * weight * 3 / 4,
+        ("reduce_sum", ("pipe",), "all-reduce", True, "bf16"): LAYERS * weight / 4,
+        ("reduce_sum", ("pipe", "fsdp", "tensor"), "all-reduce", True, "f32"): 2 * 4 * 7 / 8,
+        ("gather_matrices", ("fsdp", "tensor"), "all-to-all", False, "bf16"): rows * 3 / 4,
+        ("scatter_matrices", ("fsdp", "tensor"), "all-to-all", False, "bf16"): rows * 3 / 4,
+        (None, ("pipe",), "collective-permute", True, "bf16"): 2 * rows,
+        (None, (), "to_host", False, "bf16"): LAYERS * BATCH // 2 * SEQUENCE * HIDDEN // 2 * 2,
+        (None, (), "from_host", False, "bf16"): LAYERS * BATCH // 2 * SEQUENCE * HIDDEN // 2 * 2,
+    }
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_is_gathered_again_is_marked(name: str):
+    again = {True: 0.0, False: 0.0}
+    for move in moves(compiled(name), MESH, GPUS_PER_HOST):
+        for each in move.parts:
+            if each.verb == "gather_weight":
+                again[each.recomputed] += move.executions
+    assert again == {True: 2 * LAYERS, False: 2 * LAYERS}

@@ -1,0 +1,75 @@
+"""Executions: products of trip counts, shares of branches, and what a recomputation asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.compiler.program.loops import branches, executions, trip_count
+from jaxpar.compiler.program.records import Module, ProgramError
+from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module, only
+
+START = "%start = f32[] parameter(0)"
+
+
+def nested(outer: int, inner: int, name: str = "") -> Module:
+    """A loop in a loop."""
+    body = f"%start.1 = f32[] parameter(0)\n{loop('within', 'deep', inner).replace('%start', '%start.1')}"
+    deep = computation("deep", "%d = f32[] parameter(0)\n%twice = f32[] add(%d, %d)")
+    line = loop("around", "outer", outer) + (f', metadata={{op_name="{name}"}}' if name else "")
+    return module(f"{START}\n{line}", deep, condition("deep"), computation("outer", body), condition("outer"))
+
+
+def test_counts_of_nested_loops_multiply():
+    counts = executions(nested(5, 3)).counts
+    assert (counts["main"], counts["outer"], counts["deep"]) == (1, 5, 15)
+
+
+def test_a_condition_runs_once_more_than_its_body():
+    counts = executions(nested(5, 3)).counts
+    assert (counts["outer_condition"], counts["deep_condition"]) == (6, 5 * 4)
+
+
+def test_a_computation_that_two_ops_call_counts_both():
+    twice = f"{START}\n%a = f32[] call(%start), to_apply=%f\n%b = f32[] call(%a), to_apply=%f"
+    assert executions(module(twice, computation("f", "%x = f32[] parameter(0)"))).counts["f"] == 2
+
+
+def test_a_loop_without_a_known_trip_count_is_an_error_that_names_its_line():
+    made = f"{START}\n%w = f32[] while(%start), condition=%b_condition, body=%b"
+    with pytest.raises(ProgramError, match="does not know how often w loops") as error:
+        executions(module(made, computation("b", "%x = f32[] parameter(0)"), condition("b")))
+    assert "line" in str(error.value)
+
+
+CHOICE = (
+    "%p = pred[] constant(true)\n%start = f32[] parameter(0)\n"
+    "%c = f32[] conditional(%p, %start, %start), true_computation=%yes, false_computation=%no"
+)
+YES, NO = computation("yes", "%y = f32[] parameter(0)"), computation("no", "%n = f32[] parameter(0)")
+
+
+def test_branches_count_every_time_unless_shares_are_given():
+    made = module(CHOICE, YES, NO)
+    counts = executions(made)
+    assert (counts.counts["yes"], counts.counts["no"]) == (1, 1)
+    assert [op.name for op in counts.conditionals] == ["c"]
+    shared = executions(made, lambda op: (0.25, 0.75)).counts
+    assert (shared["yes"], shared["no"]) == (0.25, 0.75)
+
+
+def test_branches_by_number_stand_in_their_order():
+    made = CHOICE.replace("true_computation=%yes, false_computation=%no", "branch_computations={%no, %yes}")
+    assert branches(only(module(made, YES, NO), "conditional")) == ("no", "yes")
+
+
+def test_what_a_recomputed_loop_runs_was_asked_for_by_the_recomputation():
+    plain, again = executions(nested(5, 3)), executions(nested(5, 3, "jit(f)/checkpoint/rematted_computation/while"))
+    assert plain.again["deep"] == 0
+    assert again.again["deep"] == again.counts["deep"] == 15
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_compiled_loops_have_their_trip_counts(name: str):
+    loops = [op for c in compiled(name).computations.values() for op in c.ops if op.opcode == "while"]
+    # Four layers forward; backward XLA peels the first off, whose input comes from the host.
+    assert sorted(trip_count(op) for op in loops) == [3, 4]

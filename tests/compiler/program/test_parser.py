@@ -1,0 +1,171 @@
+"""HLO text becomes records; what is not known is an error that shows the line."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.compiler.program.parser import parse
+from jaxpar.compiler.program.records import HOST_MEMORY, ArrayShape, Frame, ProgramError, leaves, shape_bytes
+from tests.compiler.program.programs import FIXTURES, TINY, compiled, computation, module, module_text, only
+
+TABLES = """FileNames
+1 "jaxpar/model/layer.py"
+2 "jaxpar/mesh/collectives.py"
+
+FunctionNames
+1 "Layer.__call__"
+2 "gather_sequence"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=41 end_line=41 column=8 end_column=20}
+2 {file_name_id=2 function_name_id=2 line=27 end_line=27 column=15 end_column=70}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+3 {file_location_id=1 parent_frame_id=3}
+
+"""
+
+
+def test_an_op_has_its_parts():
+    line = (
+        '%x = bf16[2,3]{1,0} add(%a, %b), metadata={op_name="jit(f)/add \\"quoted\\"" stack_frame_id=2}, '
+        'backend_config={"a":{"b":"1,2}"}}'
+    )
+    op = only(
+        module(f"%a = bf16[2,3]{{1,0}} parameter(0)\n%b = bf16[2,3]{{1,0}} parameter(1)\n{line}", tables=TABLES), "add"
+    )
+    assert (op.name, [operand.name for operand in op.operands]) == ("x", ["a", "b"])
+    assert op.shape == ArrayShape("bf16", (2, 3), (1, 0), 0, 16)
+    assert op.op_name == 'jit(f)/add "quoted"'
+    assert op.config == {"a": {"b": "1,2}"}}
+
+
+def test_a_stack_of_frames_is_innermost_first_and_names_each_line_once():
+    lines = '%a = f32[] parameter(0)\n%x = f32[] add(%a, %a), metadata={op_name="f" stack_frame_id=3}'
+    op = only(module(lines, tables=TABLES), "add")
+    layer, verb = (
+        Frame("Layer.__call__", "jaxpar/model/layer.py", 41),
+        Frame("gather_sequence", "jaxpar/mesh/collectives.py", 27),
+    )
+    assert op.frames == (layer, verb)
+    assert op.source == layer
+
+
+def test_tuples_nest_and_counters_in_long_lists_are_skipped():
+    op = only(module("%a = ((f32[2]{0}, s32[]), /*index=5*/pred[4]{0}) parameter(0)"), "parameter")
+    assert [leaf.dtype for leaf in leaves(op.shape)] == ["f32", "s32", "pred"]
+    assert shape_bytes(op.shape) == 8 + 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f8e4m3fn[16]{0}", 16), ("s4[15]{0:E(4)}", 8), ("c64[2,2]{1,0}", 32), ("token[]", 0), ("f32[]", 4),
+        ("bf16[0,7]{1,0}", 0), ("u8[3]", 3),
+    ],
+)  # fmt: skip
+def test_bytes_of_shapes(shape: str, size: int):
+    assert shape_bytes(only(module(f"%a = {shape} parameter(0)"), "parameter").shape) == size
+
+
+def test_host_memory_is_a_mark_in_the_layout():
+    (leaf,) = leaves(only(module("%a = bf16[4,8]{1,0:S(5)} parameter(0)"), "parameter").shape)
+    assert (leaf.memory_space, leaf.layout) == (HOST_MEMORY, (1, 0))
+
+
+def test_operands_of_a_dump_name_parts_of_tuples():
+    op = only(module("%t = (f32[2]{0}, f32[3]{0}) parameter(0)\n%x = f32[3]{0} negate(%t#1)"), "negate")
+    assert (op.operands[0].name, op.operands[0].path, op.operands[0].shape) == ("t", (1,), op.shape)
+
+
+def test_donated_inputs_are_read_from_the_head():
+    text = module_text("%a = f32[] parameter(0)")
+    head = "is_scheduled=true, input_output_alias={ {0}: (3, {}, may-alias), {2,1}: (0, {1}, must-alias) }"
+    aliases = parse(text.replace("is_scheduled=true", head)).aliases
+    assert [(a.output, a.parameter, a.parameter_path) for a in aliases] == [((0,), 3, ()), ((2, 1), 0, (1,))]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("%x = f32[] convolve(%a)", "opcode convolve is not known"),
+        ("%x = f32[] convolution(%a, %a)", "opcode convolution is not known"),
+        ("%x = f7[2]{0} negate(%a)", "dtype f7 is not known"),
+        ("%x = f32[2]{0:T(8)} negate(%a)", r"layout \{0:T\(8\)\} is not known"),
+        ("%x = f32[<=2]{0} negate(%a)", "not a shape"),
+        ("%x = f32[] negate(%a), colour=blue", "attribute colour of negate is not known"),
+        ("%x = f32[] negate(%a), oops", "not an attribute"),
+        ("%x = f32[] negate(%b)", "operand %b is not defined"),
+        ("%x = f32[] negate(%a#1)", "names a part that its shape does not have"),
+        ("%x = f32[] negate(%a), metadata={flavour=3}", "metadata 'flavour' is not known"),
+        ('%x = f32[] negate(%a), metadata={op_name="f" stack_frame_id=9}', "stack frame 9 is not in the table"),
+        ("%x = f32[] fusion(%a), kind=kLoop, calls=%gone", "x calls gone, which is not in the module"),
+        ("%a = f32[] negate(%a)", "op a stands twice"),
+        ("%x = f32[] negate(%a", "a bracket is not closed"),
+        ("surprise", "not an instruction"),
+    ],
+)
+def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: str):
+    with pytest.raises(ProgramError, match=problem) as error:
+        module(f"%a = f32[] parameter(0)\n{line}")
+    assert "line 6" in str(error.value) or "calls" in problem
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("is_scheduled=true", "is_scheduled=false", "not scheduled"),
+        ("num_partitions=1", "num_partitions=1, replica_count=2", "more than one replica"),
+        ("num_partitions=1", "num_partitions=1, sparkle=true", "module attribute sparkle"),
+        ("HloModule", "Module", "not an HLO module"),
+        ("ENTRY", "\nExtras\nENTRY", "line is not understood: Extras"),
+        ("  ROOT ", "  ", "has no root"),
+        ("}", "", "ends before the entry"),
+    ],
+)
+def test_a_module_of_another_form_is_refused(old: str, new: str, problem: str):
+    with pytest.raises(ProgramError, match=problem):
+        parse(module_text("%a = f32[] parameter(0)").replace(old, new))
+
+
+def test_an_empty_text_is_refused():
+    with pytest.raises(ProgramError, match="empty"):
+        parse("\n")
+
+
+def test_parameters_stand_by_number():
+    made = module("%b = f32[2]{0} parameter(1)\n%a = f32[] parameter(0)\n%x = f32[] negate(%a)")
+    assert [op.name for op in made.entry_computation.parameters] == ["a", "b"]
+
+
+def test_a_computation_of_another_thread_is_read():
+    other = computation("side", "%s = f32[] parameter(0)").removesuffix("}") + '}, execution_thread="host"'
+    assert set(module("%a = f32[] parameter(0)", other).computations) == {"side", "main"}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_both_texts_of_a_compiled_program_hold_the_same_work(name: str):
+    given, dumped = compiled(name, "program"), compiled(name, "dump")
+    kinds = ("fusion", "dot", "while", "dynamic-update-slice")
+    count = lambda m: [sum(op.opcode == kind for c in m.computations.values() for op in c.ops) for kind in kinds[1:]]
+    assert count(given) == count(dumped)
+    assert given.partitions == dumped.partitions == 8
+    assert [op.name for op in given.entry_computation.parameters] == [
+        op.name for op in dumped.entry_computation.parameters
+    ]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_source_line_of_a_collective_is_the_one_that_asked_for_it(name: str):
+    lines = (FIXTURES.parent / "tiny_step.py").read_text().splitlines()
+    asked = {"gather_sequence/all_gather": "lax.all_gather(x", "jvp()/ppermute": "lax.ppermute("}
+    for scope, call in asked.items():
+        ops = [op for op in compiled(name).entry_computation.ops if op.op_name.endswith(scope)]
+        ops += [op for c in compiled(name).computations.values() for op in c.ops if op.op_name.endswith(scope)]
+        assert ops
+        for op in ops:
+            assert op.source is not None
+            assert op.source.file == "tests/compiler/program/tiny_step.py"
+            assert call in lines[op.source.line - 1]
