@@ -71,8 +71,8 @@ def test_a_run_goes_on_with_another_mesh_zero_stage_and_microbatch_count(
     assert heard.records[0].step == STOPPED + 1
     assert_close(losses(config), losses(uninterrupted))
     assert (folder_of(config) / f"plan-until-{STOPPED}.json").exists(), "the plan of the first steps is kept"
-    if layout.get("fsdp", 1) == 1:  # And from one device to eight again.
-        back = run_config(tmp_path, STOPPED + MORE, parallel={"fsdp": 4, "tensor": 2}, checkpoint={"every": 9})
+    if layout == LAYOUTS["one-device"]:  # And from one device to eight again.
+        back = run_config(tmp_path, STOPPED + MORE, parallel=MESH, checkpoint={"every": 9})
         shutil.rmtree(folder_of(config) / "checkpoints" / f"{STOPPED + MORE:08d}")
         _, heard = fit(back)
         assert heard.records[0].step == 10
