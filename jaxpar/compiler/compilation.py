@@ -88,7 +88,6 @@ class Compilation:
 
     def save(self, path: Path) -> None:
         """Write compressed JSON; whoever reads at the same time sees the old file or the new one."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         partial.write_bytes(gzip.compress(self.to_json().encode(), compresslevel=6))
         partial.replace(path)

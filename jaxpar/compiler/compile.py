@@ -72,7 +72,8 @@ def compile_step(
         flags: XLA flags instead of those that the trainer uses on this GPU (`hardware.xla_flags`).
 
     Raises:
-        UserError: the configuration does not fit the cluster, the compiler is not installed, or it died.
+        UserError: the configuration does not fit the cluster, the compiler is not installed, it died, or the cache
+            cannot be written.
     """
     config, plan = plan_for(config, cluster)
     gpu = cluster.gpu if gpu is None else gpu
@@ -91,6 +92,8 @@ def compile_step(
     kept = None if cache is None else cache / f"{_digest(request)}.json.gz"
     if kept is not None and (found := _remembered(kept)) is not None:
         return replace(found, cluster=cluster.name, plan=plan, notes=notes)
+    if kept is not None:
+        _make_writable(kept.parent)
     check_flags(" ".join(flags))
     result = _in_child(request, cluster.name, timeout_s)
     compilation = Compilation.from_json(
@@ -116,8 +119,8 @@ def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[s
         return plan, ()
     note = (
         "attention: the run uses cudnn, and blockwise stands in for it here, because cuDNN is not installed "
-        f"(pip install nvidia-cudnn-cu{release}); what is kept for the backward is the same, temporaries and kernels "
-        "of attention are not"
+        f"(pip install nvidia-cudnn-cu{release}); what is kept for the backward is the same; temporaries, kernels and "
+        "the time of attention are not"
     )
     return replace(plan, attention=replace(plan.attention, name="blockwise", reason=note)), (note,)
 
@@ -143,6 +146,14 @@ def _remembered(path: Path) -> Compilation | None:
         return Compilation.load(path)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{folder}: compiled programs cannot be kept there ({error.strerror})") from None
 
 
 def _in_child(request: dict[str, Any], name: str, timeout_s: float) -> dict[str, Any]:

@@ -157,9 +157,9 @@ class _WrittenGroup:
 
 @dataclass(frozen=True)
 class _WrittenCluster:
-    name: str | None = None
-    gpu: str | None = None
-    hosts: int | None = None
+    name: str = ""
+    gpu: str = ""
+    hosts: int = 0
     gpus_per_host: int = 8
     levels: _Levels = field(default_factory=_Levels)
     groups: dict[str, _WrittenGroup] = field(default_factory=dict)
@@ -181,9 +181,9 @@ def read_cluster(path: Path) -> Cluster:
         parts = {name: (group, f"groups.{name}.", place("groups")) for name, group in written.groups.items()}
     else:
         for key in ("gpu", "hosts"):
-            if getattr(written, key) is None:
+            if key not in lines:
                 raise UserError(f"{path}: the key {key} is missing")
-        group = _WrittenGroup(str(written.gpu), int(written.hosts or 0), written.levels)
+        group = _WrittenGroup(written.gpu, written.hosts, written.levels)
         parts = {written.gpu: (group, "", str(path))}
     groups = []
     for name, (group, prefix, where) in parts.items():

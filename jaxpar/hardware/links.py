@@ -29,7 +29,7 @@ class Link:
 
     def with_bandwidth(self, gigabytes: float, latency_us: float | None, source: str) -> Link:
         """This level with numbers that somebody wrote: GB/s per GPU and direction, and microseconds."""
-        latency = self.latency if latency_us is None else latency_us * MICRO
+        latency = self.latency if latency_us is None else latency_us / 1e6
         return replace(self, bandwidth=gigabytes * GIGA, latency=latency, source=source)
 
 

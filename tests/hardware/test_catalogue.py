@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.hardware.catalogue import GPUS, gpu_of
+from jaxpar.config import UserError
+from jaxpar.hardware.catalogue import GPUS, gpu_named, gpu_of
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,32 @@ def test_volta_has_no_bfloat16_and_trains_in_float16() -> None:
     volta = gpu_of("Tesla V100-SXM2-32GB")
     assert volta is not None
     assert "bfloat16" not in volta.peaks and volta.training_peak == volta.peaks["float16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nvlink"),
+    [("v100-32", 300), ("a100-80", 600), ("a800", 400), ("h100", 900), ("h800", 400), ("h200", 900), ("b200", 1800)],
+)
+def test_nvlink_is_half_of_what_datasheets_print(name: str, nvlink: float) -> None:
+    assert gpu_named(name).nvlink.bandwidth == nvlink / 2 * 1e9
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.short)
+def test_links_get_slower_outwards_and_name_their_source(gpu) -> None:
+    assert gpu.nvlink.bandwidth > gpu.pcie.bandwidth > gpu.network.bandwidth > 1e9
+    assert all(link.source for link in (gpu.nvlink, gpu.pcie, gpu.network))
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.short)
+def test_a_program_can_have_a_little_less_than_the_memory(gpu) -> None:
+    assert 0.97 * gpu.hbm_bytes < gpu.device_bytes < gpu.hbm_bytes
+
+
+def test_a_gpu_is_found_by_short_and_full_name_in_any_case() -> None:
+    assert gpu_named("h100") is gpu_named("H100-SXM-80GB") is gpu_named(" h100-sxm-80gb ")
+    assert len({gpu.short for gpu in GPUS}) == len(GPUS)
+
+
+def test_an_unknown_gpu_gets_the_nearest_name() -> None:
+    with pytest.raises(UserError, match="no GPU is called 'h20'; did you mean h200"):
+        gpu_named("h20")

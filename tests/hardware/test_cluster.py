@@ -1,0 +1,111 @@
+"""Clusters from text and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.hardware.cluster import parse_cluster
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "c.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize("text", ["h800:32x8", " H800 : 32 x 8 ", "H800-SXM-80GB:32x8"])
+def test_text_names_a_gpu_hosts_and_gpus_per_host(text: str):
+    cluster = parse_cluster(text)
+    assert (cluster.name, cluster.gpu.short, cluster.hosts, cluster.gpus_per_host) == ("h800:32x8", "h800", 32, 8)
+    assert cluster.devices == 256
+
+
+def test_bandwidth_is_bytes_per_second_per_gpu_in_one_direction():
+    h100, h800 = parse_cluster("h100:2x8"), parse_cluster("h800:2x8")
+    assert h100.bandwidth(crosses_nodes=False) == 900e9 / 2  # the datasheet counts both directions
+    assert h800.bandwidth(crosses_nodes=False) == 400e9 / 2
+    assert h100.bandwidth(crosses_nodes=True) == 400e9 / 8  # 400 Gb/s
+    assert h800.bandwidth(crosses_nodes=True) == 100e9 / 8
+    assert h100.host_bandwidth == 64e9
+    assert 0 < h100.latency(crosses_nodes=False) < h100.latency(crosses_nodes=True) < 1e-4
+
+
+def test_the_network_that_nobody_named_is_stated_with_its_source():
+    assert "between hosts 12.5 GB/s" in parse_cluster("h800:2x8").describe()
+    assert "8 x 100 Gb/s" in parse_cluster("h800:2x8").describe()
+
+
+def test_devices_are_numbered_host_by_host():
+    cluster = parse_cluster("h100:3x4")
+    assert [cluster.host_of(device) for device in range(12)] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert not cluster.crosses_nodes([4, 5, 6, 7])
+    assert cluster.crosses_nodes([3, 4])
+    with pytest.raises(IndexError):
+        cluster.host_of(12)
+
+
+def test_a_file_overrides_levels_in_gigabytes_and_microseconds(tmp_path: Path):
+    text = "gpu: h800\nhosts: 4\nlevels:\n  network: {bandwidth: 50, latency: 5}\n  host: {bandwidth: 25}\n"
+    cluster = parse_cluster(write(tmp_path, text))
+    assert (cluster.name, cluster.devices) == ("c", 32)
+    assert (cluster.bandwidth(True), cluster.latency(True), cluster.host_bandwidth) == (50e9, 5e-6, 25e9)
+    assert cluster.bandwidth(False) == 200e9  # what is not written is the GPU's own
+    assert "c.yaml" in cluster.link(True).source
+
+
+def test_mixed_kinds_run_at_the_slowest_link_and_fit_the_smallest_memory(tmp_path: Path):
+    text = "gpus_per_host: 4\ngroups:\n  old: {gpu: a100-40, hosts: 1}\n  new: {gpu: h100, hosts: 2}\n"
+    cluster = parse_cluster(write(tmp_path, text))
+    assert cluster.devices == 12
+    assert [gpu.short for gpu in cluster.gpus] == ["a100-40", "h100"]
+    assert cluster.gpu.short == "a100-40"
+    assert cluster.bandwidth(False) == 300e9
+    assert cluster.bandwidth(True) == 25e9
+    assert [cluster.group_of(device).name for device in (0, 3, 4, 11)] == ["old", "old", "new", "new"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("h100", "expected gpu:hosts x gpus"),
+        ("h100:8", "expected gpu:hosts x gpus"),
+        ("h100:0x8", "at least 1 host"),
+        ("h1000:1x8", "did you mean h100?"),
+        ("a100:1x8", "did you mean a100-40 or a100-80?"),
+        ("tpu:1x8", "there are v100-32"),
+        ("nowhere.yaml", "no such file"),
+    ],
+)
+def test_text_that_is_no_cluster_gets_one_sentence(text: str, says: str):
+    with pytest.raises(UserError) as error:
+        parse_cluster(text)
+    assert text in str(error.value) and says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu: h100\n", "c.yaml: the key hosts is missing"),
+        ("hosts: 2\n", "c.yaml: the key gpu is missing"),
+        ("gpu: h101\nhosts: 2\n", "c.yaml:1: gpu: no GPU is called 'h101'; did you mean h100?"),
+        ("gpu: h100\nhosts: two\n", "c.yaml:2: hosts: expected a whole number, got 'two'"),
+        ("gpu: h100\nhost: 2\n", "c.yaml:2: host: no such key; did you mean hosts?"),
+        ("gpu: h100\nhosts: -1\n", "c.yaml:2: hosts: expected a number above 0, got -1"),
+        ("gpu: h100\nhosts: 1\ngpus_per_host: 0\n", "c.yaml:3: gpus_per_host: expected a number above 0, got 0"),
+        ("gpu: h100\nhosts: 1\nlevels: {net: {bandwidth: 1}}\n", "c.yaml:3: levels: unknown key 'net'"),
+        ("gpu: h100\nhosts: 1\nlevels: {network: {latency: 1}}\n", "levels.network: the key bandwidth is missing"),
+        ("gpu: h100\nhosts: 1\nlevels: {network: {bandwidth: 0}}\n", "c.yaml:3: levels.network.bandwidth: expected"),
+        ("gpu: h100\ngroups: {a: {gpu: h100, hosts: 1}}\n", "c.yaml:1: gpu: with groups, each group has its own"),
+        ("groups: {a: {gpu: h10, hosts: 1}}\n", "c.yaml:1: groups.a.gpu: no GPU is called 'h10'"),
+        ("- h100\n", "c.yaml:1: expected a mapping"),
+    ],
+)
+def test_a_wrong_file_gets_one_sentence_with_the_place(tmp_path: Path, text: str, says: str):
+    with pytest.raises(UserError) as error:
+        parse_cluster(write(tmp_path, text))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
