@@ -40,14 +40,15 @@ class Makers:
         """
         if name not in self._homes:
             return self._started(name, path)
-        place, seen = (name, path), set()
-        while place not in seen:
+        place: _Place = (name, path)
+        seen: set[_Place] = set()
+        while True:
+            around = place in seen
+            before = self._before_loop(*place) if around else self._back(*place)
+            if before is None or (around and before in seen):
+                return self._op(name if around else place[0])
             seen.add(place)
-            before = self._back(*place, seen)
-            if before is None:
-                return self._op(place[0])
             place = before
-        return self._op(name)
 
     def _started(self, name: str, path: tuple[int, ...]) -> Op | None:
         """The maker in what an asynchronous start runs under a name that only the order has."""
@@ -62,7 +63,7 @@ class Makers:
     def _op(self, name: str) -> Op:
         return self._homes[name].by_name[name]
 
-    def _back(self, name: str, path: tuple[int, ...], seen: set[_Place]) -> _Place | None:
+    def _back(self, name: str, path: tuple[int, ...]) -> _Place | None:
         """The place from which the contents of another were handed on; None where they were computed."""
         op, computations = self._op(name), self._module.computations
         if op.opcode == "tuple" and path:
@@ -81,11 +82,16 @@ class Makers:
                 (computations[start.computation_of("calls")].root.name, path) if "calls" in start.attributes else None
             )
         if op.opcode == "while" and path:
-            carried = computations[op.computation_of("body")].root.name, path
-            return carried if carried not in seen else _at(op.operands[0], path)
+            return computations[op.computation_of("body")].root.name, path
         if op.opcode == "parameter" and path and op.computation in self._loops:
             return self._loops[op.computation].name, path
         return None
+
+    def _before_loop(self, name: str, path: tuple[int, ...]) -> _Place | None:
+        """Where a loop took what it carries round unchanged; None for a place that no loop carries."""
+        op = self._op(name)
+        loop = op if op.opcode == "while" else self._loops.get(op.computation) if op.opcode == "parameter" else None
+        return _at(loop.operands[0], path) if loop is not None else None
 
     def _into(self, fusion: Op, path: tuple[int, ...]) -> _Place | None:
         """From a fusion's result to the op inside that computed it, or to the operand that it passes on."""

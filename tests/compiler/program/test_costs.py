@@ -1,0 +1,218 @@
+"""FLOPs, kinds, recomputation and roofline time of ops."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxpar.compiler.program.costs import Cost, Roofline, costs, flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.program.matmuls import Product
+from jaxpar.compiler.program.records import Module, ProgramError
+from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module
+from tests.compiler.program.tiny_step import BATCH, EMBED, HIDDEN, LAYERS, SEQUENCE
+
+AB = "%a = bf16[2,64,32]{2,1,0} parameter(0)\n%b = bf16[2,32,16]{2,1,0} parameter(1)"
+DOT = "dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
+AB_FLOPS = 2 * (2 * 64 * 16) * 32
+
+
+def all_of(made: Module, **options) -> list[Cost]:
+    return costs(made, executions(made), **options)
+
+
+def one(lines: str, *others: str, **options) -> Cost:
+    (found,) = all_of(module(lines, *others), **options)
+    return found
+
+
+def test_a_dot_multiplies_and_adds_along_what_it_contracts():
+    cost = one(f"{AB}\n%x = bf16[2,64,16]{{2,1,0}} {DOT}")
+    assert (cost.kind, cost.flops, cost.arithmetic, cost.vector_flops) == ("matmul", AB_FLOPS, "bfloat16", 0)
+    assert (cost.read_bytes, cost.written_bytes) == (2 * (2 * 64 * 32 + 2 * 32 * 16), 2 * 2 * 64 * 16)
+
+
+def test_a_dot_inside_fusions_counts_once():
+    body = f"{AB}\n%d = f32[2,64,16]{{2,1,0}} {DOT}\n%r = bf16[2,64,16]{{2,1,0}} convert(%d)"
+    inner = computation("gemm", body)
+    outer = computation("outer", f"{AB}\n%g = bf16[2,64,16]{{2,1,0}} fusion(%a, %b), kind=kCustom, calls=%gemm")
+    cost = one(f"{AB}\n%x = bf16[2,64,16]{{2,1,0}} fusion(%a, %b), kind=kCustom, calls=%outer", inner, outer)
+    assert (cost.kind, cost.flops) == ("matmul", AB_FLOPS)
+
+
+def test_executions_multiply_through_loops():
+    line = f"%x = bf16[2,64,16]{{2,1,0}} {DOT}"
+    body = computation("body", f"{AB}\n{line}\n%r = f32[] constant(0)")
+    made = module(f"%start = f32[] parameter(0)\n{loop('w', 'body', 12)}", body, condition("body"))
+    assert flops_by_kind(all_of(made)) == {"matmul": 12 * AB_FLOPS}
+
+
+@pytest.mark.parametrize(
+    ("target", "output"),
+    [("__cublas$gemm", "(bf16[2,64,16]{2,1,0}, s8[4096]{0})"), ("__cublas$lt$matmul", "bf16[2,64,16]{2,1,0}")],
+)
+def test_calls_of_cublas_say_what_they_contract(target: str, output: str):
+    dims = {"lhs_contracting_dimensions": ["2"], "rhs_contracting_dimensions": ["1"]}
+    precision = {"operand_precision": ["DEFAULT", "DEFAULT"], "algorithm": "ALG_UNSET"}
+    config = json.dumps({"gemm_backend_config": {"dot_dimension_numbers": dims, "precision_config": precision}})
+    cost = one(f'{AB}\n%x = {output} custom-call(%a, %b), custom_call_target="{target}", backend_config={config}')
+    assert (cost.kind, cost.flops, cost.arithmetic) == ("matmul", AB_FLOPS, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "attributes", "arithmetic"),
+    [
+        (("f32", "f32"), "", "tensorfloat32"),
+        (("f32", "f32"), ", operand_precision={highest,highest}", "float32"),
+        (("f32", "f32"), ", algorithm=dot_bf16_bf16_f32", "bfloat16"),
+        (("f16", "f16"), "", "float16"),
+        (("f8e4m3fn", "f8e5m2"), "", "float8"),
+        (("f64", "f64"), "", "float64"),
+    ],
+)
+def test_arithmetic_of_products(dtypes: tuple[str, str], attributes: str, arithmetic: str):
+    left, right = dtypes
+    inputs = AB.replace("bf16", left, 1).replace("bf16", right, 1)
+    assert one(f"{inputs}\n%x = f32[2,64,16]{{2,1,0}} {DOT}{attributes}").arithmetic == arithmetic
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (f"%x = f32[2,64,16]{{2,1,0}} {DOT}, algorithm=dot_new", "algorithm dot_new"),
+        ("%x = f32[2] custom-call(%a), custom_call_target=\"mystery\"", "custom call mystery"),
+    ],
+)  # fmt: skip
+def test_work_that_cannot_be_told_is_refused(line: str, problem: str):
+    with pytest.raises(ProgramError, match=problem):
+        one(f"{AB}\n{line}")
+
+
+def test_a_product_of_different_types_is_refused():
+    with pytest.raises(ProgramError, match="multiplies f32 with bf16"):
+        one(f"{AB.replace('bf16', 'f32', 1)}\n%x = f32[2,64,16]{{2,1,0}} {DOT}")
+
+
+def test_a_kernel_of_ones_own_brings_its_work():
+    kernels = {"mystery": lambda op: Product(7.0, 0.0, "bfloat16")}
+    cost = one(f'{AB}\n%x = f32[2] custom-call(%a), custom_call_target="mystery"', kernels=kernels)
+    assert (cost.flops, cost.kind) == (7.0, "matmul")
+
+
+def attention(backward: bool, mask: str = "CAUSAL", window: int = 0) -> Cost:
+    """cuDNN's attention as JAX 0.12 writes it: 8 query and 2 KV heads of width 128, 2 rows of 1024."""
+    q, kv, stats = "bf16[2,1024,8,128]{3,2,1,0}", "bf16[2,1024,2,128]{3,2,1,0}", "f32[2,8,1024]{2,1,0}"
+    config = {
+        "intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "8", "1024", "1024"]},
+        "mask_type": mask,
+        "sliding_window_length": window,
+    }
+    text = json.dumps({"operation_queue_id": "0", "cudnn_fmha_backend_config": config})
+    inputs = f"%q = {q} parameter(0)\n%k = {kv} parameter(1)\n%v = {kv} parameter(2)\n%s = {stats} parameter(3)"
+    if backward:
+        call = f"({q}, {kv}, {kv}, u8[0]{{0}}) custom-call(%q, %k, %v, %s, %q, %q)"
+    else:
+        call = f"({q}, {stats}, u8[0]{{0}}) custom-call(%q, %k, %v)"
+    call = f'%x = {call}, custom_call_target="__cudnn$fmhaSoftmax{"Backward" * backward}"'
+    return one(f"{inputs}\n{call}, api_version=API_VERSION_STATUS_RETURNING, backend_config={text}")
+
+
+@pytest.mark.parametrize(
+    ("mask", "window", "pairs"),
+    [
+        ("NO_MASK", 0, 1024 * 1024),
+        ("CAUSAL", 0, 1024 * 1025 // 2),
+        ("CAUSAL", 256, 256 * 257 // 2 + (1024 - 256) * 256),
+    ],
+)
+def test_cudnn_attention_counts_the_pairs_that_its_mask_keeps(mask: str, window: int, pairs: int):
+    product = 2 * 2 * 8 * pairs * 128
+    forward, backward = attention(False, mask, window), attention(True, mask, window)
+    assert (forward.kind, forward.flops, forward.recomputed_flops) == ("attention", 2 * product, 0)
+    assert (backward.kind, backward.flops, backward.recomputed_flops) == ("attention", 5 * product, product)
+
+
+def test_an_attention_mask_that_is_not_known_is_refused():
+    with pytest.raises(ProgramError, match="mask ALIBI"):
+        attention(False, "ALIBI")
+
+
+def test_kinds_of_ops_without_products():
+    body = "%p = f32[8]{0} parameter(0)\n%m = f32[8]{0} multiply(%p, %p)\n%e = f32[8]{0} exponential(%m)"
+    moves = "%p.1 = f32[8]{0} parameter(0)\n%t = bf16[8]{0} convert(%p.1)"
+    made = module(
+        "%a = f32[8]{0} parameter(0)\n%x = f32[8]{0} fusion(%a), kind=kLoop, calls=%f\n"
+        "%y = bf16[8]{0} fusion(%a), kind=kLoop, calls=%g\n%z = f32[8]{0} all-reduce(%a)\n%h = f32[8]{0:S(5)} copy(%a)",
+        *(computation("f", body), computation("g", moves)),
+    )
+    found = {cost.op.name: cost for cost in all_of(made)}
+    assert {name: cost.kind for name, cost in found.items()} == {
+        "x": "elementwise", "y": "copy", "z": "collective", "h": "offload",
+    }  # fmt: skip
+    assert (found["x"].vector_flops, found["x"].read_bytes, found["x"].written_bytes) == (16, 32, 32)
+
+
+def test_what_is_traced_in_attention_is_attention():
+    tables = (
+        'FileNames\n1 "pallas_kernels/attention/reference.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
+        "1 {file_name_id=1 function_name_id=1 line=1 end_line=1 column=1 end_column=1}\n\nStackFrames\n"
+        "1 {file_location_id=1 parent_frame_id=1}\n\n"
+    )
+    line = '%x = f32[8]{0} exponential(%a), metadata={op_name="exp" stack_frame_id=1}'
+    (cost,) = all_of(module(f"%a = f32[8]{{0}} parameter(0)\n{line}", tables=tables))
+    assert cost.kind == "attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "again"),
+    [
+        ("jit(f)/jvp()/dot_general", "", False),
+        ("jit(f)/transpose(jvp())/checkpoint/rematted_computation/dot_general", "", True),
+        ("jit(f)/transpose(jvp())/recompute/dot_general", "", True),
+        ("jit(f)/dot_general", ".remat2", True),
+    ],
+)
+def test_what_runs_again_is_told_apart(name: str, suffix: str, again: bool):
+    cost = one(f'{AB}\n%x{suffix} = bf16[2,64,16]{{2,1,0}} {DOT}, metadata={{op_name="{name}"}}')
+    assert (cost.recomputed, recomputed_flops([cost])) == (again, AB_FLOPS * again)
+
+
+def test_a_recomputed_loop_recomputes_all_that_it_runs():
+    line = f'%x = bf16[2,64,16]{{2,1,0}} {DOT}, metadata={{op_name="jit(f)/jvp()/dot_general"}}'
+    body = computation("body", f"{AB}\n{line}\n%r = f32[] constant(0)")
+    again = loop("w", "body", 3) + ', metadata={op_name="jit(f)/rematted_computation/while"}'
+    found = all_of(module(f"%start = f32[] parameter(0)\n{again}", body, condition("body")))
+    assert recomputed_flops(found) == 3 * AB_FLOPS
+
+
+H = Roofline({"bfloat16": 1000.0, "tensorfloat32": 500.0}, vector=100.0, bandwidth=10.0)
+
+
+@pytest.mark.parametrize(
+    ("flops", "vector", "read", "seconds"),
+    [(5000.0, 0.0, 1, 5.0), (5000.0, 0.0, 90, 10.0), (0.0, 700.0, 0, 7.0), (0.0, 0.0, 0, 1.0)],
+)
+def test_the_longest_bound_is_the_time(flops: float, vector: float, read: int, seconds: float):
+    (cost,) = all_of(module("%a = f32[8]{0} parameter(0)\n%x = f32[8]{0} negate(%a)"))
+    made = Cost(cost.op, "matmul", flops, 0.0, "bfloat16", vector, read, 10, False, 1.0)
+    assert H.seconds(made) == seconds
+
+
+def test_a_transfer_takes_no_compute_and_a_missing_peak_is_refused():
+    (cost,) = all_of(module("%a = f32[8]{0} parameter(0)\n%x = f32[8]{0} all-reduce(%a)"))
+    assert H.seconds(cost) == 0.0
+    with pytest.raises(ProgramError, match="no peak is known for float8"):
+        H.seconds(Cost(cost.op, "matmul", 1.0, 0.0, "float8", 0.0, 0, 0, False, 1.0))
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("part", ["program", "dump"])
+def test_flops_of_a_compiled_step_are_those_of_the_mathematics(name: str, part: str):
+    found = all_of(compiled(name, part))
+    tokens = BATCH // 2 * SEQUENCE  # of a rank: fsdp splits rows, tensor the hidden units
+    product = 2 * tokens * EMBED * HIDDEN // 2
+    # Up and down projection, forward and twice backward; the activation between them comes back from the host.
+    assert flops_by_kind(found) == {"matmul": LAYERS * 2 * 3 * product}
+    assert recomputed_flops(found) == 0
+    assert {cost.arithmetic for cost in found if cost.flops} == {"bfloat16"}

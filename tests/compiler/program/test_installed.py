@@ -1,0 +1,29 @@
+"""The compiler that is installed writes what the records know."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpar.compiler.program.buffers import parse_buffers
+from jaxpar.compiler.program.costs import costs, flops_by_kind
+from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.program.parser import parse
+from tests.compiler.program.generate import AFTER, DUMPS, ROOT
+from tests.compiler.program.programs import TINY, compiled
+
+
+@pytest.mark.long
+def test_the_small_step_compiled_now_has_the_work_of_the_kept_one(tmp_path: Path):
+    command = [sys.executable, "-m", "tests.compiler.program.tiny_step", str(tmp_path)]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr[-4000:]
+    dumped = {name: next((tmp_path / "dump").glob(AFTER + ending)).read_text() for name, ending in DUMPS.items()}
+    assert parse_buffers(dumped["buffers"], dumped["live"]).total() > 0
+    kept = compiled(TINY[0])
+    for text in ((tmp_path / "program.txt").read_text(), dumped["dump"]):
+        module = parse(text)
+        assert flops_by_kind(costs(module, executions(module))) == flops_by_kind(costs(kept, executions(kept)))
