@@ -4,6 +4,10 @@
 
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
+QUICKSTART := configs/quickstart.yaml
+# The quickstart is laid out for 8 devices, which a machine without a GPU pretends to have. With GPUs it takes them all.
+LAYOUT = $(if $(filter $(QUICKSTART),$(CONFIG)),$(shell nvidia-smi >/dev/null 2>&1 && \
+    echo --set parallel.fsdp=-1 --set parallel.tensor=1 --set parallel.context=1))
 JOBS ?= 2
 
 TEST_BIN := .venv-test/bin
@@ -26,7 +30,7 @@ setup-test:
 	@launch/setup.sh test
 
 train: setup
-	@.venv/bin/python -m jaxpar.train --config '$(CONFIG)' $(ARGS)
+	@.venv/bin/python -m jaxpar.train --config '$(CONFIG)' $(LAYOUT) $(ARGS)
 
 test: setup-test
 	@$(PYTEST) $(ARGS)

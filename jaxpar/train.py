@@ -44,13 +44,21 @@ def _train(file: str | None, overrides: Sequence[str]) -> int:
 
     config = load_config(file, overrides)
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
+    import jax
+
     from jaxpar.training.errors import TrainingError
+    from jaxpar.training.memory_check import ADVICE
     from jaxpar.training.trainer import Trainer
 
     try:
         Trainer(config).fit()
     except TrainingError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
+        return 1
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"jaxpar: the devices ran out of memory ({str(error).splitlines()[0]}); {ADVICE}", file=sys.stderr)
         return 1
     return 0
 

@@ -37,7 +37,10 @@ def resolve_axes(parallel: ParallelConfig, devices: int, allow_fewer: bool = Fal
     layout = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "all axes 1"
     there_are = f"there {'is' if devices == 1 else 'are'} {devices}"
     if fixed > devices:
-        raise UserError(f"parallel: the mesh ({layout}) takes {fixed} devices and {there_are}")
+        raise UserError(
+            f"parallel: the mesh ({layout}) takes {fixed} devices and {there_are}; set the axes to what there is, for "
+            "example parallel.fsdp to -1 and the others to 1"
+        )
     if free is not None:
         if devices % fixed:
             raise UserError(

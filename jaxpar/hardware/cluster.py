@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,27 +178,29 @@ def read_cluster(path: Path) -> Cluster:
         for key in ("gpu", "hosts", "levels"):
             if key in lines:
                 raise UserError(f"{place(key)}: {key}: with groups, each group has its own")
-        parts = {name: (group, f"groups.{name}.", place("groups")) for name, group in written.groups.items()}
+        where = lambda key: place("groups")
+        groups = [_read_group(name, f"groups.{name}.", group, where, path) for name, group in written.groups.items()]
     else:
         for key in ("gpu", "hosts"):
             if key not in lines:
                 raise UserError(f"{path}: the key {key} is missing")
-        group = _WrittenGroup(written.gpu, written.hosts, written.levels)
-        parts = {written.gpu: (group, "", str(path))}
-    groups = []
-    for name, (group, prefix, where) in parts.items():
-        _positive(group.hosts, f"{prefix}hosts", place("hosts") if not prefix else where)
-        try:
-            gpu = gpu_named(group.gpu)
-        except UserError as error:
-            raise UserError(f"{place('gpu') if not prefix else where}: {prefix}gpu: {error}") from None
-        for level, numbers in vars(group.levels).items():
-            for quantity, value in vars(numbers).items() if numbers else ():
-                if value is not None:
-                    key = f"{prefix}levels.{level}.{quantity}"
-                    _positive(value, key, place("levels") if not prefix else where)
-        groups.append(_group(str(name), gpu, group.hosts, group.levels, str(path)))
+        alone = _WrittenGroup(written.gpu, written.hosts, written.levels)
+        groups = [_read_group(written.gpu, "", alone, place, path)]
     return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups))
+
+
+def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[[str], str], path: Path) -> Group:
+    """A group with its numbers checked; `prefix` comes before its keys, and `place` says where a key stands."""
+    _positive(written.hosts, f"{prefix}hosts", place("hosts"))
+    for level, numbers in vars(written.levels).items():
+        for quantity, value in vars(numbers or _Numbers(1)).items():
+            if value is not None:
+                _positive(value, f"{prefix}levels.{level}.{quantity}", place("levels"))
+    try:
+        gpu = gpu_named(written.gpu)
+    except UserError as error:
+        raise UserError(f"{place('gpu')}: {prefix}gpu: {error}") from None
+    return _group(name, gpu, written.hosts, written.levels, str(path))
 
 
 def _group(name: str, gpu: GPU, hosts: int, levels: _Levels, source: str) -> Group:

@@ -27,6 +27,9 @@ COLLECTIVE_TIMEOUTS = (
 )
 """XLA:CPU ends a run whose collective waits longer than these; a busy laptop needs more patience than the default."""
 
+MOST_VIRTUAL = 64
+"""Virtual CPU devices that one process may have: each has threads of its own."""
+
 CONNECT_S = 60
 """How long JAX may take to connect processes that are all there, in seconds, at least: when it fails it aborts."""
 
@@ -53,7 +56,7 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
     if platforms == "cpu" or (not platforms and not has_gpu()):
         if "xla_force_host_platform_device_count" not in flags:
             try:
-                jax.config.update("jax_num_cpu_devices", max(1, needed // distributed.processes))
+                jax.config.update("jax_num_cpu_devices", _virtual(needed, distributed.processes))
             except RuntimeError:  # JAX has looked at its devices already: they are what they are
                 return
         jax.config.update("jax_platforms", "cpu")
@@ -64,6 +67,17 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
         os.environ["XLA_FLAGS"] = flags
     if distributed.coordinator is not None and not jax.distributed.is_initialized():
         _join(distributed.coordinator, distributed.processes, distributed.process_id, distributed.timeout_s)
+
+
+def _virtual(needed: int, processes: int) -> int:
+    """Virtual devices of one process. Raises `UserError` for more than a machine can pretend to have."""
+    share = max(1, needed // processes)
+    if share > MOST_VIRTUAL:
+        raise UserError(
+            f"parallel: the mesh takes {needed} devices, and a machine without GPUs stands in for at most "
+            f"{MOST_VIRTUAL * processes}; choose a smaller layout, or run it on the cluster that it is for"
+        )
+    return share
 
 
 def _join(coordinator: str, processes: int, process_id: int, timeout_s: int) -> None:

@@ -50,7 +50,7 @@ def embed_tokens(
     ids = {"tokens": jnp.where((local >= 0) & (local < rows), local, rows)}
     if "positions" in weights:
         ids["positions"] = sequence_part(positions)
-    found = _table_rows(placements, weights, sinks, vary(ids))
+    found: dict[str, jax.Array] = _table_rows(placements, weights, sinks, vary(ids))
     x = scatter_sequence(found["tokens"])
     return x + found["positions"] if "positions" in weights else x
 

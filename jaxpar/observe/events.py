@@ -103,6 +103,8 @@ class Summary:
     """Largest memory in use (`jaxpar.observe.memory`)."""
     predicted_bytes: int | None
     """What the plan expected for it."""
+    host_step_seconds: float = 0.0
+    """Mean time of a step that the host neither dispatched nor waited in, after the first step."""
     memory_kind: MemoryKind = "device"
     """Whose memory `peak_bytes` is."""
 

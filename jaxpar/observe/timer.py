@@ -91,12 +91,15 @@ class StepTimer:
         yield
         self._lap_left_out += self._clock() - began
 
-    def lap(self) -> Lap:
-        """Steps since the lap before; the first step alone where none came after it."""
+    def lap(self, steps: int | None = None) -> Lap:
+        """Steps since the lap before; the first step alone where none came after it.
+
+        `steps` says how many the device has finished, where more than those were dispatched.
+        """
         if self._lap_steps == 0 and self._steady_steps == 0 and self.first_step_seconds is not None:
             return Lap(1, self.first_step_seconds, 0.0)
         seconds = self._clock() - self._lap_began - self._lap_left_out
-        lap = Lap(self._lap_steps, seconds, max(0.0, seconds - self._lap_busy))
+        lap = Lap(self._lap_steps if steps is None else steps, seconds, max(0.0, seconds - self._lap_busy))
         self._steady_seconds += lap.seconds
         self._steady_steps += lap.steps
         self._host_seconds += lap.host_seconds

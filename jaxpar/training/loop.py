@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxpar import __version__
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
@@ -26,7 +27,8 @@ from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.summary import SummaryFile
 from jaxpar.observe.tensorboard import TensorBoard
 from jaxpar.training.errors import TrainingError
-from jaxpar.training.plan_table import mebibytes, plan_rows
+from jaxpar.training.memory_check import mebibytes
+from jaxpar.training.plan_table import plan_rows
 from jaxpar.training.run_folder import RunFolder
 from jaxpar.training.sampling import sample_heldout
 from jaxpar.training.step import StepMetrics
@@ -68,6 +70,8 @@ class _Loop:
             report=listeners.message,
         )
         self.tokens, self.skipped = 0, 0
+        self.logged = 0
+        """Last step that was logged; 0 before the first of this process."""
         self.saved, self.saving = 0, 0
         """Steps of the newest complete checkpoint and of the one in the making; 0 for none."""
         self.baseline: float | None = None
@@ -109,14 +113,13 @@ class _Loop:
                     metrics = self.trainer.step()
                 if profile is not None:
                     profile.after_step(number, metrics)
-                if previous is not None:
-                    self._account(number - 1, previous)
+                if previous is not None:  # the step before is accounted for while this one runs
+                    self._complete(number - 1, previous)
                 previous = metrics
                 stop = asked_to_stop(number) and number < steps
-                if self._due(number, first) or stop:
-                    self._account(number, metrics)
+                if number in (first, steps) or self._pauses(number) or stop:
+                    self._complete(number, metrics, stop)
                     previous = None
-                    self._milestone(number, metrics, stop)
                 if stop:
                     return number
         return None
@@ -131,6 +134,10 @@ class _Loop:
         self.tokens, self.skipped = facts["tokens"], facts["skipped"]
         self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
         self.eval_loss, self.saved = facts["eval_loss"], newest
+        if facts["data"] != self.trainer.data.description:
+            self.listeners.message(
+                f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
+            )
 
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config
@@ -149,6 +156,11 @@ class _Loop:
         )
         if changes:
             self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
+            if any(line.startswith("run.steps:") for line in changes) and config.optimizer.decay_steps is None:
+                steps = config.run.steps
+                self.listeners.message(
+                    f"The learning rate now ends its schedule at step {steps}; optimizer.decay_steps would keep it."
+                )
         if first > config.run.steps:
             self.listeners.message(f"All {first - 1} steps are done; what an earlier start left undone is the end.")
             return
@@ -157,11 +169,17 @@ class _Loop:
         memory = "" if need is None else f"; the step needs {mebibytes(need)} per device"
         self.listeners.message(f"Compiled in {self.timer.compile_seconds:.1f} s{memory}.")
 
-    def _due(self, number: int, first: int) -> bool:
-        """Whether something is logged, evaluated or saved after this step."""
-        run, steps = self.config.run, self.config.run.steps
-        cadences = (run.log_every, self.config.evaluation.every, self.config.checkpoint.every)
-        return number in (first, steps) or any(every and number % every == 0 for every in cadences)
+    def _pauses(self, number: int) -> bool:
+        """Whether an evaluation or a save comes before the next step."""
+        cadences = (self.config.evaluation.every, self.config.checkpoint.every)
+        return any(every and number % every == 0 for every in cadences)
+
+    def _complete(self, number: int, metrics: StepMetrics, stop: bool = False) -> None:
+        """Wait for a step, count it, and log, evaluate and save what is due after it."""
+        self._account(number, metrics)
+        ends = number == self.config.run.steps or stop or self.logged == 0
+        if ends or number % self.config.run.log_every == 0 or self._pauses(number):
+            self._milestone(number, metrics, stop)
 
     def _account(self, number: int, metrics: StepMetrics) -> None:
         """Wait for a step and count it; stop the run when too many in a row were skipped."""
@@ -186,7 +204,8 @@ class _Loop:
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
         """Log, evaluate and save after step `number`, whichever is due."""
         config, last = self.config, self.config.run.steps
-        lap = self.timer.lap()
+        lap = self.timer.lap(number - self.logged if self.logged else None)
+        self.logged = number
         self.last_loss = float(metrics.loss)
         evaluated = None
         every = config.evaluation.every
@@ -222,10 +241,13 @@ class _Loop:
 
     def _save(self, number: int, *, final: bool) -> None:
         """Begin to save in the background. A save that fails is told and the run goes on; the last one must succeed."""
-        facts = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
+        facts = strict_json(
+            {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
+        )
+        facts |= {"data": self.trainer.data.description, "config": config_to_dict(self.config), "jaxpar": __version__}
         self._settle_save()
         try:
-            self.checkpointer.save(number, self.trainer.state, strict_json(facts))
+            self.checkpointer.save(number, self.trainer.state, facts)
             self.saving = number
         except CheckpointError as error:
             if final:
@@ -273,6 +295,7 @@ class _Loop:
             steady_step_seconds=timer.steady_step_seconds or 0.0,
             peak_bytes=peak_bytes(),
             predicted_bytes=trainer.predicted_bytes,
+            host_step_seconds=timer.host_step_seconds or 0.0,
             memory_kind=memory_kind(),
         )
         self.listeners.end(summary)

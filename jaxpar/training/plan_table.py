@@ -11,6 +11,7 @@ from jaxpar.config.counting import parameter_count
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
+from jaxpar.training.memory_check import mebibytes, state_bytes
 from jaxpar.training.step import TrainStep
 
 ZERO_WORDS = (
@@ -38,7 +39,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ),
         ("weights", _bytes(step, "storage"), f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls"),
         ("ZeRO", str(plan.zero), _zero_words(step)),
-        ("master, moments", _state_bytes(step), f"per device, {plan.dtypes.master}"),
+        ("master, moments", mebibytes(state_bytes(step)), f"per device, {plan.dtypes.master}"),
         ("gradients", _bytes(step, "gradient"), f"per device, accumulated and reduced in {plan.dtypes.gradient}"),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
@@ -70,12 +71,6 @@ def _bytes(step: TrainStep, role: str) -> str:
     return mebibytes(bytes_per_device(step.specs, getattr(step.placements, role), step.plan.axes))
 
 
-def _state_bytes(step: TrainStep) -> str:
-    state = step.abstract_state()
-    leaves = jax.tree.leaves((state.master, state.optimizer))
-    return mebibytes(sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves))
-
-
 def _zero_words(step: TrainStep) -> str:
     """What is sharded, and which matrices are not because no dim of theirs divides."""
     axes = step.plan.axes
@@ -103,8 +98,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.2f}{unit}"
     return str(number)
-
-
-def mebibytes(count: int) -> str:
-    """A size for people."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -26,7 +26,11 @@ MAY_CHANGE_KEYS = (
     "run.max_skipped_steps",
     "run.compile_cache",
     "data.prefetch",
+    "optimizer.learning_rate",
+    "optimizer.muon_learning_rate",
+    "optimizer.clip_norm",
 )
+"""Keys that may change besides: the length of a run, and what a run that diverged is mended with."""
 
 
 class RunFolder:

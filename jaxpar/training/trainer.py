@@ -21,6 +21,7 @@ from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.attend import mask_of
 from jaxpar.training.batches import BatchPlacer
+from jaxpar.training.memory_check import check_state_fits, check_step_fits, needed_bytes
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 from jaxpar.training.state import TrainState
 from jaxpar.training.step import StepMetrics, TrainStep
@@ -62,6 +63,7 @@ class Trainer:
         self.plan = make_plan(self.config, devices[0])
         self.mesh = build_mesh(self.plan.axes, devices)
         self.functions = TrainStep(self.config, self.plan, self.mesh)
+        check_state_fits(self.functions)
         self.placer = BatchPlacer(self.functions)
         self.timer = StepTimer()
         self._state: TrainState | None = None
@@ -90,20 +92,14 @@ class Trainer:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
         with self.timer.compiling():
             lowered = self.functions.train.lower(self.functions.abstract_state(), self.functions.abstract_batch())
-            return lowered.compile()
+            compiled = lowered.compile()
+        check_step_fits(self.functions, needed_bytes(compiled))
+        return compiled
 
     @property
     def predicted_bytes(self) -> int | None:
         """Memory per device that the compiled step needs, as the compiler says: arguments, temporaries and output."""
-        analysis = self.compiled.memory_analysis()
-        if analysis is None:
-            return None
-        return (
-            analysis.argument_size_in_bytes
-            + analysis.output_size_in_bytes
-            + analysis.temp_size_in_bytes
-            - analysis.alias_size_in_bytes
-        )
+        return needed_bytes(self.compiled)
 
     def step(self) -> StepMetrics:
         """Take one step; returns before the devices are done (reading a metric waits for them)."""

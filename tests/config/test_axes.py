@@ -18,16 +18,23 @@ def test_a_mesh_that_takes_all_devices_is_left_as_it_is():
     assert resolve_axes(parallel, 8) is parallel
 
 
+HINT = "; set the axes to what there is, for example parallel.fsdp to -1 and the others to 1"
+
+
 @pytest.mark.parametrize(
     ("parallel", "devices", "sentence"),
     [
         (
             ParallelConfig(fsdp=8, tensor=2),
             8,
-            "parallel: the mesh (fsdp 8 x tensor 2) takes 16 devices and there are 8",
+            "parallel: the mesh (fsdp 8 x tensor 2) takes 16 devices and there are 8" + HINT,
         ),
-        (ParallelConfig(fsdp=2), 1, "parallel: the mesh (fsdp 2) takes 2 devices and there is 1"),
-        (ParallelConfig(fsdp=-1, tensor=16), 8, "parallel: the mesh (tensor 16) takes 16 devices and there are 8"),
+        (ParallelConfig(fsdp=2), 1, "parallel: the mesh (fsdp 2) takes 2 devices and there is 1" + HINT),
+        (
+            ParallelConfig(fsdp=-1, tensor=16),
+            8,
+            "parallel: the mesh (tensor 16) takes 16 devices and there are 8" + HINT,
+        ),
         (
             ParallelConfig(fsdp=-1, tensor=3),
             8,

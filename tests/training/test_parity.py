@@ -101,7 +101,7 @@ def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
 
 
 def lively_gradients(run: SmallRun) -> tuple[float, Any]:
-    """Loss and gradients where everything counts: short documents, padding, biases and scales off their first values."""
+    """Loss and gradients where everything counts: short documents, padding, no bias 0 and no norm scale 1."""
     rows = run.rows(0)
     documents = into_documents(rows, seed=7)
     if not run.config.data.packed:
