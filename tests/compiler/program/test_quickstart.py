@@ -27,7 +27,8 @@ def muon() -> float:
 
 def test_flops_are_the_models_count_and_what_is_recomputed():
     module = compiled("quickstart")
-    found = flops_by_kind(costs(module, executions(module)))
+    each = costs(module, executions(module))
+    found = flops_by_kind(each)
     per_layer = 4 * EMBED * HEADS * WIDTH + 3 * EMBED * HIDDEN
     weights = LAYERS * per_layer + EMBED * PADDED_VOCABULARY
     # A product of scores or of values over all pairs of a row: the block is computed whole, the mask takes its half.
@@ -35,6 +36,7 @@ def test_flops_are_the_models_count_and_what_is_recomputed():
     assert found["matmul"] == 6 * weights * TOKENS / DEVICES + muon()
     # Two products forward and four backward, and the scores once more: attention saves none of them.
     assert found["attention"] == (2 + 4 + 1) * product / DEVICES
+    assert recomputed_flops(each) == product / DEVICES
     model = flops_per_step(MODEL, TOKENS, ROWS * LENGTH**2, PADDED_VOCABULARY)
     assert sum(found.values()) == model / DEVICES + muon() + product / DEVICES
 
