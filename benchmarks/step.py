@@ -101,6 +101,11 @@ def _torch_command(options: argparse.Namespace) -> list[str] | None:
     if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         return None
     config = load_config(options.config, options.overrides)
+    if config.data.packed:
+        raise UserError(
+            "data.packed is true; expected false (--set data.packed=false): PyTorch's side attends over whole rows, so "
+            "the two would do different work"
+        )
     model = config_to_dict(config)["model"]
     command = [options.torch, str(ROOT / "benchmarks" / "torch_step.py"), "--model", json.dumps(model), "--compile"]
     command += ["--sequence", str(config.data.sequence_length), "--batch", str(config.data.batch_size)]
