@@ -188,6 +188,14 @@ TOKENS = (
         caught_by=(parity(tensor=4, kv_heads=2),),
     ),
     Fault(
+        name="tokens_of_other_ranks_looked_up",
+        says="A rank looks up tokens whose embeddings other ranks hold; negative rows count from the table's end.",
+        file="jaxpar/model/embedding.py",
+        old="jnp.where((local >= 0) & (local < rows), local, rows)",
+        new="local",
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
         name="hosts_read_the_same_rows",
         says="Every host numbers its rows from 0, so all of them load the first rows of the batch.",
         file="jaxpar/data/loader.py",
@@ -250,6 +258,16 @@ UPDATE = (
         old="grad = vary(grad.astype(dtype))",
         new="grad = vary(grad.astype(jnp.bfloat16).astype(dtype))",
         caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="embedding_gradients_summed_in_half_precision",
+        says="The gradients of all tokens that share a row of the embedding are added up in the compute dtype.",
+        file="jaxpar/model/embedding.py",
+        old='zeros.at[rows].add(cotangent.astype(jnp.float32), mode="drop")',
+        new='zeros.astype(cotangent.dtype).at[rows].add(cotangent, mode="drop")',
+        caught_by=(
+            "tests/model/test_embedding.py::test_thousands_of_equal_tokens_all_count_in_bfloat16[5-split vocabulary]",
+        ),
     ),
     Fault(
         name="loss_scale_left_in",

@@ -15,6 +15,7 @@ from tests.faults.fault import Fault
 from tests.faults.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "testing.md"
 ASSERTION = r"(assert |AssertionError|Failed: DID NOT RAISE)"
 
 
@@ -43,6 +44,7 @@ def copy_with(fault: Fault, folder: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_turns_its_tests_red(fault: Fault, tmp_path: Path):
     copy = tmp_path / "copy"
@@ -68,3 +70,8 @@ def test_every_fault_is_one_replacement_caught_by_tests_of_the_suite():
     done = run_pytest(ROOT, "--collect-only", *names)
     assert done.returncode == 0, done.stdout + done.stderr
     assert names == {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_the_page_lists_every_fault_and_what_goes_wrong():
+    listed = re.findall(r"^\| `(\w+)` \| (.+?) \| ", PAGE.read_text(), re.MULTILINE)
+    assert listed == [(fault.name, fault.says) for fault in FAULTS]
