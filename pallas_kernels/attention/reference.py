@@ -154,7 +154,8 @@ def _backward(settings: _Settings, residuals: tuple, cotangents: _Results) -> tu
 
             def differentiate(gradients: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 dq, dk, dv = gradients
-                scores, pairs = _scores(settings, q_block, k_block, q_tokens, kv_tokens, tokens.prefix_lengths)
+                with jax.named_scope("recompute"):
+                    scores, pairs = _scores(settings, q_block, k_block, q_tokens, kv_tokens, tokens.prefix_lengths)
                 p = jnp.exp(jnp.where(pairs, scores, -jnp.inf) - lse_block[..., None])
                 ds = p * (_einsum("bkqgv,bksv->bkqgs", d_out_block, v_block) - inner_block[..., None])
                 if settings.softcap is not None:

@@ -73,10 +73,27 @@ def transfers(module: Module, computation: Computation) -> list[Transfer]:
             continue
         else:
             done = inner = op
+        inner = _fused_collective(module, inner) or inner
         channel = _channel(inner)
         if channel:
             found.append(Transfer(inner, op, done, channel))
     return found
+
+
+def _fused_collective(module: Module, op: Op) -> Op | None:
+    """The collective of a fusion that holds nothing else: XLA writes small ones as kernels of its own.
+
+    Raises `ProgramError` for a fusion that computes beside its collective: there is no rule for its time.
+    """
+    if op.opcode != "fusion":
+        return None
+    body = module.body(op)
+    if not any(inside.opcode in COLLECTIVES for inside in body.ops):
+        return None
+    root = body.root
+    if root.opcode not in COLLECTIVES or any(inside.opcode not in ("parameter", root.opcode) for inside in body.ops):
+        raise ProgramError(f"fusion {op.name} computes beside a collective", line=op.line)
+    return replace(op, opcode=root.opcode, attributes=root.attributes, called=root.called)
 
 
 def _channel(op: Op) -> str:

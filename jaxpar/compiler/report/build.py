@@ -55,6 +55,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         flops_by_kind=flops_by_kind(analysis.costs),
         recompute_flops=recomputed_flops(analysis.costs),
         compiler_recomputes=sum(copied_by_xla(cost.op) for cost in analysis.costs),
+        branches=len(analysis.counts.conditionals),
         compute_seconds=analysis.schedule.compute_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
         exposed_fraction=analysis.schedule.exposed_fraction,

@@ -93,6 +93,8 @@ class Report:
     """Of `flops`, what repeats the forward pass, and what XLA repeats of its own accord to save memory."""
     compiler_recomputes: int
     """Kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
+    branches: int
+    """Conditionals of the program. What they choose is known at run time only, and every branch counts each time."""
     compute_seconds: float
     """Roofline time of all kernels of a step."""
     exposed_seconds: float

@@ -61,6 +61,11 @@ def verdict(report: Report) -> str:
 def warnings(report: Report) -> list[str]:
     """What one must know beside the numbers."""
     found = list(report.notes)
+    if report.branches:
+        found.append(
+            f"{report.branches} conditional(s) choose at run time, such as attention's blocks that a mask empties; "
+            "every branch is counted each time, so work in them is an upper bound"
+        )
     if report.compiler_recomputes:
         found.append(
             f"memory was short, so XLA runs {report.compiler_recomputes} kernels and transfers a second time of its "
