@@ -1,0 +1,180 @@
+"""The report of one small step, and how it is told."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from jaxpar.compiler.report import Report
+from jaxpar.compiler.report.amounts import operations, seconds, size
+from jaxpar.compiler.report.build import RESERVE
+from jaxpar.compiler.report.clock import transfer_seconds
+from jaxpar.compiler.report.difference import memory_rows, traffic_rows
+from jaxpar.compiler.report.layer_schedule import layer_schedules
+from jaxpar.compiler.report.memory_classes import CLASSES
+from jaxpar.compiler.report.memory_timeline import memory_timeline
+from jaxpar.compiler.report.page import html_page
+from jaxpar.compiler.report.text import print_report
+from jaxpar.hardware.cluster import parse_cluster
+from tests.compiler.inspected import hsdp
+
+LAYERS, MICROBATCHES, FSDP = 4, 2, 4
+WEIGHTS_OF_A_LAYER = 4 * 128 * 128 + 3 * 128 * 256
+TABLE = 512 * 128
+
+
+def told(report: Report) -> str:
+    screen = io.StringIO()
+    print_report(report, Console(file=screen, width=120))
+    return screen.getvalue()
+
+
+def test_classes_add_up_to_the_compilers_peak():
+    _, report = hsdp()
+    assert set(report.classes) == set(CLASSES)
+    on_device = sum(count for name, count in report.classes.items() if name != "host")
+    assert on_device == pytest.approx(report.peak_bytes, rel=0.02)
+    assert report.pipe_ranks[0].classes == report.classes
+    assert len(report.pipe_ranks) == report.axes["pipe"]
+
+
+def test_the_optimizer_class_is_master_weights_and_two_moments_in_float32():
+    _, report = hsdp()
+    sharded = (LAYERS * WEIGHTS_OF_A_LAYER + 2 * TABLE) // FSDP
+    norms = (2 * LAYERS + 1) * 128
+    assert report.classes["optimizer"] == 3 * 4 * (sharded + norms)
+
+
+def test_each_class_is_seen_at_the_peak():
+    _, report = hsdp()
+    assert all(report.classes[name] > 0 for name in ("weights", "gradients", "saved_activations", "temporaries"))
+    assert report.host_bytes == report.classes["host"] == 0
+
+
+def test_weights_are_gathered_twice_per_microbatch_within_a_node_in_bfloat16():
+    _, report = hsdp()
+    (row,) = (row for row in report.collectives if row.verb == "gather_weight")
+    passes = 2 * MICROBATCHES * LAYERS * WEIGHTS_OF_A_LAYER + 2 * MICROBATCHES * TABLE
+    assert (row.axis, row.kind, row.dtype, row.crosses_nodes) == ("fsdp", "all-gather", "bf16", False)
+    assert row.bytes == passes * 2 * (FSDP - 1) / FSDP
+    assert row.seconds == pytest.approx(row.bytes / 450e9)
+    assert 0 <= row.exposed_s <= row.seconds
+
+
+def test_gradients_cross_nodes_once_over_replicas():
+    _, report = hsdp()
+    rows = [row for row in report.collectives if row.verb == "reduce_sum" and row.axis == "replica"]
+    assert sum(row.bytes for row in rows) == (LAYERS * WEIGHTS_OF_A_LAYER + 2 * TABLE) / FSDP * 4  # 2 x (2 - 1) / 2
+    assert all(row.crosses_nodes for row in rows)
+    assert sum(row.seconds for row in rows) == pytest.approx(sum(row.bytes for row in rows) / 50e9)
+
+
+def test_a_group_with_several_gpus_in_each_host_uses_all_their_network_cards():
+    analysis, _ = hsdp()
+    movement = next(m for m in analysis.movements if m.crosses_nodes and m.axes == ("replica", "fsdp"))
+    assert transfer_seconds(movement, parse_cluster("h100:2x4")) == movement.sent_bytes / (4 * 50e9)
+
+
+def test_exposed_time_is_a_share_of_the_roofline_time():
+    analysis, report = hsdp()
+    assert report.exposed_seconds == pytest.approx(sum(row.exposed_s for row in report.collectives))
+    assert report.exposed_fraction == pytest.approx(report.exposed_seconds / report.step_seconds)
+    assert report.compute_seconds == pytest.approx(sum(report.seconds_by_kind.values()))
+    assert analysis.schedule.exposed_seconds == pytest.approx(report.exposed_seconds)
+
+
+def test_the_largest_buffers_name_the_line_that_made_them():
+    _, report = hsdp()
+    sizes = [buffer.bytes for buffer in report.largest_buffers]
+    assert len(sizes) == 10
+    assert sizes == sorted(sizes, reverse=True)
+    computed = [buffer for buffer in report.largest_buffers if "/" not in buffer.name]
+    assert computed
+    assert all(re.fullmatch(r"(jaxpar|pallas_kernels)/\S+\.py:\d+", buffer.source) for buffer in computed)
+
+
+def test_json_holds_the_keys_that_are_promised():
+    _, report = hsdp()
+    plain = json.loads(report.to_json())
+    promised = "fits peak_bytes host_bytes classes collectives flops recompute_flops exposed_fraction compile_seconds"
+    assert set(promised.split()) <= set(plain)
+    of_each = "axis verb kind count bytes dtype crosses_nodes exposed_s"
+    assert set(of_each.split()) <= set(plain["collectives"][0])
+
+
+def test_one_layer_waits_as_long_as_the_schedule_says():
+    analysis, _ = hsdp()
+    schedules = layer_schedules(analysis)
+    assert [schedule.title for schedule in schedules] == ["Forward", "Backward"]
+    assert all(schedule.executions == (LAYERS - 1) * MICROBATCHES for schedule in schedules)
+    inside = {
+        op for op in analysis.module.computations if analysis.counts.counts.get(op) == (LAYERS - 1) * MICROBATCHES
+    }
+    exposed = sum(o.exposed for o in analysis.schedule.overlaps if o.movement.transfer.start.computation in inside)
+    waited = sum(span.end - span.start for schedule in schedules for span in schedule.waits)
+    assert waited == pytest.approx(exposed)
+
+
+def test_the_timeline_has_its_maximum_at_the_peak():
+    analysis, report = hsdp()
+    timeline = memory_timeline(analysis, columns=50)
+    totals = [sum(timeline.classes[name][i] for name in timeline.classes) for i in range(len(timeline.places))]
+    assert timeline.places[totals.index(max(totals))] == timeline.peak
+    assert max(totals) == pytest.approx(report.peak_bytes, rel=0.02)
+    assert [name for name, _, _ in timeline.loops] == ["forward layers", "backward layers"]
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
+    analysis, report = hsdp()
+    page = html_page(analysis, replace(report, config="</script><b>"))
+    assert "</script><b>" not in page
+    assert page.replace("http://www.w3.org/2000/svg", "").count("http") == 0
+    assert page.count("<svg") == 3
+
+
+def test_the_screen_answers_first_whether_it_fits():
+    _, report = hsdp()
+    assert "It fits: " in told(report).splitlines()[1]
+    too_much = replace(report, fits=False, margin_bytes=-3 * 2**30)
+    assert "It does NOT fit: " in told(too_much).splitlines()[1]
+    assert "3.0 GiB too much" in told(too_much)
+    assert report.margin_bytes == report.device_bytes - RESERVE - report.allocated_bytes
+
+
+def test_what_the_compiler_repeats_of_its_own_accord_is_said():
+    _, report = hsdp()
+    assert "memory was short" not in told(report)
+    assert "memory was short" in told(replace(report, compiler_recomputes=7))
+
+
+def test_a_difference_names_what_changed_and_only_that():
+    _, report = hsdp()
+    assert traffic_rows(report, report) == []
+    fewer = replace(report, collectives=report.collectives[1:], peak_bytes=report.peak_bytes // 2)
+    gone = traffic_rows(report, fewer)
+    assert gone[0][0].startswith(f"{report.collectives[0].axis} {report.collectives[0].verb}")
+    assert gone[0][3].endswith("(-100%)")
+    assert memory_rows(report, fewer)[-1][3].endswith("(-50%)")
+
+
+@pytest.mark.parametrize(
+    ("shown", "wanted"),
+    [
+        (size(0), "0 B"),
+        (size(1536), "1.5 KiB"),
+        (size(80 * 2**30), "80.0 GiB"),
+        (seconds(0), "0"),
+        (seconds(9.5e-7), "950 ns"),
+        (seconds(13.8), "13.8 s"),
+        (seconds(0.115), "115 ms"),
+        (operations(3.94e15), "3.94 PFLOP"),
+        (operations(0), "0 FLOP"),
+    ],
+)
+def test_numbers_are_written_for_people(shown: str, wanted: str):
+    assert shown == wanted

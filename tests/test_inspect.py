@@ -1,0 +1,73 @@
+"""`python -m jaxpar.inspect`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler import inspection
+from jaxpar.inspect import main
+from tests.compiler.inspected import CACHE, CLUSTER, YAML, hsdp
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file whose step is compiled already once `hsdp()` was asked for."""
+    monkeypatch.setattr(inspection, "DEFAULT_CACHE", CACHE)
+    file = tmp_path / "hsdp.yaml"
+    file.write_text(YAML)
+    return file
+
+
+def run(*arguments: Any) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_json_is_all_that_is_printed(config: Path, capfd: pytest.CaptureFixture[str]):
+    _, report = hsdp()
+    capfd.readouterr()
+    assert run("--config", config, "--cluster", CLUSTER, "--json") == 0
+    out, _ = capfd.readouterr()
+    assert json.loads(out) == json.loads(report.to_json()) | {"config": "hsdp"}
+
+
+def test_the_screen_and_the_page(config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    hsdp()
+    capfd.readouterr()
+    page = tmp_path / "page.html"
+    assert run("--config", config, "--cluster", CLUSTER, "--html", page) == 0
+    out, err = capfd.readouterr()
+    assert "It fits" in out
+    assert "\x1b" not in out + err
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: pytest.CaptureFixture[str]):
+    hsdp()
+    assert run("--config", config, "--cluster", CLUSTER, "--diff", config) == 0
+    assert "Sent per GPU and step: the same" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cluster", "h100"], "cluster 'h100': expected gpu:hosts x gpus"),
+        (["--cluster", "h1000:1x8"], "did you mean h100?"),
+        (["--cluster", "a100:1x8"], "did you mean a100-40 or a100-80?"),
+        (["--cluster", "h100:1x6"], "parallel.replica: -1 cannot be filled"),
+        (["--cluster", CLUSTER, "--set", "parallel.tensr=2"], "tensor"),
+        (["--cluster", CLUSTER, "--timeout", "0"], "--timeout 0: expected seconds above 0"),
+        (["--cluster", CLUSTER, "--html", "/no/such/folder/x.html"], "/no/such/folder does not exist"),
+        (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(config: Path, arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
+    assert run("--config", config, *arguments) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert said in err
+    assert err.startswith("jaxpar: ")
+    assert err.count("\n") == 1
