@@ -223,8 +223,14 @@ def _ending(status: int) -> str:
 
 
 def _last_lines(output: str, count: int = 3) -> str:
-    """The last lines that say something: neither empty, nor about the driver that is not there."""
-    noise = ("cudart_stub", "before absl::InitializeLog()", "JAX has removed its internal frames", "--------")
-    lines = [line.strip() for line in output.splitlines()]
-    lines = [line for line in lines if line and not any(word in line for word in noise)]
+    """The last lines that say something: no frames of a traceback, nothing about the driver that is not there."""
+    noise = (
+        "cudart_stub",
+        "before absl::InitializeLog()",
+        "JAX has removed its internal frames",
+        "-----",
+        "Traceback (",
+    )
+    lines = [line.rstrip() for line in output.splitlines()]
+    lines = [line for line in lines if line and line[0] != " " and not any(word in line for word in noise)]
     return " | ".join(lines[-count:])[-600:] or "it said nothing"

@@ -1,0 +1,167 @@
+"""The step compiled in a child process: what comes back, what is kept, and what is said when it fails."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxpar.compiler import compile as compiling
+from jaxpar.compiler import wheels
+from jaxpar.compiler.compilation import Compilation
+from jaxpar.compiler.compile import compile_step, plan_for
+from jaxpar.compiler.program.parser import parse
+from jaxpar.compiler.program.records import leaves
+from jaxpar.config import UserError, load_config, with_overrides
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.xla_flags import xla_flags
+from tests.compiler.inspected import CACHE, CLUSTER, hsdp, wide
+
+EIGHT = {"parallel": {"fsdp": 8}}
+
+
+@pytest.fixture(scope="module")
+def compilation() -> Compilation:
+    """A step for two hosts of four H100s."""
+    return hsdp()[0].compilation
+
+
+@pytest.mark.long
+def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilation):
+    """XLA's program itself carries JAX's names of the arguments."""
+    parameters = parse(compilation.program).entry_computation.parameters
+    spelled = [re.sub(r"\\?['\"]", "", op.op_name).replace("[", "/").replace("]", "") for op in parameters]
+    told = [re.sub(r"^state/", "", name.replace(".", "/")) for name in spelled]
+    assert told == list(compilation.inputs)
+    assert "master/layers/mlp/gate" in compilation.inputs
+    assert "optimizer/second/layers/mlp/gate" in compilation.inputs
+    assert "batch/tokens" in compilation.inputs
+    assert "batch/examples" not in compilation.inputs  # only dropout reads it
+
+
+@pytest.mark.long
+def test_memory_is_the_memory_of_the_program(compilation: Compilation):
+    memory = compilation.memory
+    parameters = parse(compilation.program).entry_computation.parameters
+    arguments = sum(leaf.bytes for op in parameters for leaf in leaves(op.shape))
+    assert memory.argument == arguments
+    assert memory.alias <= memory.output <= memory.peak <= memory.total_allocation
+    assert memory.temp > 0
+    assert "BufferAssignment" in compilation.buffer_assignment
+    assert "HloLiveRange" in compilation.live_ranges
+
+
+@pytest.mark.long
+def test_the_plan_is_the_one_that_a_run_has(compilation: Compilation):
+    config, plan = plan_for(load_config(CACHE / "hsdp.yaml"), parse_cluster(CLUSTER))
+    assert compilation.plan == plan
+    assert (plan.axes.replica, plan.axes.fsdp, config.model.vocab) == (2, 4, 512)
+    assert (compilation.gpu, compilation.hosts, compilation.gpus_per_host) == ("h100", 2, 4)
+    assert [compilation.host_of(device) for device in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert compilation.xla_flags == xla_flags()
+    assert compilation.notes == ()
+
+
+@pytest.mark.long
+def test_what_was_compiled_is_not_compiled_again(compilation: Compilation):
+    config, cluster = load_config(CACHE / "hsdp.yaml"), parse_cluster(CLUSTER)
+    no_time = 0.01
+    assert compile_step(config, cluster, cache=CACHE, timeout_s=no_time) == compilation
+    # Where a run writes and how often it saves does not enter the program; its optimizer and the cluster do.
+    same = with_overrides(config, ["run.name=other", "checkpoint.every=7"])
+    assert compile_step(same, cluster, cache=CACHE, timeout_s=no_time) == compilation
+    other = with_overrides(config, ["optimizer.beta1=0.8"])
+    for changed in ((other, cluster), (config, parse_cluster("h800:2x4"))):
+        with pytest.raises(UserError, match=r"took longer than 0\.01 s"):
+            compile_step(*changed, cache=CACHE, timeout_s=no_time)
+
+
+@pytest.mark.long
+def test_a_damaged_file_in_the_cache_counts_as_none(compilation: Compilation, tmp_path: Path):
+    for kept in CACHE.glob("*.json.gz"):
+        (tmp_path / kept.name).write_bytes(kept.read_bytes()[:1000])
+    with pytest.raises(UserError, match="took longer"):
+        compile_step(load_config(CACHE / "hsdp.yaml"), parse_cluster(CLUSTER), cache=tmp_path, timeout_s=0.01)
+
+
+@pytest.mark.long
+def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
+    config = wide(parallel={"fsdp": 16}, attention={"backend": "auto"}, data={"packed": False})
+    made = compile_step(config, parse_cluster("h800:2x8"), cache=tmp_path)
+    assert (made.gpu, made.plan.axes.fsdp) == ("h800", 16)
+    assert made.plan.attention.name == "cudnn"
+    if wheels.has_cudnn(wheels.cuda_release()):
+        assert made.notes == () and "__cudnn$fmha" in made.program
+    else:
+        assert "blockwise stands in for it" in made.notes[0] and "__cudnn$fmha" not in made.program
+    assert Compilation.from_json(made.to_json()) == made
+
+
+def test_a_compile_that_takes_too_long_is_ended_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiling.tempfile, "tempdir", str(tmp_path))
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"compiling for h100:1x8 took longer than 1 s and was stopped"):
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, timeout_s=1)
+    assert time.monotonic() - start < 30
+    assert list(tmp_path.iterdir()) == []
+    commands = [(process / "cmdline") for process in Path("/proc").glob("[0-9]*")]
+    assert not [text for text in map(_read, commands) if str(tmp_path) in text]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # it ended meanwhile
+        return ""
+
+
+def test_a_compile_that_dies_says_its_last_lines_and_nothing_of_our_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compiling, "target_config", lambda gpu: "no description of a GPU")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag")
+    monkeypatch.setenv("JAX_PLATFORMS", "nowhere")
+    with pytest.raises(UserError) as error:
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)
+    sentence = str(error.value)
+    assert sentence.startswith("compiling for h100:1x8 died (exit status 1): ")
+    assert "Failed to parse GpuTargetConfigProto" in sentence
+    assert "no_such_flag" not in sentence and "nowhere" not in sentence
+    assert "\n" not in sentence
+
+
+def test_a_killed_child_is_said_to_be_killed():
+    assert compiling._ending(-9) == "signal SIGKILL, perhaps for want of memory"
+    assert compiling._ending(-6) == "signal SIGABRT"
+
+
+def test_a_flag_that_xla_does_not_know_is_said_before_compiling():
+    with pytest.raises(UserError, match="does not know --xla_gpu_no_such_thing=1"):
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, flags=("--xla_gpu_no_such_thing=1",))
+
+
+def test_a_layout_that_does_not_divide_is_said_before_compiling():
+    with pytest.raises(UserError, match="takes 3 of 8 devices"):
+        compile_step(wide(parallel={"fsdp": 3}), parse_cluster("h100:1x8"), cache=None)
+
+
+@pytest.mark.parametrize(
+    ("installed", "says"),
+    [
+        ({}, "which is not installed: pip install 'jaxpar[compile]'"),
+        ({"jax-cuda12-plugin": "0.0.1", "jax-cuda12-pjrt": "0.0.1"}, r"there is jax-cuda12-pjrt 0.0.1, .*pip install"),
+    ],
+)
+def test_missing_wheels_get_the_line_that_installs_them(
+    installed: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(wheels, "_version", installed.get)
+    with pytest.raises(UserError, match=says.replace("[", r"\[")):
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)
+
+
+def test_a_cache_that_cannot_be_written_is_said_before_compiling(tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="compiled programs cannot be kept there"):
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=file)
