@@ -101,6 +101,11 @@ class Checkpointer:
                 "what there was of it is deleted, and the checkpoints before it are untouched"
             ) from failure
 
+    @property
+    def complete(self) -> bool:
+        """Whether the save begun last has ended well, as far as this process knows; on process 0 that is for all."""
+        return self._thread is not None and not self._thread.is_alive() and self._failure is None
+
     def close(self) -> None:
         """Wait for the checkpoint in the making and release the threads.
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxpar import __version__
-from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
@@ -31,6 +29,7 @@ from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.plan_table import plan_rows
 from jaxpar.training.run_folder import RunFolder
 from jaxpar.training.sampling import sample_heldout
+from jaxpar.training.saves import Saves
 from jaxpar.training.step import StepMetrics
 from jaxpar.training.termination import termination
 from jaxpar.training.trainer import Trainer
@@ -62,23 +61,21 @@ class _Loop:
         self.trainer, self.listeners = trainer, listeners
         self.config, self.timer = trainer.config, trainer.timer
         self.folder = RunFolder(self.config)
-        checkpoint = self.config.checkpoint
-        self.checkpointer = Checkpointer(
-            self.folder.checkpoints,
-            keep_last=checkpoint.keep_last,
-            keep_every=checkpoint.keep_every,
-            report=listeners.message,
-        )
+        self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
         self.tokens, self.skipped = 0, 0
         self.logged = 0
         """Last step that was logged; 0 before the first of this process."""
-        self.saved, self.saving = 0, 0
-        """Steps of the newest complete checkpoint and of the one in the making; 0 for none."""
         self.baseline: float | None = None
         self.eval_loss: float | None = None
         self.last_loss = float("nan")
 
     def run(self) -> Summary:
+        try:
+            return self._run()
+        finally:
+            self.saves.close()
+
+    def _run(self) -> Summary:
         changes = from_first(self.folder.changes)
         self._restore()
         done = self.trainer.steps_done
@@ -89,18 +86,12 @@ class _Loop:
             )
             return Summary(**earlier)
         self._announce(done + 1, changes)
-        try:
-            with termination() as asked_to_stop:
-                stopped = self._train(done + 1, asked_to_stop)
-                self._await_save()
-                if stopped:
-                    self.listeners.message(
-                        f"Stopped by SIGTERM after step {stopped}; the same command continues the run."
-                    )
-                return self._finish()
-        finally:
-            if not self.saving or jax.process_count() == 1:  # To wait for a save takes all processes.
-                self.checkpointer.close()
+        with termination() as asked_to_stop:
+            stopped = self._train(done + 1, asked_to_stop)
+            self.saves.finish()
+            if stopped:
+                self.listeners.message(f"Stopped by SIGTERM after step {stopped}; the same command continues the run.")
+            return self._finish()
 
     def _train(self, first: int, asked_to_stop: Callable[[int], bool]) -> int | None:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
@@ -125,15 +116,14 @@ class _Loop:
         return None
 
     def _restore(self) -> None:
-        newest = self.checkpointer.latest()
-        if newest is None:
+        restored = self.saves.restore(self.trainer.functions.abstract_state())
+        if restored is None:
             from_first(self.folder.check_nothing_saved)
             return
-        self.trainer.state = self.checkpointer.restore(newest, self.trainer.functions.abstract_state())
-        facts = self.checkpointer.facts(newest)
+        self.trainer.state, facts = restored
         self.tokens, self.skipped = facts["tokens"], facts["skipped"]
         self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
-        self.eval_loss, self.saved = facts["eval_loss"], newest
+        self.eval_loss = facts["eval_loss"]
         if facts["data"] != self.trainer.data.description:
             self.listeners.message(
                 f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
@@ -197,8 +187,8 @@ class _Loop:
             raise TrainingError(
                 f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
                 f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
-                f"{number - in_row} unchanged ({self._newest()}); lower optimizer.learning_rate, or look at the data "
-                f"of steps {number - in_row + 1} to {number}"
+                f"{number - in_row} unchanged ({self.saves.newest()}); lower optimizer.learning_rate, or look at the "
+                f"data of steps {number - in_row + 1} to {number}"
             )
 
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
@@ -234,48 +224,18 @@ class _Loop:
                 memory_kind=memory_kind(),
             )
         )
+        self.saves.tell_complete()
         every = config.checkpoint.every
         if stop or number == last or (every and number % every == 0):
             with self.timer.paused():
-                self._save(number, final=stop or number == last)
+                self._save(number, must=stop or number == last)
 
-    def _save(self, number: int, *, final: bool) -> None:
-        """Begin to save in the background. A save that fails is told and the run goes on; the last one must succeed."""
+    def _save(self, number: int, *, must: bool) -> None:
         facts = strict_json(
             {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
         )
         facts |= {"data": self.trainer.data.description, "config": config_to_dict(self.config), "jaxpar": __version__}
-        self._settle_save()
-        try:
-            self.checkpointer.save(number, self.trainer.state, facts)
-            self.saving = number
-        except CheckpointError as error:
-            if final:
-                raise
-            self.listeners.message(f"{error}; training goes on.")
-
-    def _await_save(self) -> None:
-        """Wait for the save in the making. Raises `CheckpointError` when it failed."""
-        saving, self.saving = self.saving, 0
-        self.checkpointer.wait()
-        if saving:
-            self.saved = saving
-            self.listeners.saved(saving, str(self._checkpoint(saving)))
-
-    def _settle_save(self) -> None:
-        """Wait for the save in the making, and tell when it failed."""
-        try:
-            self._await_save()
-        except CheckpointError as error:
-            self.listeners.message(f"{error}; training goes on.")
-
-    def _newest(self) -> str:
-        """Words for the newest complete checkpoint."""
-        self._settle_save()
-        return f"the newest checkpoint is {self._checkpoint(self.saved)}" if self.saved else "nothing was saved"
-
-    def _checkpoint(self, step: int) -> Path:
-        return self.folder.checkpoints / f"{step:08d}"
+        self.saves.begin(number, self.trainer.state, facts, must=must)
 
     def _finish(self) -> Summary:
         """Sample and sum up."""

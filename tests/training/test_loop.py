@@ -6,6 +6,7 @@ import itertools
 import os
 import resource
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,30 @@ def test_sigterm_during_the_last_step_lets_the_run_end(tmp_path: Path):
     assert summary.steps == 4
     assert summary.eval_loss == heard.evaluations[-1][1]
     assert not any("SIGTERM" in message for message in heard.messages)
+
+
+def test_a_checkpoint_is_told_of_when_it_is_complete_and_not_only_when_the_next_one_begins(tmp_path: Path):
+    class SlowDevice(Listener):
+        """Step 3 takes until the checkpoint of step 2 is written."""
+
+        def __init__(self) -> None:
+            self.now = 0
+            self.told: dict[int, int] = {}
+
+        def step(self, record: StepRecord) -> None:
+            self.now = record.step
+            writing = [thread for thread in threading.enumerate() if thread.name == "checkpoint-2"]
+            if record.step == 3:
+                for thread in writing:
+                    thread.join()
+
+        def saved(self, step: int, path: str) -> None:
+            assert (Path(path) / "manifest.json").exists()
+            self.told[step] = self.now
+
+    slow = SlowDevice()
+    fit(run_config(tmp_path, 5, parallel=MESH, checkpoint={"every": 2}), slow)
+    assert slow.told == {2: 3, 4: 5, 5: 5}
 
 
 class Broken(Listener):

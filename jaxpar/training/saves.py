@@ -1,0 +1,94 @@
+"""The checkpoints of a run while it trains: written in the background, and told of when they are complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.checkpoint.folders import step_folder
+from jaxpar.config import CheckpointConfig
+from jaxpar.observe.events import Listener
+from jaxpar.training.state import TrainState
+
+
+class Saves:
+    """Saves and restores the state of a run; a save that fails costs that checkpoint and not the run.
+
+    All calls but `tell_complete` are collective over the processes of a job.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig, listeners: Listener):
+        self._folder, self._listeners = folder, listeners
+        self._checkpointer = Checkpointer(
+            folder, keep_last=config.keep_last, keep_every=config.keep_every, report=listeners.message
+        )
+        self._newest = 0
+        """Step of the newest complete checkpoint; 0 for none."""
+        self._coming = 0
+        """Step of the checkpoint in the making; 0 for none."""
+
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest intact state, laid out as `like`, and the facts saved with it; None where there is none.
+
+        Raises `CheckpointError` when the folder cannot be read, or what is saved does not fit `like`.
+        """
+        newest = self._checkpointer.latest()
+        if newest is None:
+            return None
+        state = self._checkpointer.restore(newest, like)
+        self._newest = newest
+        return state, self._checkpointer.facts(newest)
+
+    def begin(self, step: int, state: TrainState, facts: dict[str, Any], *, must: bool) -> None:
+        """Begin to save in the background, once the save before is over; a failure of that one is told.
+
+        Raises `CheckpointError` when this one cannot be begun and `must` be.
+        """
+        self._settle()
+        try:
+            self._checkpointer.save(step, state, facts)
+            self._coming = step
+        except CheckpointError as error:
+            if must:
+                raise
+            self._listeners.message(f"{error}; training goes on.")
+
+    def tell_complete(self) -> None:
+        """Tell of the checkpoint in the making if it is complete. A failure is told by the call that waits for it."""
+        if self._coming not in (0, self._newest) and self._checkpointer.complete:
+            self._tell(self._coming)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint in the making. Raises `CheckpointError` when it failed."""
+        coming, self._coming = self._coming, 0
+        self._checkpointer.wait()
+        if coming not in (0, self._newest):
+            self._tell(coming)
+
+    def newest(self) -> str:
+        """Words for where the newest complete checkpoint is."""
+        self._settle()
+        if not self._newest:
+            return "nothing was saved"
+        return f"the newest checkpoint is {step_folder(self._folder, self._newest)}"
+
+    def close(self) -> None:
+        """Let go of the threads, waiting for the checkpoint in the making.
+
+        With several processes that takes all of them: while a save is on its way, one that fails alone does not wait.
+        """
+        if not self._coming or jax.process_count() == 1:
+            self._checkpointer.close()
+
+    def _settle(self) -> None:
+        try:
+            self.finish()
+        except CheckpointError as error:
+            self._listeners.message(f"{error}; training goes on.")
+
+    def _tell(self, step: int) -> None:
+        self._newest = step
+        self._listeners.saved(step, str(step_folder(self._folder, step)))
