@@ -18,7 +18,7 @@ from jaxpar.compiler.report.text import print_report
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 
-PLAIN_WIDTH = 110
+PLAIN_WIDTH = 140
 """Columns where there is no terminal: the widest table."""
 
 
@@ -66,7 +66,9 @@ class Inspection:
         config = load_config(file, self.overrides)
         screen = Console(stderr=True)
         columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        with Progress(
+            *columns, console=screen, transient=True, refresh_per_second=4, disable=not screen.is_terminal
+        ) as progress:
             progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
             compilation = compile_step(
                 config, cluster, timeout_s=self.timeout_s, cache=DEFAULT_CACHE if self.remember else None

@@ -26,7 +26,7 @@ KIND_COLORS = {
     "copy": "#c9ced6",
     "wait": "#d64545",
 }
-_VERB_COLORS = ("#e0a030", "#8e7cc3", "#4fb3bf", "#c27ba0", "#a98a5b")
+_VERB_COLORS = ("#e0a030", "#8e7cc3", "#4fb3bf", "#c27ba0", "#a98a5b", "#6d8f3c", "#5b6fb5", "#b5651d")
 MEMORY_HEIGHT, LANE = 320, 30
 
 

@@ -13,6 +13,8 @@ from jaxpar.compiler.report.amounts import operations, seconds, share, size, wor
 from jaxpar.compiler.report.record import Report
 
 BAR = 36
+ALL_COLUMNS = 100
+"""Columns of a terminal below which the collective behind a verb is left out."""
 COLORS = {
     "weights": "blue",
     "optimizer": "magenta",
@@ -26,7 +28,12 @@ COLORS = {
 def print_report(report: Report, console: Console) -> None:
     """Answer first: does it fit? Then memory, traffic, work, and what is large."""
     print_verdict(report, console)
-    for table in (_memory(report), _collectives(report), _work(report), _buffers(report)):
+    for table in (
+        _memory(report),
+        _collectives(report, narrow=console.width < ALL_COLUMNS),
+        _work(report),
+        _buffers(report),
+    ):
         console.print()
         console.print(table)
     console.print()
@@ -75,9 +82,11 @@ def warnings(report: Report) -> list[str]:
 
 
 def _table(title: str, *columns: tuple[str, bool]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
     for name, number in columns:
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
     return table
 
 
@@ -97,25 +106,25 @@ def _memory(report: Report) -> Table:
     return table
 
 
-def _collectives(report: Report) -> Table:
-    columns = ("axis", False), ("verb", False), ("as", False), ("dtype", False), ("link", False)
+def _collectives(report: Report, narrow: bool) -> Table:
+    names = ("axis", False), ("verb", False), ("dtype", False), ("link", False)
     numbers = ("times", True), ("sent", True), ("needs", True), ("exposed", True)
-    table = _table("Transfers per GPU and step", *columns, *numbers)
+    table = _table("Transfers per GPU and step", *names, *numbers, *(() if narrow else (("as", False),)))
     for row in report.collectives:
         link = "host" if row.axis == "host" else "between" if row.crosses_nodes else "in node"
         table.add_row(
             row.axis,
             row.verb,
-            row.kind,
             row.dtype,
             link,
             f"{row.count:,.0f}",
             size(row.bytes),
             seconds(row.seconds),
             Text(seconds(row.exposed_s), "red" if row.exposed_s > 0.02 * report.step_seconds else ""),
+            *(() if narrow else (row.kind,)),
         )
     if not report.collectives:
-        table.add_row("none", *[""] * 8)
+        table.add_row("none")
     return table
 
 
