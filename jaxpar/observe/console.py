@@ -86,7 +86,7 @@ class ConsoleView(Listener):
         self._line(f"{step:>7}  saved {shown}", "dim")
 
     def message(self, text: str) -> None:
-        self._line(f"! {self._printable(text)}", "yellow")
+        self._line(f"- {self._printable(text)}", "bold")
 
     def sample(self, prompt: str, continuation: str) -> None:
         for title, text in (("Held-out prompt", prompt), ("Continued by the model", continuation)):

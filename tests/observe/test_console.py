@@ -50,7 +50,7 @@ def test_the_run_is_told_whole(tmp_path: Path) -> None:
     printed = text(screen)
     for part in ("fsdp 2 x tensor 4", "as written", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
                  "12.00 GiB", "1:15", "0.4000 below the baseline of 2.3000", "saved checkpoints/20",
-                 "! checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
+                 "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
                  "peak 3.00 GiB on the fullest device", "predicted 2.00 GiB per device"):  # fmt: skip
         assert part in printed, part
 
