@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from jaxpar.compiler.program.records import Op
-from jaxpar.compiler.program.scopes import segments
+from jaxpar.compiler.program.scopes import innermost, segments
 
 RECOMPUTED = ("rematted_computation", "recompute")
 """Scopes of what runs a second time: JAX's own, and one for kernels that recompute inside their derivative."""
@@ -15,7 +15,7 @@ _COPY = re.compile(r"\.remat\d*\b")
 
 def recomputed(op_name: str) -> bool:
     """Whether JAX says that this runs a second time, for the backward pass."""
-    return any(segment in RECOMPUTED for segment in segments(op_name))
+    return any(innermost(segment) in RECOMPUTED for segment in segments(op_name))
 
 
 def copied_by_xla(op: Op) -> bool:

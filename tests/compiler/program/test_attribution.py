@@ -10,6 +10,7 @@ import jaxpar.mesh.collectives as collectives
 import jaxpar.mesh.matrices as matrices
 from jaxpar.compiler.program.attribution import DUALS, Movement, movements, place, verb_of
 from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.records import Frame, Module, ProgramError
 from jaxpar.compiler.program.scopes import combined_names, innermost
 from jaxpar.compiler.program.transfers import transfers
@@ -239,3 +240,8 @@ def test_what_is_gathered_again_is_marked(name: str):
             if each.verb == "gather_weight":
                 again[each.recomputed] += move.executions
     assert again == {True: 2 * LAYERS, False: 2 * LAYERS}
+
+
+def test_a_scope_of_recomputation_counts_inside_the_names_of_derivatives():
+    assert recomputed("f/transpose(jvp(recompute))/dot_general")
+    assert not recomputed("f/transpose(jvp(recompute_not))/dot_general")

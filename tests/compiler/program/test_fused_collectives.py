@@ -21,7 +21,7 @@ MAXIMUM = computation(
 REDUCE = 'all-reduce({}), replica_groups={{{{0,1,2,3}}}}, to_apply=%maximum, metadata={{op_name="f/reduce_max/pmax"}}'
 ENTRY = """
     %x = f32[16,32]{1,0} parameter(0)
-    %s = ((f32[16,32]{1,0}), f32[16,32]{1,0}) fusion-start(%x), kind=kCustom, calls=%fused, metadata={op_name="reduce_max"}
+    %s = ((f32[16,32]), f32[16,32]) fusion-start(%x), kind=kCustom, calls=%fused, metadata={op_name="reduce_max"}
     %d = f32[16,32]{1,0} fusion-done(%s)
     """
 MESH = {"tensor": 4}
