@@ -69,7 +69,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_skipped(
     assert main(["--config", str(write_config(config, tmp_path / "run.yaml"))]) == 0
     shown = capsys.readouterr().out
     [named] = [line for line in shown.splitlines() if "is skipped" in line]
-    assert named.startswith(f"! checkpoint {newest} is skipped, because ")
+    assert named.startswith(f"- checkpoint {newest} is skipped, because ")
     assert named.endswith(why)
     assert "Continuing with step 4 of 8" in shown
     assert losses(config) == losses(whole)

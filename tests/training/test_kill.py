@@ -88,7 +88,7 @@ def test_the_command_ends_with_code_0_on_sigterm_and_goes_on_when_given_again(tm
         out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     [stopped] = map(
-        int, re.findall(r"! Stopped by SIGTERM after step (\d+); the same command continues the run\.", out)
+        int, re.findall(r"- Stopped by SIGTERM after step (\d+); the same command continues the run\.", out)
     )
     assert 5 <= stopped < 200
     assert (folder_of(config) / "checkpoints" / f"{stopped:08d}").is_dir()
