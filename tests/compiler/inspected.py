@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, Report, make_report
-from jaxpar.config import Config
+from jaxpar.config import Config, load_config
 from jaxpar.hardware.cluster import parse_cluster
 from tests.small_run import small
 
 CACHE = Path(tempfile.mkdtemp(prefix="jaxpar-inspected-"))
 """Where compiles of this process are kept, so that a command can be tried on a step that is compiled already."""
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 CLUSTER = "h100:2x4"
 
@@ -47,13 +49,6 @@ def inspected(config: Config, cluster: str = CLUSTER) -> tuple[Analysis, Report]
 @cache
 def hsdp() -> tuple[Analysis, Report]:
     """The step of `YAML`."""
-    from jaxpar.config import load_config
-
     file = CACHE / "hsdp.yaml"
     file.write_text(YAML)
     return inspected(load_config(file))
-
-
-def without_program(report: Report, **changes: Any) -> Report:
-    """`report` with other numbers, for what only prints them."""
-    return replace(report, **changes)
