@@ -37,24 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing")
     options = parser.parse_args(arguments)
     try:
-        _inspect(options)
+        return _inspect(options)
     except UserError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxpar: interrupted", file=sys.stderr)
         return 130
-    return 0
 
 
-def _inspect(options: argparse.Namespace) -> None:
+def _inspect(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
     from jaxpar.compiler.quiet import quiet_screen
 
     with quiet_screen():
         from jaxpar.compiler.inspection import Inspection
+        from jaxpar.compiler.program.records import ProgramError
 
-    Inspection(
+    inspection = Inspection(
         config=options.config,
         cluster=options.cluster,
         overrides=options.overrides,
@@ -63,7 +63,13 @@ def _inspect(options: argparse.Namespace) -> None:
         page=options.html,
         timeout_s=options.timeout,
         remember=not options.no_cache,
-    ).run()
+    )
+    try:
+        inspection.run()
+    except ProgramError as error:
+        print(f"jaxpar: XLA's program has something that is not understood: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

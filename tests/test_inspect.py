@@ -61,6 +61,8 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
         (["--cluster", CLUSTER, "--set", "parallel.tensr=2"], "tensor"),
         (["--cluster", CLUSTER, "--timeout", "0"], "--timeout 0: expected seconds above 0"),
         (["--cluster", CLUSTER, "--html", "/no/such/folder/x.html"], "/no/such/folder does not exist"),
+        (["--cluster", CLUSTER, "--html", "/"], "--html /: a folder, expected the name of a file"),
+        (["--cluster", CLUSTER, "--timeout", "nan"], "--timeout nan: expected seconds above 0"),
         (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
     ],
 )

@@ -41,10 +41,10 @@ class Inspection:
 
     def run(self) -> None:
         """Compile, and print. Raises `UserError` with one sentence."""
-        if self.timeout_s <= 0:
+        if not self.timeout_s > 0:
             raise UserError(f"--timeout {self.timeout_s:g}: expected seconds above 0")
-        if self.page is not None and not self.page.parent.is_dir():
-            raise UserError(f"--html {self.page}: the folder {self.page.parent} does not exist")
+        if self.page is not None:
+            _check_writable(self.page)
         cluster = parse_cluster(self.cluster)
         analysis, report = self._report(self.config, cluster)
         other = self._report(self.other, cluster)[1] if self.other is not None else None
@@ -75,3 +75,18 @@ class Inspection:
             )
         analysis = Analysis(compilation, cluster)
         return analysis, make_report(analysis, file.stem)
+
+
+def _check_writable(page: Path) -> None:
+    """Raises `UserError` for a page that could not be written once the compile is over."""
+    if not page.parent.is_dir():
+        raise UserError(f"--html {page}: the folder {page.parent} does not exist")
+    if page.is_dir():
+        raise UserError(f"--html {page}: a folder, expected the name of a file")
+    new = not page.exists()
+    try:
+        page.open("a").close()
+        if new:
+            page.unlink()
+    except OSError as error:
+        raise UserError(f"--html {page}: cannot be written ({error.strerror})") from error

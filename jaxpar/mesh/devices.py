@@ -14,6 +14,7 @@ import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
 from jaxpar.mesh.meeting import meet
 
@@ -64,6 +65,8 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
     else:
         flags = merged(xla_flags(), flags)
         check_flags(flags)  # XLA ends the process over an unknown one
+        if not any(name in os.environ for name in POOL_VARIABLES):
+            os.environ[POOL_VARIABLES[0]] = str(POOL_FRACTION)
         os.environ["XLA_FLAGS"] = flags
     if distributed.coordinator is not None and not jax.distributed.is_initialized():
         _join(distributed.coordinator, distributed.processes, distributed.process_id, distributed.timeout_s)

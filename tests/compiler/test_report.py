@@ -12,7 +12,6 @@ from rich.console import Console
 
 from jaxpar.compiler.report import Report
 from jaxpar.compiler.report.amounts import operations, seconds, size
-from jaxpar.compiler.report.build import RESERVE
 from jaxpar.compiler.report.clock import transfer_seconds
 from jaxpar.compiler.report.difference import memory_rows, traffic_rows
 from jaxpar.compiler.report.layer_schedule import layer_schedules
@@ -21,6 +20,7 @@ from jaxpar.compiler.report.memory_timeline import memory_timeline
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.memory import pool_bytes
 from tests.compiler.inspected import hsdp
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
@@ -143,7 +143,7 @@ def test_the_screen_answers_first_whether_it_fits():
     too_much = replace(report, fits=False, margin_bytes=-3 * 2**30)
     assert "It does NOT fit: " in told(too_much).splitlines()[1]
     assert "3.0 GiB too much" in told(too_much)
-    assert report.margin_bytes == report.device_bytes - RESERVE - report.allocated_bytes
+    assert report.margin_bytes == pool_bytes(report.device_bytes) - report.allocated_bytes
 
 
 def test_what_the_compiler_repeats_of_its_own_accord_is_said():

@@ -17,10 +17,7 @@ from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, LiveBuffer, PipeRank, Report
 from jaxpar.hardware.catalogue import gpu_named
-
-RESERVE = 2 * 2**30
-"""Bytes of the device that no program of XLA can count on: the CUDA context (about 0.5 GiB), buffers of NCCL's channels
-and workspaces of libraries. A round number, to be replaced by measurements."""
+from jaxpar.hardware.memory import pool_bytes
 
 LARGEST = 10
 
@@ -32,7 +29,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
     host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
     classes = {**analysis.classes.totals(found), "host": host}
     device = gpu_named(compilation.gpu).device_bytes
-    margin = device - RESERVE - memory.total_allocation
+    usable = pool_bytes(device)
     axes = dict(compilation.plan.axes)
     return Report(
         config=config,
@@ -41,10 +38,10 @@ def make_report(analysis: Analysis, config: str) -> Report:
         devices=compilation.plan.axes.devices,
         axes=axes,
         notes=compilation.notes,
-        fits=margin >= 0,
+        fits=memory.total_allocation <= usable,
         device_bytes=device,
-        reserve_bytes=RESERVE,
-        margin_bytes=margin,
+        reserve_bytes=device - usable,
+        margin_bytes=usable - memory.total_allocation,
         peak_bytes=memory.peak,
         allocated_bytes=memory.total_allocation,
         host_bytes=host,

@@ -108,7 +108,7 @@ class Report:
 
     @property
     def step_seconds(self) -> float:
-        """A lower bound of the time of a step."""
+        """Time of a step on a roofline: no op is faster than its FLOPs and bytes, and none is slower."""
         return self.compute_seconds + self.exposed_seconds
 
     def to_dict(self) -> dict[str, Any]:

@@ -152,9 +152,9 @@ def _buffers(report: Report) -> Table:
 def _waiting(report: Report) -> Text:
     exposed = f"{seconds(report.exposed_seconds)} ({100 * report.exposed_fraction:.1f}%)"
     return Text.assemble(
-        "A step takes at least ",
+        "On a roofline a step takes ",
         (seconds(report.step_seconds), "bold"),
-        f" on a roofline: {seconds(report.compute_seconds)} of compute, and ",
+        f": {seconds(report.compute_seconds)} of compute, and ",
         (exposed, "bold"),
         " in which transfers are waited for.",
     )

@@ -1,0 +1,15 @@
+"""How much of a GPU's memory a program may take: one number for the trainer, and for what is said without a GPU."""
+
+from __future__ import annotations
+
+POOL_FRACTION = 0.95
+"""Share of the device that XLA's allocator takes in training. The rest is for the CUDA context, NCCL's channels and
+workspaces of libraries; JAX's own default leaves them 25%."""
+
+POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""What JAX reads the share from: the name in use and its older one. JAX refuses both at once."""
+
+
+def pool_bytes(device_bytes: int) -> int:
+    """Bytes that a program may take of a device of `device_bytes`."""
+    return int(device_bytes * POOL_FRACTION)
