@@ -47,8 +47,13 @@ class Cluster:
 
     @property
     def gpu(self) -> GPU:
-        """The GPU; in a cluster of several kinds the one with the least memory, which decides what fits."""
-        return min((group.gpu for group in self.groups), key=lambda gpu: gpu.device_bytes)
+        """The GPU; in a cluster of several kinds the slowest, whose program runs everywhere and which all wait for."""
+        return min(self.gpus, key=lambda gpu: (gpu.compute_capability, gpu.training_peak, gpu.device_bytes))
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of a GPU; in a cluster of several kinds of the one with the least, which decides what fits."""
+        return min(gpu.device_bytes for gpu in self.gpus)
 
     @property
     def gpus(self) -> tuple[GPU, ...]:

@@ -178,3 +178,13 @@ def test_a_difference_names_what_changed_and_only_that():
 )
 def test_numbers_are_written_for_people(shown: str, wanted: str):
     assert shown == wanted
+
+
+def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():
+    _, report = hsdp()
+    exposed = [row.exposed_s * row.count for row in report.exposures]
+    assert exposed == sorted(exposed, reverse=True)
+    assert sum(exposed) <= report.exposed_seconds * (1 + 1e-9)
+    for row in report.exposures:
+        assert row.source.startswith("jaxpar/") and ":" in row.source
+        assert row.enclosed_s == 0 or not row.synchronous

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster
 
 
@@ -62,9 +63,17 @@ def test_mixed_kinds_run_at_the_slowest_link_and_fit_the_smallest_memory(tmp_pat
     assert cluster.devices == 12
     assert [gpu.short for gpu in cluster.gpus] == ["a100-40", "h100"]
     assert cluster.gpu.short == "a100-40"
+    assert cluster.device_bytes == gpu_named("a100-40").device_bytes
     assert cluster.bandwidth(False) == 300e9
     assert cluster.bandwidth(True) == 25e9
     assert [cluster.group_of(device).name for device in (0, 3, 4, 11)] == ["old", "old", "new", "new"]
+
+
+def test_of_mixed_kinds_the_slowest_is_the_clock_though_another_has_less_memory(tmp_path: Path):
+    text = "gpus_per_host: 8\ngroups:\n  a: {gpu: h800, hosts: 1}\n  b: {gpu: a800, hosts: 1}\n"
+    cluster = parse_cluster(write(tmp_path, text))
+    assert cluster.gpu.short == "a800"
+    assert cluster.device_bytes == gpu_named("h800").device_bytes < gpu_named("a800").device_bytes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from jaxpar.compiler.program.recomputation import copied_by_xla
 from jaxpar.compiler.program.records import Frame
 from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.record import Collective, LiveBuffer, PipeRank, Report
+from jaxpar.compiler.report.record import Collective, Exposure, LiveBuffer, PipeRank, Report
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
 
@@ -28,7 +28,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
     found = occupants(analysis.buffers, analysis.peak_place)
     host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
     classes = {**analysis.classes.totals(found), "host": host}
-    device = gpu_named(compilation.gpu).device_bytes
+    device = analysis.cluster.device_bytes
     usable = pool_bytes(device)
     axes = dict(compilation.plan.axes)
     return Report(
@@ -37,7 +37,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         gpu=gpu_named(compilation.gpu).name,
         devices=compilation.plan.axes.devices,
         axes=axes,
-        notes=compilation.notes,
+        notes=(*compilation.notes, *_kinds_note(analysis)),
         fits=memory.total_allocation <= usable,
         device_bytes=device,
         reserve_bytes=device - usable,
@@ -48,6 +48,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         classes=classes,
         pipe_ranks=tuple(PipeRank(rank, memory.peak, classes) for rank in range(axes["pipe"])),
         collectives=collectives(analysis.schedule.overlaps),
+        exposures=exposures(analysis.schedule.overlaps),
         flops=sum(flops_by_kind(analysis.costs).values()),
         flops_by_kind=flops_by_kind(analysis.costs),
         recompute_flops=recomputed_flops(analysis.costs),
@@ -68,6 +69,7 @@ class _Sums:
     bytes: float = 0.0
     recomputed: float = 0.0
     seconds: float = 0.0
+    enclosed: float = 0.0
     exposed: float = 0.0
 
 
@@ -85,12 +87,43 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
             entry.bytes += part.sent_bytes * times
             entry.recomputed += part.sent_bytes * times if part.recomputed else 0.0
             entry.seconds += overlap.seconds * share * times
+            entry.enclosed += overlap.enclosed_seconds * share * times
             entry.exposed += overlap.exposed_per_step * share
     rows = [
-        Collective(*key, sum(s.movements.values()), s.bytes, s.recomputed, s.seconds, s.exposed)
+        Collective(*key, sum(s.movements.values()), s.bytes, s.recomputed, s.seconds, s.enclosed, s.exposed)
         for key, s in sums.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.verb, row.dtype)))
+
+
+def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
+    """The transfers of the program that are waited for longest in a step."""
+    longest = sorted(overlaps, key=lambda overlap: -overlap.exposed_per_step)[:LARGEST]
+    return tuple(
+        Exposure(
+            axis=axis_of(overlap.movement),
+            verbs="+".join(verb or "-" for verb in overlap.movement.verbs),
+            kind=overlap.movement.kind,
+            source=where(overlap.movement.source),
+            count=overlap.movement.executions,
+            synchronous=overlap.movement.transfer.synchronous,
+            needs_s=overlap.seconds,
+            enclosed_s=overlap.enclosed_seconds,
+            exposed_s=overlap.exposed,
+        )
+        for overlap in longest
+        if overlap.exposed_per_step > 0
+    )
+
+
+def _kinds_note(analysis: Analysis) -> tuple[str, ...]:
+    """Says whose program and clock these are, in a cluster of several kinds of GPU."""
+    kinds = analysis.cluster.gpus
+    if len(kinds) == 1:
+        return ()
+    names = " and ".join(gpu.name for gpu in kinds)
+    slowest = analysis.cluster.gpu.name
+    return (f"the cluster has {names}: compiled and timed for {slowest}, the slowest; memory is that of the least",)
 
 
 def axis_of(movement: Movement) -> str:

@@ -39,8 +39,29 @@ class Collective:
     """Of those, in a recomputation."""
     seconds: float
     """Time at the bandwidth of the link, in a step."""
+    enclosed_s: float
+    """Roofline time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
     exposed_s: float
-    """Of that, what no compute hides."""
+    """Of `seconds`, what no compute hides."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """One transfer of the program that is waited for; times are of one execution."""
+
+    axis: str
+    verbs: str
+    """Joined by `+` where XLA combined several."""
+    kind: str
+    source: str
+    """`file:line` of the code that asked for it."""
+    count: float
+    """Executions in a step."""
+    synchronous: bool
+    """Nothing can run beside it: XLA gave it no start and done."""
+    needs_s: float
+    enclosed_s: float
+    exposed_s: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +107,8 @@ class Report:
     pipe_ranks: tuple[PipeRank, ...]
     collectives: tuple[Collective, ...]
     """Largest traffic first."""
+    exposures: tuple[Exposure, ...]
+    """The transfers that are waited for longest, the worst first."""
     flops: float
     """Of matrix products in a step, recomputation included."""
     flops_by_kind: dict[str, float]

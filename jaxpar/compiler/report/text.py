@@ -31,6 +31,7 @@ def print_report(report: Report, console: Console) -> None:
     for table in (
         _memory(report),
         _collectives(report, narrow=console.width < ALL_COLUMNS),
+        _exposures(report),
         _work(report),
         _buffers(report),
     ):
@@ -125,6 +126,19 @@ def _collectives(report: Report, narrow: bool) -> Table:
         )
     if not report.collectives:
         table.add_row("none")
+    return table
+
+
+def _exposures(report: Report) -> Table:
+    names = ("verb", False), ("asked for by", False)
+    numbers = ("times", True), ("each needs", True), ("compute beside", True), ("each exposed", True)
+    table = _table("Waited for longest", *names, *numbers)
+    for row in report.exposures:
+        beside = "synchronous" if row.synchronous else seconds(row.enclosed_s)
+        times = f"{row.count:,.0f}"
+        table.add_row(row.verbs, row.source, times, seconds(row.needs_s), beside, seconds(row.exposed_s))
+    if not report.exposures:
+        table.add_row("nothing")
     return table
 
 
