@@ -82,7 +82,7 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run_with_a_diagnosis(
     )
     assert main(["--config", str(write_config(config, tmp_path / "run.yaml"))]) == 1
     out, errors = capsys.readouterr()
-    assert len(re.findall(r"^! Step \d+ skipped: loss \S+, gradient norm (?:nan|inf)\.$", out, re.MULTILINE)) == 3
+    assert len(re.findall(r"^- Step \d+ skipped: loss \S+, gradient norm (?:nan|inf)\.$", out, re.MULTILINE)) == 3
     found = re.fullmatch(
         r"jaxpar: 3 steps in a row had a non-finite loss or gradient "
         r"\(only the gradient is not; learning rate 1e\+30\): "

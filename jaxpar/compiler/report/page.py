@@ -55,7 +55,7 @@ def _cards(report: Report) -> str:
     cards = (
         (size(report.peak_bytes), "peak per GPU"),
         (operations(report.flops), f"matrix products, {share(report.recompute_flops, report.flops)} recomputed"),
-        (seconds(report.step_seconds), "least time of a step (roofline)"),
+        (seconds(report.step_seconds), "time of a step on a roofline"),
         (f"{100 * report.exposed_fraction:.1f}%", f"of it waiting for transfers ({seconds(report.exposed_seconds)})"),
     )
     return f'<div class="cards">{"".join(f"<div class=card><b>{a}</b><span>{b}</span></div>" for a, b in cards)}</div>'
