@@ -137,7 +137,7 @@ def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
     """Bytes that one device sends for a collective over groups of n with an input of x bytes.
 
     all-gather x(n-1), reduce-scatter and all-to-all x(n-1)/n, all-reduce 2x(n-1)/n, a permutation x, a broadcast x.
-    These are what rings send, and the least that any algorithm can.
+    These are what rings send; a switch that sums on the way (NVLink SHARP) would need less of an all-reduce.
     """
     n = groups.size
     if op.opcode == "all-gather":
