@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.pipeline.schedules import Action, Kind, Schedule, one_stage
+from jaxpar.pipeline.schedules import Action, Kind, one_stage
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 
@@ -14,19 +14,9 @@ def test_an_action_is_written_as_chunk_kind_microbatch():
 
 def test_one_stage_takes_each_microbatch_forward_and_backward_in_turn():
     schedule = one_stage(3)
-    assert (schedule.stages, schedule.microbatches) == (1, 3)
+    assert (schedule.ranks, schedule.microbatches) == (1, 3)
     assert [[" ".join(map(str, rank)) for rank in tick] for tick in schedule.ticks] == [
         ["0F0 0B0"], ["0F1 0B1"], ["0F2 0B2"],
-    ]  # fmt: skip
-
-
-def test_ticks_of_the_same_kinds_on_any_rank_are_one_run():
-    warm = ((Action(F, 0),), ())
-    both = ((Action(F, 1),), (Action(B, 0),))
-    mixed = ((Action(B, 1), Action(F, 2)), ())
-    schedule = Schedule("by_hand", 2, 3, (warm, warm, both, mixed, warm))
-    assert [(kinds, len(ticks)) for kinds, ticks in schedule.runs()] == [
-        (frozenset({F}), 2), (frozenset({F, B}), 2), (frozenset({F}), 1),
     ]  # fmt: skip
     ((kinds, ticks),) = one_stage(4).runs()
     assert (kinds, len(ticks)) == ({F, B}, 4)
