@@ -7,9 +7,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from jaxpar.compiler.report.amounts import operations, seconds, size, words
 from jaxpar.compiler.report.record import Collective, Report
 from jaxpar.compiler.report.text import lines, print_verdict
+from jaxpar.observe.amounts import operations, seconds, size, words
 
 type Row = tuple[str, ...]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from jaxpar.compiler.report.amounts import operations, seconds, share, size, words
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.layer_schedule import LayerSchedule, layer_schedules
 from jaxpar.compiler.report.memory_timeline import MemoryTimeline, memory_timeline
@@ -24,6 +23,8 @@ from jaxpar.compiler.report.pictures import (
 )
 from jaxpar.compiler.report.record import Report
 from jaxpar.compiler.report.text import verdict, warnings
+from jaxpar.observe.amounts import operations, seconds, share, size, words
+from jaxpar.observe.html import Hot, cards, document, notes, table
 
 _STYLE = Path(__file__).with_name("page.css")
 _SCRIPT = Path(__file__).with_name("page.js")
@@ -34,10 +35,10 @@ def html_page(analysis: Analysis, report: Report) -> str:
     timeline, schedules = memory_timeline(analysis), layer_schedules(analysis)
     title = f"{report.config} on {report.cluster}"
     mesh = ", ".join(f"{axis} {count}" for axis, count in report.axes.items() if count > 1) or "one device"
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in warnings(report))
     body = [
         f"<h1>{escape(title)}</h1><p class='dim'>{report.devices} x {escape(report.gpu)}, mesh {escape(mesh)}</p>",
-        f'<p class="verdict {"fits" if report.fits else "fails"}">{escape(verdict(report))}</p>{notes}',
+        f'<p class="verdict {"fits" if report.fits else "fails"}">{escape(verdict(report))}</p>',
+        notes(warnings(report)),
         _cards(report),
         _memory(report, timeline),
         _layers(schedules),
@@ -45,20 +46,23 @@ def html_page(analysis: Analysis, report: Report) -> str:
         "<p class='dim'>Read from the program that XLA made, on a roofline of datasheet numbers; nothing here was "
         f"measured but the compile, {seconds(report.compile_seconds)}. docs/inspect.md explains each number.</p>",
     ]
-    return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE.read_text()}</style></head><body>{''.join(body)}{_data(timeline)}<script>{_SCRIPT.read_text()}</script></body></html>\n"
+    return document(
+        title, "".join(body), style=_STYLE.read_text(), script=_SCRIPT.read_text(), data={"timeline": _data(timeline)}
     )
 
 
 def _cards(report: Report) -> str:
-    cards = (
-        (size(report.peak_bytes), "peak per GPU"),
-        (operations(report.flops), f"matrix products, {share(report.recompute_flops, report.flops)} recomputed"),
-        (seconds(report.step_seconds), "time of a step on a roofline"),
-        (f"{100 * report.exposed_fraction:.1f}%", f"of it waiting for transfers ({seconds(report.exposed_seconds)})"),
+    return cards(
+        [
+            (size(report.peak_bytes), "peak per GPU"),
+            (operations(report.flops), f"matrix products, {share(report.recompute_flops, report.flops)} recomputed"),
+            (seconds(report.step_seconds), "time of a step on a roofline"),
+            (
+                f"{100 * report.exposed_fraction:.1f}%",
+                f"of it waiting for transfers ({seconds(report.exposed_seconds)})",
+            ),
+        ]
     )
-    return f'<div class="cards">{"".join(f"<div class=card><b>{a}</b><span>{b}</span></div>" for a, b in cards)}</div>'
 
 
 def _memory(report: Report, timeline: MemoryTimeline) -> str:
@@ -68,7 +72,7 @@ def _memory(report: Report, timeline: MemoryTimeline) -> str:
     return (
         "<h2>Memory over the program</h2><p class='dim'>From left to right the ops of the step in their order; "
         f"a loop stands there once.</p>{memory_picture(timeline, fits)}<p id='said'></p>{legend(CLASS_COLORS)}"
-        + _table(("at the peak", "bytes", "share"), rows, numbers=(1, 2))
+        + table(("at the peak", "bytes", "share"), rows, numbers=(1, 2))
     )
 
 
@@ -104,7 +108,7 @@ def _tables(report: Report) -> str:
             f"{row.count:,.0f}",
             size(row.bytes),
             seconds(row.seconds),
-            ("!" if row.exposed_s > hot else "") + seconds(row.exposed_s),
+            Hot(seconds(row.exposed_s)) if row.exposed_s > hot else seconds(row.exposed_s),
         )
         for row in report.collectives
     ]
@@ -116,30 +120,17 @@ def _tables(report: Report) -> str:
     heads = ("axis", "verb", "as", "dtype", "link", "times", "sent", "needs", "exposed")
     return (
         "<h2>Transfers per GPU and step</h2>"
-        + _table(heads, traffic, numbers=(5, 6, 7, 8))
+        + table(heads, traffic, numbers=(5, 6, 7, 8))
         + "<h2>Work per GPU and step</h2>"
-        + _table(("kind", "matrix products", "roofline"), work, numbers=(1, 2))
+        + table(("kind", "matrix products", "roofline"), work, numbers=(1, 2))
         + "<h2>Largest buffers at the peak</h2>"
-        + _table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))
+        + table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
-    """A table; a cell that begins with `!` is shown in red."""
-
-    def cell(index: int, text: str, tag: str) -> str:
-        kind = " ".join((["n"] if index in numbers else []) + (["hot"] if text.startswith("!") else []))
-        return f'<{tag} class="{kind}">{escape(text.removeprefix("!"))}</{tag}>'
-
-    def line(texts: Sequence[str], tag: str) -> str:
-        return f"<tr>{''.join(cell(i, text, tag) for i, text in enumerate(texts))}</tr>"
-
-    return f"<table>{line(heads, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
-
-
-def _data(timeline: MemoryTimeline) -> str:
-    """What the script needs; `<` is escaped so that no name can end the element."""
-    plain = {
+def _data(timeline: MemoryTimeline) -> dict[str, Any]:
+    """What the script needs."""
+    return {
         "width": WIDTH,
         "left": LEFT,
         "right": RIGHT,
@@ -148,4 +139,3 @@ def _data(timeline: MemoryTimeline) -> str:
         "ops": timeline.ops,
         "classes": {name: timeline.classes[name] for name in CLASS_COLORS},
     }
-    return f'<script type="application/json" id="timeline">{json.dumps(plain).replace("<", chr(92) + "u003c")}</script>'

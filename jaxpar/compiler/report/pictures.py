@@ -6,9 +6,9 @@ from collections.abc import Callable
 from html import escape
 from math import floor, log10
 
-from jaxpar.compiler.report.amounts import GIB, seconds, size, words
 from jaxpar.compiler.report.layer_schedule import LayerSchedule, Span
 from jaxpar.compiler.report.memory_timeline import MemoryTimeline
+from jaxpar.observe.amounts import GIB, seconds, size, words
 
 WIDTH, LEFT, RIGHT = 1100, 70, 16
 CLASS_COLORS = {

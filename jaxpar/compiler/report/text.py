@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxpar.compiler.report.amounts import operations, seconds, share, size, words
 from jaxpar.compiler.report.record import Report
+from jaxpar.observe.amounts import operations, seconds, share, size, words
 
 BAR = 36
 ALL_COLUMNS = 100

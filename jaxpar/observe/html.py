@@ -1,0 +1,73 @@
+"""HTML pages that are one file each and ask nothing of a network: what the reports have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+GENERATOR = '<meta name="generator" content="jaxpar">'
+"""Says in a page who wrote it."""
+
+# Enforced by the browser: a page with a mistake in it cannot reach out either.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_STYLE = Path(__file__).with_name("html.css")
+
+
+class Hot(str):
+    """The text of a cell that is shown in red."""
+
+
+def document(
+    title: str, body: str, *, style: str = "", script: str = "", data: Mapping[str, Mapping[str, Any]] | None = None
+) -> str:
+    """A whole page.
+
+    Args:
+        title: Plain text.
+        body: HTML.
+        style: CSS after what all pages share (`html.css`).
+        script: JavaScript, which runs when the body is there.
+        data: JSON values by the id of the element in which the script finds them.
+    """
+    embedded = "".join(_embedded(name, value) for name, value in (data or {}).items())
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{_STYLE.read_text()}{style}</style></head>"
+        f"<body>{body}{embedded}<script>{script}</script></body></html>\n"
+    )
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = "") -> str:
+    """A table of plain texts; columns `numbers` are aligned right, and `kind` is the table's class."""
+
+    def cell(index: int, text: str, tag: str) -> str:
+        classes = " ".join((["n"] if index in numbers else []) + (["hot"] if isinstance(text, Hot) else []))
+        return f'<{tag} class="{classes}">{escape(text)}</{tag}>'
+
+    def line(texts: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(cell(i, text, tag) for i, text in enumerate(texts))}</tr>"
+
+    head, body = line(heads, "th"), "".join(line(row, "td") for row in rows)
+    return f'<div class="scroll"><table class="{kind}"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def cards(shown: Iterable[tuple[str, str]]) -> str:
+    """Numbers that are read first, each over what it is."""
+    boxes = (f"<div class=card><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in shown)
+    return f'<div class="cards">{"".join(boxes)}</div>'
+
+
+def notes(texts: Iterable[str]) -> str:
+    """What a reader has to know before the rest."""
+    return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)
+
+
+def _embedded(name: str, value: Mapping[str, Any]) -> str:
+    """`<` is escaped so that no text can end the element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
