@@ -1,7 +1,16 @@
 """Update rules on sharded weights, learning-rate schedules, and clipping by the true global norm."""
 
-from jaxpar.optim.norm import clip, global_norm
+from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import Optimizer, OptimizerState, make_optimizer
 from jaxpar.optim.schedule import learning_rate
 
-__all__ = ["Optimizer", "OptimizerState", "clip", "global_norm", "learning_rate", "make_optimizer"]
+__all__ = [
+    "Optimizer",
+    "OptimizerState",
+    "clip",
+    "global_norm",
+    "learning_rate",
+    "make_optimizer",
+    "squares",
+    "squares_layout",
+]

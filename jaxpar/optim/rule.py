@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Float, Int
 
+from jaxpar.mesh.parameters import ParamSpec
+
 Shard = Float[Array, "*shard"]
 
 
@@ -25,3 +27,8 @@ class Rule:
     direction: Callable[[Shard, Shard, Shard | None, Int[Array, ""]], tuple[Shard, Shard, Shard | None]]
     """`(gradient, first, second, step) -> (direction, first, second)`, all float32 and local shards, inside
     `shard_map`; `step` counts the updates applied before this one. `second` is None where the rule keeps none."""
+
+
+def is_stacked(spec: ParamSpec) -> bool:
+    """Whether the first dim of a weight counts layers, each a weight of its own."""
+    return spec.axes[:1] == ("layers",)

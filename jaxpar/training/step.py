@@ -20,7 +20,7 @@ from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
 from jaxpar.mesh.parameters import Tree, initial_weights
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
-from jaxpar.optim.norm import clip, global_norm
+from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import make_optimizer
 from jaxpar.optim.schedule import learning_rate
 from jaxpar.pipeline.executor import execute
@@ -49,6 +49,8 @@ class StepMetrics(NamedTuple):
     """Whether the update was applied."""
     skipped_in_row: Int[Array, ""]
     loss_scale: Float[Array, ""]
+    squares: Tree
+    """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
 
 
 class TrainStep:
@@ -67,6 +69,7 @@ class TrainStep:
             layout=self.master_layout,
         )
         self.state_layout = state_layout(self.master_layout, self.optimizer)
+        self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
         self.schedule = one_stage(plan.microbatches)
 
@@ -139,7 +142,7 @@ class TrainStep:
     def train(self) -> Any:
         """Compiled (state, batch) -> (state, `StepMetrics`); the old state's buffers are reused."""
         whole: Any = PartitionSpec()
-        metrics = StepMetrics(*[whole] * len(StepMetrics._fields))
+        metrics = StepMetrics(*[whole] * len(StepMetrics._fields))._replace(squares=self.squares_layout)
         layouts = (self.state_layout, self.batch_layout())
         step = self.shard_map(self._train, layouts, (self.state_layout, metrics))
         return jax.jit(step, donate_argnums=0, out_shardings=self.shardings((self.state_layout, metrics)))
@@ -176,7 +179,8 @@ class TrainStep:
 
     def _train(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         loss, gradients, count = self._gradients(state, batch)
-        norm = global_norm(gradients, self.master_layout)
+        sums = squares(gradients, self.master_layout, self.specs)
+        norm = global_norm(sums, self.squares_layout)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         if self.config.optimizer.clip_norm is not None:
             gradients = clip(gradients, norm, self.config.optimizer.clip_norm)
@@ -192,7 +196,7 @@ class TrainStep:
             loss_scale=next_loss_scale(state.loss_scale, finite, self.config.precision),
         )
         rate = self.learning_rate(state.applied)
-        return following, StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value)
+        return following, StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value, sums)
 
     def _evaluate(self, master: Tree, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         stages = self.stages(train=False)

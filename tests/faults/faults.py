@@ -289,8 +289,8 @@ UPDATE = (
         name="clipping_by_the_local_norm",
         says="The norm that gradients are clipped by is that of one rank's shards (on average), not of the whole.",
         file="jaxpar/optim/norm.py",
-        old="sum(reduce_sum(value, sorted(axes))",
-        new="sum(jax.lax.pmean(value, sorted(axes))",
+        old="flat = reduce_sum(jnp.concatenate([value.ravel() for value in values.values()]), sorted(axes))",
+        new="flat = jax.lax.pmean(jnp.concatenate([value.ravel() for value in values.values()]), tuple(sorted(axes)))",
         caught_by=("tests/optim/test_norm.py::test_norm_of_the_tree_is_the_dense_norm",),
     ),
     Fault(

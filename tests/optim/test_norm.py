@@ -1,4 +1,4 @@
-"""The global norm of sharded trees, and clipping."""
+"""The norm of sharded trees, weight by weight and as a whole, and clipping."""
 
 import jax
 import jax.numpy as jnp
@@ -6,57 +6,76 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.optim import clip, global_norm
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim import clip, global_norm, squares, squares_layout
 
-LAYOUT = {
-    "replicated": P(),
-    "fsdp": P(None, "fsdp"),
-    "tensor": P("tensor"),
-    "both": P("tensor", ("fsdp",)),
-    "one_dim": P(None, ("fsdp", "tensor")),
-    "all": P("pipe", ("tensor", "fsdp")),
-    "stage": P("pipe"),
+MATRIX, STACK = ParamSpec((4, 8), ("vocab", "embed")), ParamSpec((4, 8), ("layers", "embed"))
+CASES = {
+    "replicated": (MATRIX, P()),
+    "fsdp": (MATRIX, P(None, "fsdp")),
+    "tensor": (MATRIX, P("tensor")),
+    "both": (MATRIX, P("tensor", ("fsdp",))),
+    "one_dim": (MATRIX, P(None, ("fsdp", "tensor"))),
+    "all": (MATRIX, P("pipe", ("tensor", "fsdp"))),
+    "stack": (STACK, P()),
+    "stage": (STACK, P("pipe")),
+    "stage_fsdp": (STACK, P("pipe", "fsdp")),
+    "stack_tensor": (STACK, P(None, ("tensor", "fsdp"))),
 }
+SPECS = {name: spec for name, (spec, _) in CASES.items()}
+LAYOUT = {name: layout for name, (_, layout) in CASES.items()}
+SUMS = squares_layout(LAYOUT, SPECS)
 
 
 @pytest.fixture(scope="module")
 def tree():
     generator = np.random.default_rng(0)
-    return {name: generator.standard_normal((4, 8)).astype(np.float32) for name in LAYOUT}
+    return {name: generator.standard_normal((4, 8)).astype(np.float32) for name in CASES}
 
 
 @pytest.fixture(scope="module")
-def norms(tree, make_mesh):
-    """The norm of each leaf alone and of the whole tree; that they leave the map as P() proves them invariant."""
+def measured(tree, make_mesh):
+    """Squares and norm; that they leave the map in these layouts proves that all ranks have the same ones."""
 
     def measure(tree):
-        alone = {name: global_norm({name: leaf}, {name: LAYOUT[name]}) for name, leaf in tree.items()}
-        return alone | {"tree": global_norm(tree, LAYOUT)}
+        sums = squares(tree, LAYOUT, SPECS)
+        return sums, global_norm(sums, SUMS)
 
     mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
-    return jax.jit(jax.shard_map(measure, mesh=mesh, in_specs=(LAYOUT,), out_specs=P()))(tree)
+    return jax.jit(jax.shard_map(measure, mesh=mesh, in_specs=(LAYOUT,), out_specs=(SUMS, P())))(tree)
 
 
-@pytest.mark.parametrize("name", LAYOUT)
-def test_norm_of_a_leaf_is_the_dense_norm(name, norms, tree):
-    assert float(norms[name]) == pytest.approx(np.linalg.norm(tree[name].astype(np.float64)), rel=1e-6)
+@pytest.mark.parametrize("name", CASES)
+def test_squares_of_a_weight_are_summed_over_what_splits_it(name, measured, tree):
+    rows = (tree[name].astype(np.float64) ** 2).sum(axis=1)
+    wanted = rows if CASES[name][0] is STACK else rows.sum()
+    np.testing.assert_allclose(measured[0][name], wanted, rtol=1e-6)
 
 
-def test_norm_of_the_tree_is_the_dense_norm(norms, tree):
+def test_norm_of_the_tree_is_the_dense_norm(measured, tree):
     dense = np.sqrt(sum((leaf.astype(np.float64) ** 2).sum() for leaf in tree.values()))
-    assert float(norms["tree"]) == pytest.approx(dense, rel=1e-6)
+    assert float(measured[1]) == pytest.approx(dense, rel=1e-6)
+
+
+def test_only_the_row_of_the_layer_that_is_not_finite_says_so(tree, make_mesh):
+    broken = tree["stage_fsdp"].copy()
+    broken[2, 5] = np.inf
+    mesh, layout = make_mesh(pipe=2, fsdp=2), (P("pipe", "fsdp"),)
+    sums = jax.shard_map(lambda x: squares([x], [*layout], [STACK])[0], mesh=mesh, in_specs=layout, out_specs=P("pipe"))
+    assert np.isfinite(jax.jit(sums)(broken)).tolist() == [True, True, False, True]
 
 
 def test_a_layout_that_the_values_do_not_have_is_refused(make_mesh):
-    mesh = make_mesh(fsdp=2, tensor=2)
-    measure = jax.shard_map(lambda x: global_norm([x], [P("fsdp")]), mesh=mesh, in_specs=P("tensor"), out_specs=P())
+    mesh, spec = make_mesh(fsdp=2, tensor=2), ParamSpec((8,), ("norm",))
+    sums = jax.shard_map(lambda x: squares([x], [P("fsdp")], [spec])[0], mesh=mesh, in_specs=P("tensor"), out_specs=P())
     with pytest.raises(AssertionError, match="varies over \\['tensor'\\], expected \\['fsdp'\\]"):
-        jax.eval_shape(measure, jnp.ones(8))
+        jax.eval_shape(sums, jnp.ones(8))
 
 
 def test_half_precision_gradients_are_squared_in_float32(make_mesh):
-    measure = jax.shard_map(lambda x: global_norm([x], [P()]), mesh=make_mesh(), in_specs=P(), out_specs=P())
-    assert float(measure(jnp.full((4,), 1e4, jnp.float16))) == pytest.approx(2e4)
+    spec = ParamSpec((4,), ("norm",))
+    sums = jax.shard_map(lambda x: squares([x], [P()], [spec])[0], mesh=make_mesh(), in_specs=P(), out_specs=P())
+    assert float(sums(jnp.full((4,), 1e4, jnp.float16))) == pytest.approx(4e8)
 
 
 def test_clipping_scales_a_long_gradient_to_the_limit():
