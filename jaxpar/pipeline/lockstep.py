@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.errors import ScheduleError
@@ -15,12 +16,11 @@ def lockstep_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
     What a rank makes in a tick, others can use from the next tick on; within its rank and tick, B can use what F made
     and W what B made. Each kind keeps the order that it has in `orders`. A B waits for all F that stand before it (so
     GPipe stays GPipe); F runs ahead of B, for a tick in which only other ranks go forward takes as long as one in
-    which all do. The k-th W of every rank runs in the first tick in which all ranks can: ticks with a W are then as
-    few as there are W on a rank.
+    which all do. W of all ranks run in the same ticks (`with_weights`), which are then as few as there are W on a rank.
 
     Raises ScheduleError where the orders wait for each other in a circle.
     """
-    return _Lockstep(orders, chunks).run()
+    return with_weights(_Lockstep(orders, chunks).run(), _of_kind(orders, Kind.WEIGHT))
 
 
 def branching_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
@@ -56,65 +56,83 @@ def circle(orders: Sequence[Order], position: Sequence[int]) -> ScheduleError:
 
 
 class _Lockstep:
-    """State of the list scheduling: what is done, and how far each rank has come in each kind."""
+    """State of the list scheduling of F and B: what is done, and how far each rank has come in each kind."""
 
     def __init__(self, orders: Sequence[Order], chunks: int):
-        self.orders, self.chunks, self.ranks = orders, chunks, range(len(orders))
-        self.of_kind = {kind: [[a for a in order if a.kind is kind] for order in orders] for kind in Kind}
-        self.position = {kind: [0] * len(orders) for kind in Kind}
+        self.orders, self.chunks = orders, chunks
+        self.of_kind = {kind: _of_kind(orders, kind) for kind in (Kind.FORWARD, Kind.BACKWARD)}
+        self.position = {kind: [0] * len(orders) for kind in self.of_kind}
         self.forwards_before = [_forwards_before(order) for order in orders]
         self.done: set[Action] = set()
 
-    def run(self) -> tuple[Tick, ...]:
+    def run(self) -> list[Tick]:
         ticks: list[Tick] = []
-        total = sum(map(len, self.orders))
+        total = sum(len(actions) for of_rank in self.of_kind.values() for actions in of_rank)
         while len(self.done) < total:
-            tick = self._tick()
+            tick = tuple(self._actions(rank) for rank in range(len(self.orders)))
             if not any(tick):
-                raise circle(self.orders, [self._first_left(rank) for rank in self.ranks])
+                raise circle(self.orders, [self._first_left(order) for order in self.orders])
             self.done.update(action for actions in tick for action in actions)
             ticks.append(tick)
-        return tuple(ticks)
+        return ticks
 
-    def _tick(self) -> Tick:
-        tick: list[list[Action]] = [[] for _ in self.ranks]
-        for rank in self.ranks:
-            self._take(rank, Kind.FORWARD, tick[rank])
-            if self._forwards_suffice(rank):
-                self._take(rank, Kind.BACKWARD, tick[rank])
-        left = [rank for rank in self.ranks if self._next(rank, Kind.WEIGHT) is not None]
-        if all(self._ready(rank, self._next(rank, Kind.WEIGHT), tick[rank]) for rank in left):
-            for rank in left:
-                self._take(rank, Kind.WEIGHT, tick[rank])
-        return tuple(map(tuple, tick))
+    def _actions(self, rank: int) -> tuple[Action, ...]:
+        """What a rank can do in the next tick, given what all have done before it."""
+        actions: list[Action] = []
+        for kind in self.of_kind:
+            at, of_rank = self.position[kind][rank], self.of_kind[kind][rank]
+            if at < len(of_rank) and self._ready(rank, of_rank[at], actions):
+                actions.append(of_rank[at])
+                self.position[kind][rank] += 1
+        return tuple(actions)
 
-    def _next(self, rank: int, kind: Kind) -> Action | None:
-        actions, at = self.of_kind[kind][rank], self.position[kind][rank]
-        return actions[at] if at < len(actions) else None
-
-    def _ready(self, rank: int, action: Action | None, same_tick: list[Action]) -> bool:
+    def _ready(self, rank: int, action: Action, same_tick: list[Action]) -> bool:
         """Whether all that `action` needs was done before this tick, or in it on its own rank and chunk."""
-        if action is None:
-            return False
+        if action.kind is Kind.BACKWARD:
+            earlier = self.forwards_before[rank][self.position[Kind.BACKWARD][rank]]
+            if self.position[Kind.FORWARD][rank] < earlier:
+                return False
         return all(
             need in self.done or (need in same_tick and need.chunk == action.chunk)
             for need in needs(action, self.chunks)
         )
 
-    def _forwards_suffice(self, rank: int) -> bool:
-        at = self.position[Kind.BACKWARD][rank]
-        before = self.forwards_before[rank]
-        return at < len(before) and self.position[Kind.FORWARD][rank] >= before[at]
+    def _first_left(self, order: Order) -> int:
+        """Position of the first F or B that is not done; the length of the order where all are."""
+        left = (at for at, action in enumerate(order) if action.kind in self.of_kind and action not in self.done)
+        return next(left, len(order))
 
-    def _take(self, rank: int, kind: Kind, tick: list[Action]) -> None:
-        action = self._next(rank, kind)
-        if action is not None and self._ready(rank, action, tick):
-            tick.append(action)
-            self.position[kind][rank] += 1
 
-    def _first_left(self, rank: int) -> int:
-        order = self.orders[rank]
-        return next((at for at, action in enumerate(order) if action not in self.done), len(order))
+def with_weights(ticks: Sequence[Tick], weights: Sequence[Sequence[Action]]) -> tuple[Tick, ...]:
+    """Ticks of F and B with W added: the k-th W of every rank in the first tick in which all ranks can do theirs.
+
+    Once a rank has gone forward for the last time, W wait until they can run tick after tick: ever less goes in
+    flight, so that no slots are needed for it, and a program has one loop with W more instead of many.
+    `weights[rank]` are the W of a rank in their order.
+    """
+    when = {action: t for t, tick in enumerate(ticks) for actions in tick for action in actions}
+    forwards = [
+        [when[a] for tick in ticks for a in tick[rank] if a.kind is Kind.FORWARD] for rank in range(len(weights))
+    ]
+    first_over = min(map(max, forwards))
+    together = list(zip_longest(*weights))
+    times: list[int] = []
+    for actions in together:
+        ready = max(when[Action(Kind.BACKWARD, w.microbatch, w.chunk)] for w in actions if w is not None)
+        times.append(max([ready, *(t + 1 for t in times[-1:])]))
+    for k in reversed(range(len(times) - 1)):
+        if times[k] > first_over:
+            times[k] = times[k + 1] - 1
+    length = max([len(ticks), *(t + 1 for t in times[-1:])])
+    table = [list(tick) for tick in ticks] + [[()] * len(weights) for _ in range(len(ticks), length)]
+    for t, actions in zip(times, together, strict=True):
+        for rank, w in enumerate(actions):
+            table[t][rank] += () if w is None else (w,)
+    return tuple(map(tuple, table))
+
+
+def _of_kind(orders: Sequence[Order], kind: Kind) -> list[list[Action]]:
+    return [[action for action in order if action.kind is kind] for order in orders]
 
 
 def _forwards_before(order: Order) -> list[int]:

@@ -10,7 +10,8 @@ from typing import Literal
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.schedules import one_forward_one_backward as plain
-from jaxpar.pipeline.table import Order, Schedule, loop_placement, v_placement
+from jaxpar.pipeline.schedules import v_half, v_shape, zero_bubble
+from jaxpar.pipeline.table import Order, Schedule, Tick, loop_placement, v_placement
 
 type Sizes = tuple[int, int, int]
 """(ranks, microbatches, virtual stages)"""
@@ -36,6 +37,8 @@ class Family:
     """Whether microbatches must be a multiple of ranks."""
     microbatches_per_rank: int = 0
     """Fewest microbatches, in multiples of ranks."""
+    ticks: Callable[[int, int, int], tuple[Tick, ...]] | None = None
+    """(ranks, microbatches, virtual_stages) -> uniform ticks, where those of `lockstep_ticks` would be poor."""
 
     def needs(self) -> str:
         """What it asks of ranks (p), microbatches (m) and virtual stages (v), in words."""
@@ -60,6 +63,26 @@ SCHEDULES: dict[str, Family] = {
         "all microbatches through a chunk before the next: each chunk's weights are gathered twice a batch "
         "(arXiv:2211.05953)",
         plain.breadth_first, virtual_stages=(1, None), microbatches_per_rank=1,
+    ),
+    "zb-uniform": Family(
+        "1F1B with all ranks' W in the same ticks: a zero-bubble schedule without branches",
+        zero_bubble.zb_uniform, splits_backward=True,
+    ),
+    "zb-h1": Family(
+        "1F1B with W where the rank would wait, at 1F1B's memory (arXiv:2401.10241)",
+        zero_bubble.zb_h1, splits_backward=True,
+    ),
+    "zb-v": Family(
+        "two chunks in a V, no bubble where F, B and W take as long, at 1F1B's memory (arXiv:2401.10241)",
+        v_shape.zb_v, splits_backward=True, placement="v", virtual_stages=(2, 2),
+    ),
+    "dualpipe-v": Family(
+        "two chunks in a V, a forward beside a backward in the steady state (DeepSeek, arXiv:2412.19437)",
+        v_shape.dualpipe_v, splits_backward=True, placement="v", virtual_stages=(2, 2), microbatches_per_rank=2,
+    ),
+    "v-half": Family(
+        "two chunks in a V, half of 1F1B's memory and half of its bubble (arXiv:2405.15362)",
+        v_half.v_half, splits_backward=True, placement="v", virtual_stages=(2, 2), ticks=v_half.v_half_ticks,
     ),
 }  # fmt: skip
 """Every published schedule by name."""
@@ -87,7 +110,7 @@ def make_schedule(name: str, *, ranks: int, microbatches: int, virtual_stages: i
     check_sizes(name, *sizes)
     orders = family.orders(*sizes)
     rank_of = v_placement(ranks) if family.placement == "v" else loop_placement(ranks, sizes[2])
-    ticks = lockstep_ticks(orders, len(rank_of))
+    ticks = family.ticks(*sizes) if family.ticks else lockstep_ticks(orders, len(rank_of))
     return Schedule(name, *sizes, rank_of, family.splits_backward, orders, ticks)
 
 
