@@ -57,6 +57,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.context": _AXIS,
     "parallel.tensor": _AXIS,
     "parallel.microbatches": _at_least(1),
+    "parallel.virtual_stages": _at_least(1),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),
     "attention.query_block": _at_least(1),
@@ -87,6 +88,10 @@ BOUNDS: dict[str, Bound] = {
     "checkpoint.keep_every": _at_least(1),
     "distributed.processes": _at_least(1),
     "distributed.process_id": _at_least(0),
+    "distributed.devices_per_process": _at_least(1),
     "distributed.timeout_s": _at_least(1),
+    "distributed.heartbeat_timeout_s": _at_least(2),
+    "distributed.step_timeout_s": _at_least(1),
+    "distributed.pause_timeout_s": _at_least(1),
 }
 """`section.key` to the range its value must lie in, unless it is null."""

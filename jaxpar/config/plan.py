@@ -85,7 +85,15 @@ class Plan:
     zero: Literal[0, 1, 2, 3]
     """What is sharded over fsdp and expert: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     schedule: str
-    """The pipeline schedule."""
+    """The pipeline schedule, or the path of its table; `one-stage` without a pipeline."""
+    virtual_stages: int
+    """Chunks of layers on each pipeline rank."""
+    stage_layers: tuple[int, ...]
+    """Layers of each chunk, in the order of the model."""
+    pipe_ends: Literal["last", "shared"]
+    """Whether the last pipeline rank computes the loss, or all share its vocabulary."""
+    pipe_ticks: Literal["uniform", "branching"]
+    """Whether all pipeline ranks run the same program in each tick, or each its own action alone."""
     microbatches: int
     """Parts of the batch of a step."""
     microbatch_rows: int

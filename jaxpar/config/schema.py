@@ -30,6 +30,8 @@ class RunConfig:
     """Stop with a diagnosis after this many steps in a row with a non-finite loss or gradient."""
     compile_cache: str | None = "~/.cache/jaxpar/xla"
     """Folder of the persistent compilation cache; null turns it off."""
+    wandb: str | None = None
+    """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,20 @@ class ParallelConfig:
     """What is sharded over fsdp and expert: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     microbatches: int = 1
     """Parts into which the batch of a step is split; gradients accumulate over them."""
+    schedule: str = "auto"
+    """Pipeline schedule: `gpipe`, `1f1b`, `interleaved`, `breadth-first`, `zb-uniform`, `zb-h1`, `zb-v`, `dualpipe-v`,
+    `v-half`, or the path of a table (`.csv`); `auto` is `1f1b`. `python -m jaxpar.schedule` draws and compares them."""
+    virtual_stages: int | None = None
+    """Chunks of layers on each pipeline rank; null is the fewest that the schedule can have."""
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each chunk, in the order of the model; null makes them as equal as can be. All are padded to the
+    longest in time and memory."""
+    pipe_ends: Literal["last", "shared"] = "last"
+    """Head and embedding under a pipeline: whole on each rank, used by the last and first (`last`), or their vocabulary
+    split over all ranks, which then share the work of the loss (`shared`)."""
+    pipe_ticks: Literal["uniform", "branching"] = "uniform"
+    """`uniform`: all ranks run the same program in each tick; `branching`: each rank runs its own action alone, in the
+    published order, which needs layers without permutes."""
     context_strategy: Literal["auto", "allgather"] = "auto"
     """How attention sees the other ranks' keys and values when `context` is above 1."""
 
@@ -250,16 +266,25 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Several processes, one job (`jax.distributed`)."""
+    """Several processes, one job (`jax.distributed`); what is null comes from Slurm, Open MPI, Kubernetes or
+    `launch/local.py`, whichever started the process."""
 
     coordinator: str | None = None
-    """`host:port` of process 0; null means a single process."""
-    processes: int = 1
-    """Number of processes in the job."""
-    process_id: int = 0
-    """Index of this process."""
-    timeout_s: int = 120
+    """`host:port` of process 0; null asks the launcher, and without one the process is alone."""
+    processes: int | None = None
+    """Number of processes in the job; null asks the launcher, and 1 is a single process under any launcher."""
+    process_id: int | None = None
+    """Index of this process; null asks the launcher."""
+    devices_per_process: int | None = None
+    """Devices that each process must have; null expects what the launcher and the layout say."""
+    timeout_s: int = 50
     """How long to wait for the other processes at start-up, in seconds."""
+    heartbeat_timeout_s: int = 30
+    """A process that gives no sign of life for so many seconds ends the job: it is stopped, or its host is down."""
+    step_timeout_s: int = 600
+    """A step that takes more seconds than this ends the job, and whoever the others waited for is named."""
+    pause_timeout_s: int = 7200
+    """The same for what is not a step: data, compilation, evaluation, saving, and checking a checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,10 @@ def preset_model(name: str | None) -> ModelConfig:
 
 def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
     """Every section and key with its resolved value; the values are JSON's."""
-    return asdict(config)
+    plain = asdict(config)
+    for values in plain.values():
+        values.update({key: list(value) for key, value in values.items() if isinstance(value, tuple)})
+    return plain
 
 
 def config_from_dict(plain: Mapping[str, Mapping[str, Any]]) -> Config:

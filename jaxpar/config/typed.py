@@ -1,6 +1,7 @@
 """Values checked against dataclass annotations, without coercion: what both the configuration and the plan read with.
 
-Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `X | None`, `dict[str, X]` or another dataclass.
+Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `X | None`, `dict[str, X]`, `tuple[X, ...]` (written
+as a list) or another dataclass.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def type_names(annotation: Any) -> list[str]:
         return [name for member in get_args(annotation) for name in type_names(member)]
     if origin is dict or is_dataclass(annotation):
         return ["a mapping"]
+    if origin is tuple:
+        return ["a list"]
     return [_NAMES[annotation]]
 
 
@@ -65,6 +68,9 @@ def checked(key: str, value: object, annotation: Any) -> Any:
     elif origin is dict and isinstance(value, Mapping):
         kind = get_args(annotation)[1]
         return {checked(key, name, str): checked(f"{key}.{name}", entry, kind) for name, entry in value.items()}
+    elif origin is tuple and isinstance(value, (list, tuple)):
+        kind = get_args(annotation)[0]
+        return tuple(checked(f"{key}[{place}]", entry, kind) for place, entry in enumerate(value))
     elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, Mapping):
         return record_from_plain(annotation, value, key)
     elif _fits(value, annotation):
@@ -97,6 +103,8 @@ def _fits(value: object, annotation: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
     if get_origin(annotation) is dict or is_dataclass(annotation):
         return isinstance(value, Mapping)
+    if get_origin(annotation) is tuple:
+        return isinstance(value, (list, tuple))
     return type(value) is annotation
 
 

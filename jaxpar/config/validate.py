@@ -57,6 +57,10 @@ def _check_run(config: Config) -> None:
     run = config.run
     if run.name in ("", ".", "..") or re.search(r"[/\\\0]", run.name):
         raise UserError(f"run.name: expected the name of one folder, got {run.name!r}; put parent folders in run.dir")
+    if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
+        raise UserError(
+            f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got {run.wandb!r}"
+        )
     if run.profile is not None and profile_steps(run.profile)[0] >= run.steps:
         raise UserError(f"run.profile: {run.profile} begins after the last of run.steps ({run.steps})")
 
@@ -83,12 +87,8 @@ def _check_model(config: Config) -> None:
 def _check_layout(config: Config) -> None:
     """The mesh against the sizes that it splits; an axis of -1 counts as 1, a factor of whatever it becomes."""
     model, parallel, data = config.model, config.parallel, config.data
-    if parallel.pipe != 1:
-        raise UserError(
-            f"parallel.pipe: {parallel.pipe} asks for a pipeline, and the one-stage schedule is the only one that this "
-            "version has, so it must be 1"
-        )
     tensor = _known(parallel, "tensor")
+    _check_pipeline(config)
     _divides("model.heads", model.heads, "parallel.tensor", tensor)
     if kv_heads(model) % tensor and tensor % kv_heads(model):
         raise UserError(
@@ -109,6 +109,28 @@ def _check_layout(config: Config) -> None:
         "parallel.replica x fsdp x expert x microbatches",
         _known(parallel, "replica", "fsdp", "expert") * parallel.microbatches,
     )  # fmt: skip
+
+
+def _check_pipeline(config: Config) -> None:
+    """What does not depend on the schedule; `jaxpar.training.pipeline` checks the rest."""
+    parallel, layers = config.parallel, config.model.layers
+    if parallel.pipe == 1:
+        for key, unused in (("schedule", "auto"), ("virtual_stages", None), ("stage_layers", None)):
+            if (value := getattr(parallel, key)) not in (unused, "one-stage"):
+                raise UserError(f"parallel.{key}: {value} would not be used, because parallel.pipe is 1")
+    if parallel.stage_layers is not None:
+        if min(parallel.stage_layers, default=0) < 1:
+            raise UserError(f"parallel.stage_layers: every chunk needs a layer, got {list(parallel.stage_layers)}")
+        if sum(parallel.stage_layers) != layers:
+            raise UserError(
+                f"parallel.stage_layers: {list(parallel.stage_layers)} are {sum(parallel.stage_layers)} layers, and "
+                f"model.layers is {layers}"
+            )
+    elif parallel.pipe * (parallel.virtual_stages or 1) > layers:
+        raise UserError(
+            f"parallel.pipe x virtual_stages: {parallel.pipe} x {parallel.virtual_stages or 1} chunks are more than "
+            f"the {layers} layers of the model (model.layers)"
+        )
 
 
 def _check_optimizer(config: Config) -> None:
@@ -141,19 +163,14 @@ def _check_data(config: Config) -> None:
 
 
 def _check_distributed(config: Config) -> None:
+    """What is null is filled in and checked by `jaxpar.mesh.job`."""
     distributed = config.distributed
-    if distributed.process_id >= distributed.processes:
+    processes, process_id = distributed.processes, distributed.process_id
+    if processes is not None and process_id is not None and process_id >= processes:
         raise UserError(
-            f"distributed.process_id: expected less than distributed.processes ({distributed.processes}), "
-            f"got {distributed.process_id}"
+            f"distributed.process_id: expected less than distributed.processes ({processes}), got {process_id}"
         )
-    if distributed.coordinator is None:
-        if distributed.processes > 1:
-            raise UserError(
-                f"distributed.coordinator: null, and distributed.processes ({distributed.processes}) need the "
-                "host:port of process 0"
-            )
-    elif not re.fullmatch(r".+:\d{1,5}", distributed.coordinator):
+    if distributed.coordinator is not None and not re.fullmatch(r".+:\d{1,5}", distributed.coordinator):
         raise UserError(f"distributed.coordinator: expected host:port, got {distributed.coordinator!r}")
 
 

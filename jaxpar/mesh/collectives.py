@@ -63,6 +63,19 @@ def scatter_gradient(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> 
         return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)
 
 
+def shift_stage(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array, "..."]:
+    """Hand `x` to the pipeline rank `by` (1 or -1) further on; a rank that nobody sends to gets zeros.
+
+    With `wrap` the last rank's goes to the first (and the first's to the last), as chunks of several per rank need.
+    Sends `x` bytes (but none from the rank that has nobody to send to).
+    """
+    _must_vary(x, ("pipe",), "shift_stage")
+    ranks = lax.axis_size("pipe")
+    pairs = [(rank, rank + by) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
+    with jax.named_scope("shift_stage"):
+        return lax.ppermute(x, "pipe", [(rank, to % ranks) for rank, to in pairs])
+
+
 def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, "..."]:
     """Sum over `axes`; the result is the same on all of their ranks.
 

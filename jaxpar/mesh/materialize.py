@@ -43,15 +43,20 @@ def sink_gradients(gradients: Tree, placements: Placements, *, part: str, unstac
 
     Bytes: `scatter_gradient` of each weight that the gradient placement shards, in gradient dtype.
     """
-    dtype = jnp.dtype(placements.gradient.dtype)
+    layouts = placements.compute.layout[part], placements.gradient.layout[part]
+    return jax.tree.map(
+        partial(sink_gradient, dtype=placements.gradient.dtype, unstacked=unstacked), gradients, *layouts
+    )
 
-    def one(grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
-        added = added_dim(compute, gradient)
-        with jax.named_scope("gradients"):
-            grad = vary(grad.astype(dtype))
-        return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad
 
-    return jax.tree.map(one, gradients, placements.compute.layout[part], placements.gradient.layout[part])
+def sink_gradient(
+    grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, *, dtype: str, unstacked: bool
+) -> jax.Array:
+    """`sink_gradients` of one weight."""
+    added = added_dim(compute, gradient)
+    with jax.named_scope("gradients"):
+        grad = vary(grad.astype(dtype))
+    return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad
 
 
 def zero_sinks(weights: Tree, placements: Placements, *, part: str) -> Tree:

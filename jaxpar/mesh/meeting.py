@@ -2,14 +2,17 @@
 
 `jax.distributed.initialize` ends the program with a stack trace when a process does not arrive. Here they come together
 first, over plain sockets at the coordinator's address: process 0 listens, the others say who they are, and all go on
-once everybody is there. Whoever is missing is named. The port is free again when JAX takes it.
+once everybody is there. Whoever is missing is named. The port is free again when JAX takes it, and the connections stay:
+over them the processes watch each other from then on (`watch.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import time
+from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
 
@@ -17,10 +20,24 @@ HELLO = "jaxpar"
 GO = "go"
 RETRY_S = 0.2
 LINE_BYTES = 4096
+SPARE_FILES = 1024
+"""Open files that process 0 leaves for everything else, besides one connection per process."""
 
 
-def meet(coordinator: str, processes: int, process_id: int, timeout_s: float) -> None:
+@dataclass(frozen=True)
+class Peer:
+    """Another process of the job, and the connection to it."""
+
+    process: int
+    host: str
+    connection: socket.socket
+
+
+def meet(coordinator: str, processes: int, process_id: int, timeout_s: float) -> dict[int, Peer]:
     """Return once all `processes` have called this, each with its own `process_id`.
+
+    The result is whom this process is now connected to: process 0 to all others, these to process 0. The caller closes
+    the connections.
 
     Args:
         coordinator: `host:port` of process 0.
@@ -35,11 +52,12 @@ def meet(coordinator: str, processes: int, process_id: int, timeout_s: float) ->
     deadline = time.monotonic() + timeout_s
     try:
         if process_id == 0:
-            _receive(int(port), processes, deadline)
-        else:
-            _visit(host.strip("[]"), int(port), processes, process_id, deadline)
+            return _receive(int(port), processes, deadline)
+        return {0: _visit(host.strip("[]"), int(port), processes, process_id, deadline)}
     except (OSError, OverflowError, _Refused) as error:
         why = str(error) if isinstance(error, _Refused) else getattr(error, "strerror", None) or str(error)
+        if process_id == 0 and _lives_elsewhere(host.strip("[]")):
+            why += f"; {host} is no address of {socket.gethostname()}, where process 0 is"
         raise UserError(
             f"distributed.coordinator is {coordinator!r}: process {process_id} of {processes} could not join within "
             f"{timeout_s:g} s ({why})"
@@ -50,28 +68,62 @@ class _Refused(Exception):
     """Why the processes do not come together, in a few words."""
 
 
-def _receive(port: int, processes: int, deadline: float) -> None:
+def _receive(port: int, processes: int, deadline: float) -> dict[int, Peer]:
     """Process 0: wait for the others, then send them on."""
-    guests: dict[int, socket.socket] = {}
+    _allow_files(processes + SPARE_FILES)
+    guests: dict[int, Peer] = {}
     with contextlib.ExitStack() as stack:
-        door = stack.enter_context(_listen(port))
+        with _listen(port) as door:
+            try:
+                while len(guests := _present(guests)) < processes - 1:
+                    door.settimeout(_left(deadline))
+                    connection = stack.enter_context(door.accept()[0])
+                    guest = _introduced(connection, processes, deadline)
+                    if guest is None:
+                        continue
+                    if guest.process in _present(guests):
+                        raise _Refused(f"two processes say that they are process {guest.process}")
+                    guests[guest.process] = guest
+            except (TimeoutError, _Refused) as error:
+                guests = _present(guests)
+                missing = [str(process) for process in range(1, processes) if process not in guests]
+                refusal = error if isinstance(error, _Refused) else _Refused(f"not there: process {_few(missing)}")
+                _tell(guests, str(refusal))
+                raise refusal from error
+        _tell(guests, f"{GO} {socket.gethostname()}")
+        stack.pop_all()
+    return guests
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise this process's own limit of open files as far as the system's lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _few(names: list[str]) -> str:
+    """The first of them, and how many more."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _lives_elsewhere(host: str) -> bool:
+    """Whether `host` is known, and none of its addresses is one of this machine."""
+    try:
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(_is_foreign(family, address) for family, _, _, _, address in addresses)
+
+
+def _is_foreign(family: int, address: tuple) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            while len(guests := _present(guests)) < processes - 1:
-                door.settimeout(_left(deadline))
-                guest = stack.enter_context(door.accept()[0])
-                process = _introduced(guest, processes, deadline)
-                if process is None:
-                    continue
-                if process in _present(guests):
-                    raise _Refused(f"two processes say that they are process {process}")
-                guests[process] = guest
-        except (TimeoutError, _Refused) as error:
-            guests = _present(guests)
-            missing = ", ".join(str(process) for process in range(1, processes) if process not in guests)
-            refusal = error if isinstance(error, _Refused) else _Refused(f"not there: process {missing}")
-            _tell(guests, str(refusal))
-            raise refusal from error
-        _tell(guests, GO)
+            probe.bind(address)
+        except OSError:
+            return True
+        return False
 
 
 def _listen(port: int) -> socket.socket:
@@ -80,23 +132,23 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=1024)
 
 
-def _introduced(guest: socket.socket, processes: int, deadline: float) -> int | None:
-    """The process id that a guest gives; None for a stranger, who may say anything or nothing."""
-    guest.settimeout(min(1.0, _left(deadline)))
+def _introduced(connection: socket.socket, processes: int, deadline: float) -> Peer | None:
+    """The process that a guest says it is; None for a stranger, who may say anything or nothing."""
+    connection.settimeout(min(1.0, _left(deadline)))
     try:
-        words = _line(guest).split()
+        words = _line(connection).split()
     except OSError:  # It went away, or is silent.
         return None
-    if len(words) != 3 or words[0] != HELLO or not all(word.isdigit() for word in words[1:]):
+    if len(words) != 4 or words[0] != HELLO or not all(word.isdigit() for word in words[1:3]):
         return None
-    process, expected = int(words[1]), int(words[2])
+    process, expected, host = int(words[1]), int(words[2]), words[3]
     if expected != processes:
-        raise _Refused(f"process {process} expects {expected} processes and process 0 expects {processes}")
-    return process
+        raise _Refused(f"process {process} on {host} expects {expected} processes and process 0 expects {processes}")
+    return Peer(process, host, connection)
 
 
-def _present(guests: dict[int, socket.socket]) -> dict[int, socket.socket]:
-    return {process: guest for process, guest in guests.items() if not _is_gone(guest)}
+def _present(guests: dict[int, Peer]) -> dict[int, Peer]:
+    return {process: guest for process, guest in guests.items() if not _is_gone(guest.connection)}
 
 
 def _is_gone(guest: socket.socket) -> bool:
@@ -112,28 +164,34 @@ def _is_gone(guest: socket.socket) -> bool:
         guest.setblocking(True)
 
 
-def _tell(guests: dict[int, socket.socket], text: str) -> None:
+def _tell(guests: dict[int, Peer], text: str) -> None:
     for guest in guests.values():
-        with contextlib.suppress(OSError):  # One that went away in the meantime is missed when JAX connects.
-            guest.sendall(f"{text}\n".encode())
+        with contextlib.suppress(OSError):  # One that went away in the meantime is missed by the watch.
+            guest.connection.sendall(f"{text}\n".encode())
 
 
-def _visit(host: str, port: int, processes: int, process_id: int, deadline: float) -> None:
+def _visit(host: str, port: int, processes: int, process_id: int, deadline: float) -> Peer:
     """The others: find process 0 and wait for its word."""
     last = "process 0 is not there"
     while True:
-        try:
-            with socket.create_connection((host, port), timeout=_left(deadline, last)) as door:
+        with contextlib.ExitStack() as stack:
+            try:
+                door = stack.enter_context(socket.create_connection((host, port), timeout=_left(deadline, last)))
                 last = "process 0 was there, and others were missing"
-                door.sendall(f"{HELLO} {process_id} {processes}\n".encode())
+                door.sendall(f"{HELLO} {process_id} {processes} {socket.gethostname()}\n".encode())
                 door.settimeout(_left(deadline, last))
                 answer = _line(door)
-        except socket.gaierror as error:
-            raise _Refused(f"no address is known for {host!r}") from error
-        except OSError:  # Nobody listens yet, or process 0 went away: try again until the time is up.
-            answer = ""
-        if answer == GO:
-            return
+            except socket.gaierror as error:
+                last = f"no address is known for {host!r}"
+                if error.errno not in MAY_COME:
+                    raise _Refused(last) from error
+                answer = ""
+            except OSError:  # Nobody listens yet, or process 0 went away: try again until the time is up.
+                answer = ""
+            word, _, host_of_first = answer.partition(" ")
+            if word == GO:
+                stack.pop_all()
+                return Peer(0, host_of_first, door)
         if answer:
             raise _Refused(answer)
         time.sleep(min(RETRY_S, _left(deadline, last)))
@@ -151,7 +209,7 @@ def _line(other: socket.socket) -> str:
     """What the other side says up to a line's end or its going away."""
     said = b""
     while not said.endswith(b"\n") and len(said) < LINE_BYTES:
-        more = other.recv(LINE_BYTES)
+        more = other.recv(1)  # What comes after the line belongs to the watch.
         if not more:
             break
         said += more

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxpar.mesh.layer_order import PADDING, LayerOrder
+
 type Tree = Any
 """A nested dict of arrays, specs or partition specs."""
 
@@ -51,20 +53,26 @@ def map_specs(function: Any, specs: Tree, *rest: Tree) -> Tree:
     return jax.tree.map(function, specs, *rest, is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
-def initial_weights(specs: Tree, seed: int) -> Tree:
-    """Initial float32 values of `specs`: each weight's key depends on the seed and its path alone.
+def initial_weights(specs: Tree, seed: int, order: LayerOrder) -> Tree:
+    """Initial float32 values of `specs`: a weight's key depends on the seed, its path and its layer's number alone.
 
     Call it under `jax.jit` with `out_shardings`: the values are then made shard by shard and are bit-identical on
-    every mesh (eager and compiled generators differ in the last bit).
+    every mesh (eager and compiled generators differ in the last bit). Rows that only pad the stack are zero.
     """
     root = jax.random.key(seed)
+    numbers = jnp.asarray(order.numbers.ravel(), jnp.int32)
 
     def value(path: Any, spec: ParamSpec) -> jax.Array:
-        if spec.init == "zeros":
-            return jnp.zeros(spec.shape, jnp.float32)
-        if spec.init == "ones":
-            return jnp.ones(spec.shape, jnp.float32)
+        if "layers" not in spec.axes:
+            return one(path, spec.init, spec.shape, spec.scale)
+        rows = jax.vmap(lambda layer: one(path, spec.init, spec.shape[1:], spec.scale, layer))(numbers)
+        return jnp.where((numbers != PADDING).reshape(-1, *[1] * (len(spec.shape) - 1)), rows, 0.0)
+
+    def one(path: Any, init: str, shape: tuple[int, ...], scale: float, layer: Any = None) -> jax.Array:
+        if init != "normal":
+            return jnp.full(shape, float(init == "ones"), jnp.float32)
         key = jax.random.fold_in(root, zlib.crc32(jax.tree_util.keystr(path).encode()))
-        return spec.scale * jax.random.normal(key, spec.shape, jnp.float32)
+        key = key if layer is None else jax.random.fold_in(key, layer)
+        return scale * jax.random.normal(key, shape, jnp.float32)
 
     return jax.tree_util.tree_map_with_path(value, specs, is_leaf=lambda x: isinstance(x, ParamSpec))

@@ -12,6 +12,10 @@ A ZeRO stage is a choice of placements and nothing else:
 `compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp and expert axes. HSDP is
 stage 3 with `replica` above 1: the weights are sharded inside a replica and the gradients summed across them.
 
+**Under a pipeline** the weights outside the layers are gathered once a step at every stage, not once a microbatch, and
+so are their gradients reduced: embedding and head are used in most ticks. Gradients of stage 2 accumulate as under
+stage 1, and are reduced once a step: a pipeline takes many microbatches through the same weights.
+
 **Dims that do not divide.** The fsdp and expert axes split the first of `SHARD_ORDER` whose size, after tensor
 parallelism, divides by their product. A weight without such a dim rests whole, and so does every
 vector (norms, biases of one dim).
@@ -53,15 +57,24 @@ class Placements:
     optimizer: Placement
 
 
-def place(specs: Tree, sizes: AxisSizes, zero: int, dtypes: Dtypes, kv_heads: int) -> Placements:
-    """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`."""
-    rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor)
+def place(
+    specs: Tree, sizes: AxisSizes, zero: int, dtypes: Dtypes, kv_heads: int, *, shared_ends: bool = False
+) -> Placements:
+    """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`.
+
+    `shared_ends` splits the vocabulary over the pipe axis too.
+    """
+    rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor, shared_ends=shared_ends)
     compute = map_specs(lambda spec: partition(spec, rules), specs)
     sharded = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes)), specs)
+    # A pipeline uses its ends in most ticks, and every layer once per microbatch: see the module.
+    ends = sharded if sizes.pipe == 1 else compute
+    storage = {**ends, "layers": sharded["layers"]} if "layers" in sharded else ends
+    gradient = storage if zero >= 3 else ends
     return Placements(
         compute=Placement(compute, dtypes.compute),
-        storage=Placement(sharded if zero >= 3 else compute, dtypes.storage),
-        gradient=Placement(sharded if zero >= 2 else compute, dtypes.gradient),
+        storage=Placement(storage if zero >= 3 else compute, dtypes.storage),
+        gradient=Placement(gradient if zero >= 2 else compute, dtypes.gradient),
         optimizer=Placement(sharded if zero >= 1 else compute, dtypes.master),
     )
 

@@ -53,15 +53,15 @@ def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def compute_rules(*, kv_heads: int, tensor: int) -> Rules:
+def compute_rules(*, kv_heads: int, tensor: int, shared_ends: bool = False) -> Rules:
     """How weights lie while they are multiplied: Megatron's tensor parallelism, layers over the pipeline.
 
     Key and value heads that do not divide by the tensor axis stay whole on each rank, which then uses the ones its
-    query heads need.
+    query heads need. With `shared_ends` the pipeline's ranks split the vocabulary among them too.
     """
     return Rules(
         layers=("pipe",),
-        vocab=("tensor",),
+        vocab=("pipe", "tensor") if shared_ends else ("tensor",),
         heads=("tensor",),
         kv_heads=("tensor",) if kv_heads % tensor == 0 else (),
         mlp=("tensor",),

@@ -47,11 +47,21 @@ class Attention(nnx.Module):
             self.query_norm = weight((head_dim,), ("norm",), init="ones")
             self.key_norm = weight((head_dim,), ("norm",), init="ones")
 
-    def __call__(self, x: Float[Array, "batch seq embed"], tokens: TokenContext, attend: Attend) -> jax.Array:
-        """From the joined sequence to this rank's partial sums; the output bias is added by `add_bias`."""
+    def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
         q = jnp.einsum("bse,ehd->bshd", x, self.query[...])
         k = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.key[...], 1))
         v = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.value[...], 1))
+        return q, k, v
+
+    def project_out(self, x: Float[Array, "batch seq heads head_dim"]) -> Float[Array, "batch seq embed"]:
+        """This rank's partial sums; the output bias is added by `add_bias`."""
+        return jnp.einsum("bshd,hde->bse", x, self.output[...])
+
+    def mix(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
+    ) -> Float[Array, "batch seq heads head_dim"]:
+        """From what `project_in` made to what `project_out` takes: biases, norms, rotation and attention."""
         if self.biased:
             q = q + self.query_bias[...]
             k = k + self._own_heads(self.key_bias[...], 0)
@@ -66,7 +76,7 @@ class Attention(nnx.Module):
         if not self.normed:
             q, k = name_activation(q, "query"), name_activation(k, "key")
         v = name_activation(v, "value")
-        return jnp.einsum("bshd,hde->bse", attend(q, k, v, tokens), self.output[...])
+        return attend(q, k, v, tokens)
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""

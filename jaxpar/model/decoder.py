@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -13,19 +14,32 @@ from jaxtyping import Array, Float
 from jaxpar.config.counting import head_dim
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
+from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.materialize import materialize
 from jaxpar.mesh.parameters import Tree, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.attention import Attend
 from jaxpar.model.context import TokenContext, sequence_part
 from jaxpar.model.dropout import dropout
-from jaxpar.model.embedding import Embedding, Head, embed_tokens, vocabulary_logits
+from jaxpar.model.embedding import (
+    Embedding,
+    Head,
+    add_table_gradients,
+    join_rows,
+    table_ids,
+    table_rows,
+    vocab_axes,
+    vocabulary_logits,
+)
 from jaxpar.model.layer import DecoderLayer
-from jaxpar.model.layer_loop import LayerLoop, Policy, run_layers
+from jaxpar.model.layer_loop import LayerLoop, Policy
+from jaxpar.model.linear import Tap
 from jaxpar.model.loss import vocabulary_cross_entropy
 from jaxpar.model.norm import NORMS
 from jaxpar.model.rope import rotary_tables
 from jaxpar.model.weights import specs_of, with_weights
+
+_cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, slots [batch, seq]; examples [batch]."""
@@ -42,18 +56,21 @@ class Decoder(nnx.Module):
             self.head = Head(config.model)
 
 
-def decoder_specs(config: Config) -> Tree:
-    """The `ParamSpec` of every weight, layers stacked: what weights, placements and checkpoints are made from."""
+def decoder_specs(config: Config, rows: int | None = None) -> Tree:
+    """The `ParamSpec` of every weight, layers stacked: what weights, placements and checkpoints are made from.
+
+    `rows` is the length of the stack, by default as many as there are layers; more where a pipeline pads its stages.
+    """
     specs = specs_of(Decoder(config))
-    specs["layers"] = map_specs(lambda spec: spec.stacked(config.model.layers), specs["layers"])
+    specs["layers"] = map_specs(lambda spec: spec.stacked(rows or config.model.layers), specs["layers"])
     return specs
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderStages:
-    """The decoder as functions of (weights in storage placement, sinks), to run inside the step's `shard_map`.
+    """The decoder as functions of weights in storage placement, to run inside the step's `shard_map`.
 
-    A pipeline stage is some of `embed`, `run_layers` and `loss`; with one stage it is all three.
+    A pipeline stage is some of `embed`, a chunk of `loop` and `loss`; with one stage it is all three.
     """
 
     config: Config
@@ -62,6 +79,10 @@ class DecoderStages:
     policy: Policy | None
     train: bool
     """Whether dropout is on."""
+    order: LayerOrder
+    """Where the layers lie in the stack."""
+    split_backward: bool = False
+    """Whether the gradients of the layers' matrices are left to a later action."""
 
     @property
     def model(self) -> ModelConfig:
@@ -75,24 +96,53 @@ class DecoderStages:
             cos, sin = rotary_tables(batch["positions"], self.model, head_dim(self.model))
         return vary(TokenContext(batch["segments"], batch["slots"], batch["examples"], cos, sin))
 
-    def embed(self, weights: Tree, sinks: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
+    @property
+    def vocab_axes(self) -> tuple[str, ...]:
+        """Mesh axes that split the vocabulary."""
+        return vocab_axes(self.placements)
+
+    def embed(self, weights: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
         """Token embeddings of this rank's part of the sequence, in compute dtype."""
-        part = "embedding"
-        x = embed_tokens(self.model, self.placements, weights[part], sinks[part], batch["tokens"], batch["positions"])
+        table = weights["embedding"]
+        ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
+        return self._join(table_rows(self.placements, table, ids), batch)
+
+    def embed_gradients(self, weights: Tree, batch: Batch, dx: jax.Array, gradients: Tree) -> Tree:
+        """`gradients` (gradient placement) of the whole model with those of `embed` added, whose cotangent is `dx`."""
+        table = weights["embedding"]
+        ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
+        # Linear in the rows it joins, so that any will do.
+        like = jax.eval_shape(lambda table, ids: table_rows(self.placements, table, ids), table, ids)
+        zeros = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
+        _, pullback = jax.vjp(lambda rows: self._join(rows, batch), zeros)
+        added = add_table_gradients(self.placements, table, ids, *pullback(vary(dx)), gradients["embedding"])
+        return gradients | {"embedding": added}
+
+    def _join(self, rows: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
+        x = join_rows(self.placements, rows)
         if self.train:
             slots, seed = sequence_part(batch["slots"]), self.config.run.seed
             x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], slots=slots)
         return vary(x)
 
-    def run_layers(self, weights: Tree, sinks: Tree, x: jax.Array, batch: Batch) -> Float[Array, "batch part embed"]:
+    @cached_property
+    def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
         prototype = DecoderLayer(self.config)
 
-        def apply(w: Tree, x: jax.Array, index: jax.Array, tokens: TokenContext) -> jax.Array:
-            return with_weights(prototype, w)(x, index, tokens, self.attend, self.train)
+        def apply(w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> jax.Array:
+            layer: Any = with_weights(prototype, w)
+            return layer(x, number, tokens, self.attend, self.train, tap)
 
-        loop = LayerLoop(apply, self.placements, self.policy)
-        return run_layers(loop, weights["layers"], sinks["layers"], x, self.token_context(batch))
+        def linear(w: Tree, name: str, x: jax.Array) -> Any:
+            return with_weights(prototype, w).linear(name, x)
+
+        matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
+        return LayerLoop(apply, self.placements, self.policy, self.order, linear, matrices)
+
+    def run_layers(self, weights: Tree, x: jax.Array, batch: Batch) -> Float[Array, "batch part embed"]:
+        """All layers of this rank, which must have one chunk: the whole model where the pipeline has one stage."""
+        return self.loop.run(weights["layers"], 0, x, self.token_context(batch))
 
     def logits(self, weights: Tree, sinks: Tree, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence."""
@@ -100,22 +150,20 @@ class DecoderStages:
         x = with_weights(NORMS[self.model.norm](self.model), norm)(x)
         part = "embedding" if self.model.tied else "head"
         table: Any = materialize(weights[part], sinks[part], self.placements, part=part)
-        return vocabulary_logits(x, table["tokens"].T if self.model.tied else table["weight"], self.model)
+        matrix = table["tokens"].T if self.model.tied else table["weight"]
+        return vocabulary_logits(x, matrix, self.model, self.vocab_axes)
 
     def loss(self, weights: Tree, sinks: Tree, x: jax.Array, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """This rank's sums over unmasked tokens: the objective (with z-loss) and the negative log-likelihood, in nats.
 
-        Both are the same on all tensor ranks and differ on all others; the caller divides by the global token count.
+        Both are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global token
+        count. The gradient of the weights goes to `sinks`.
         """
-        nll, lse = vocabulary_cross_entropy(self.logits(weights, sinks, x), batch["labels"])
+        logits = self.logits(weights, sinks, x)
+        nll, lse = _cross_entropy(logits, batch["labels"], self.vocab_axes)
         total = jnp.sum(batch["mask"] * nll)
         objective = total
         if self.model.z_loss > 0:
             objective = total + self.model.z_loss * jnp.sum(batch["mask"] * lse**2)
-        assert_varies_over(objective, [axis for axis in AXES if axis != "tensor"], "the loss")
+        assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, total
-
-    def objective(self, weights: Tree, sinks: Tree, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The whole model as one stage: `loss` of `run_layers` of `embed`."""
-        x = self.run_layers(weights, sinks, self.embed(weights, sinks, batch), batch)
-        return self.loss(weights, sinks, x, batch)

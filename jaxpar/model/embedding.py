@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.mesh.materialize import gather, sink_gradients
+from jaxpar.mesh.collectives import gather_sequence, reduce_sum, scatter_sequence
+from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
-from jaxpar.mesh.placements import Placements
+from jaxpar.mesh.placements import Placements, added_dim
+from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.model.context import sequence_part
 from jaxpar.model.weights import weight
 
@@ -32,60 +34,62 @@ class Embedding(nnx.Module):
             )
 
 
-def embed_tokens(
-    model: ModelConfig,
-    placements: Placements,
-    weights: Tree,
-    sinks: Tree,
-    tokens: Int[Array, "batch seq"],
-    positions: Int[Array, "batch seq"],
-) -> Float[Array, "batch part embed"]:
-    """Embeddings of this rank's part of the sequence, in compute dtype.
-
-    Each rank looks up the tokens of its vocabulary part; the sum over tensor ranks lands split by sequence. `weights`
-    are those of `Embedding` in storage placement, `sinks` their zeros in gradient placement.
-    """
-    rows = padded_vocab(model) // lax.axis_size("tensor")
-    local = tokens - lax.axis_index("tensor") * rows
+def table_ids(
+    placements: Placements, weights: Tree, tokens: Int[Array, "batch seq"], positions: Int[Array, "batch seq"]
+) -> Tree:
+    """For each table of `weights` the local row of each token; past its end where another rank has the row."""
+    rows = _local_rows(placements, weights)
+    local = tokens - lax.axis_index(vocab_axes(placements)) * rows
     ids = {"tokens": jnp.where((local >= 0) & (local < rows), local, rows)}
     if "positions" in weights:
         ids["positions"] = sequence_part(positions)
-    found: dict[str, jax.Array] = _table_rows(placements, weights, sinks, vary(ids))
-    x = scatter_sequence(found["tokens"])
-    return x + found["positions"] if "positions" in weights else x
+    return vary(ids)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _table_rows(placements: Placements, weights: Tree, sinks: Tree, ids: Tree) -> Tree:
-    """Rows of each table by id, zeros for an id past its end; the gradient goes to `sinks`.
-
-    A table's gradient sums the cotangents of all tokens that share a row: thousands for a frequent one. Autodiff would
-    add them up in compute dtype, where bfloat16 stops at 256 equal terms; here the sum is float32.
-    """
-    del sinks
+def table_rows(placements: Placements, weights: Tree, ids: Tree) -> Tree:
+    """Rows of each table by id in compute dtype, zeros for an id past its end. `weights` are in storage placement."""
     tables = gather(weights, placements, part="embedding")
     return jax.tree.map(lambda table, rows: table.at[rows].get(mode="fill", fill_value=0), tables, ids)
 
 
-def _table_rows_forward(
-    placements: Placements, weights: Tree, sinks: Tree, ids: Tree
-) -> tuple[Tree, tuple[Tree, Tree]]:
-    return _table_rows(placements, weights, sinks, ids), (weights, ids)
+def join_rows(placements: Placements, found: Tree) -> Float[Array, "batch part embed"]:
+    """Embeddings of this rank's part of the sequence: what ranks found, summed, plus the rows by position."""
+    x = scatter_sequence(found["tokens"])
+    if "pipe" in vocab_axes(placements):
+        x = vary(reduce_sum(x, ("pipe",)))
+    return x + found["positions"] if "positions" in found else x
 
 
-def _table_rows_backward(placements: Placements, kept: tuple[Tree, Tree], cotangents: Tree) -> tuple[None, Tree, None]:
-    weights, ids = kept
+def add_table_gradients(placements: Placements, weights: Tree, ids: Tree, cotangents: Tree, gradients: Tree) -> Tree:
+    """Add the cotangents of `table_rows` to `gradients` (gradient placement).
+
+    A table's gradient sums the cotangents of all tokens that share a row: thousands for a frequent one. Autodiff would
+    add them up in compute dtype, where bfloat16 stops at 256 equal terms; here the sum is float32. A gradient that
+    accumulates whole is added to in place; one that is sharded is summed for this call, then scattered.
+    """
     tables = jax.eval_shape(lambda weights: gather(weights, placements, part="embedding"), weights)
+    compute, gradient = placements.compute.layout["embedding"], placements.gradient.layout["embedding"]
+    dtype = placements.gradient.dtype
 
-    def gradient(table: jax.ShapeDtypeStruct, rows: jax.Array, cotangent: jax.Array) -> jax.Array:
-        zeros = vary(jnp.zeros(table.shape, jnp.float32))
-        return zeros.at[rows].add(cotangent.astype(jnp.float32), mode="drop")
+    def add(total: jax.Array, table: Any, rows: jax.Array, cotangent: jax.Array, *layouts: Any) -> jax.Array:
+        cotangent = cotangent.astype(jnp.float32)
+        with jax.named_scope("gradients"):
+            if added_dim(*layouts) is None and total.dtype == jnp.float32:
+                return total.at[rows].add(cotangent, mode="drop")
+            new = vary(jnp.zeros(table.shape, jnp.float32)).at[rows].add(cotangent, mode="drop")
+        return total + sink_gradient(new, *layouts, dtype=dtype, unstacked=False)
 
-    gradients = jax.tree.map(gradient, tables, ids, cotangents)
-    return None, sink_gradients(gradients, placements, part="embedding"), None
+    return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient)
 
 
-_table_rows.defvjp(_table_rows_forward, _table_rows_backward)
+def vocab_axes(placements: Placements) -> tuple[str, ...]:
+    """Mesh axes that split the vocabulary: tensor, and pipe where the plan shares the ends of the pipeline."""
+    return axes_of_dim(placements.compute.layout["embedding"]["tokens"], 0)
+
+
+def _local_rows(placements: Placements, weights: Tree) -> int:
+    table = jax.eval_shape(lambda weights: gather(weights, placements, part="embedding"), weights)["tokens"]
+    return table.shape[0]
 
 
 class Head(nnx.Module):
@@ -96,15 +100,18 @@ class Head(nnx.Module):
 
 
 def vocabulary_logits(
-    x: Float[Array, "batch part embed"], table: Float[Array, "embed local_vocab"], model: ModelConfig
+    x: Float[Array, "batch part embed"],
+    table: Float[Array, "embed local_vocab"],
+    model: ModelConfig,
+    axes: Sequence[str],
 ) -> Float[Array, "batch seq local_vocab"]:
-    """Float32 logits of this rank's part of the vocabulary; columns that only pad it are minus infinity."""
+    """Float32 logits of this rank's part of the vocabulary, which `axes` split; columns that only pad it are -inf."""
     assert model.vocab is not None, "the vocabulary is known once the data is open"
     x = gather_sequence(x)
     logits = _project(x, table)
     if model.logit_softcap is not None:
         logits = model.logit_softcap * jnp.tanh(logits / model.logit_softcap)
-    columns = lax.axis_index("tensor") * table.shape[1] + jnp.arange(table.shape[1])
+    columns = lax.axis_index(tuple(axes)) * table.shape[1] + jnp.arange(table.shape[1])
     return jnp.where(columns < model.vocab, logits, -jnp.inf)
 
 

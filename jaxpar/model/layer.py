@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -12,6 +14,7 @@ from jaxpar.model.activations import name_activation
 from jaxpar.model.attention import Attend, Attention
 from jaxpar.model.context import TokenContext, sequence_part
 from jaxpar.model.dropout import dropout
+from jaxpar.model.linear import Tap, untapped
 from jaxpar.model.mlp import MLP
 from jaxpar.model.norm import NORMS
 
@@ -28,6 +31,19 @@ class DecoderLayer(nnx.Module):
         self.dropout = model.dropout
         self.seed = config.run.seed
 
+    def linear(self, name: str, x: jax.Array) -> Any:
+        """A group of matmuls with the verbs around it: linear in the layer's matrices, and in `x`."""
+        match name:
+            case "attention_in":
+                return self.attention.project_in(gather_sequence(x))
+            case "attention_out":
+                return scatter_sequence(self.attention.project_out(x))
+            case "mlp_in":
+                return self.mlp.project_in(gather_sequence(x))
+            case "mlp_out":
+                return scatter_sequence(self.mlp.project_out(x))
+        raise AssertionError(f"a decoder layer has no matmuls named {name!r}")
+
     def __call__(
         self,
         x: Float[Array, "batch part embed"],
@@ -35,14 +51,17 @@ class DecoderLayer(nnx.Module):
         tokens: TokenContext,
         attend: Attend,
         train: bool,
+        tap: Tap = untapped,
     ) -> Float[Array, "batch part embed"]:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
         h = name_activation(self.attention_norm(x), "attention_input")
-        h = scatter_sequence(self.attention(gather_sequence(h), tokens, attend))
+        q, k, v = tap("attention_in", self.linear, h)
+        h = self.attention.mix(q, k, v, tokens, attend)
+        h = tap("attention_out", self.linear, h)
         h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)
         x = name_activation(x + h, "attention_residual")
         h = name_activation(self.mlp_norm(x), "mlp_input")
-        h = scatter_sequence(self.mlp(gather_sequence(h)))
+        h = tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
         return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train)
 
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:

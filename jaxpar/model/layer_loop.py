@@ -1,4 +1,4 @@
-"""One function runs the stacked layers, with a derivative of its own.
+"""One loop runs the stacked layers of a pipeline chunk: forward, backward, and the weights' gradients apart.
 
 What autodiff of a plain scan would get wrong, and this does not:
 
@@ -6,41 +6,61 @@ What autodiff of a plain scan would get wrong, and this does not:
   backward; between the two only the shards exist. (Autodiff would keep every gathered weight alive.)
 - **The next layer's weights are gathered while this layer computes**, in both directions, so that the gather hides
   behind the matmuls. The loop carries one gathered layer ahead; one layer is peeled off to gather nothing in vain.
-- **Gradients leave at once** for gradient placement (a reduce-scatter under ZeRO-2 and 3) inside the backward loop.
-
-Between forward and backward a layer keeps its input and what the remat policy saves.
+- **Gradients leave at once** for gradient placement (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
+  are added to what has accumulated there.
+- **What is kept between forward and backward is an argument**: a `Stash` with as many slots as the schedule needs,
+  written and read in place. A slot holds, for each layer, its input and what the remat policy saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.materialize import gather, sink_gradients, zero_sinks
+from jaxpar.mesh.layer_order import PADDING, LayerOrder
+from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements, added_dim
 from jaxpar.model.context import TokenContext
+from jaxpar.model.linear import Tap, recording, tapping, untapped
+from jaxpar.model.parts import merge, select
 
 type Policy = Callable[..., Any]
+type Index = int | Int[Array, ""]
+
+
+class Stash(NamedTuple):
+    """What layers keep between forward and backward, [slot, layer, ...]."""
+
+    inputs: Float[Array, "slots layers batch part embed"]
+    residuals: Any
+    """What the remat policy saves."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerLoop:
     """How to run the layers of one pipeline rank."""
 
-    apply: Callable[[Tree, jax.Array, jax.Array, TokenContext], jax.Array]
-    """One layer: (weights in compute placement, x, layer index in the model, tokens) -> x."""
+    apply: Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], jax.Array]
+    """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> x."""
     placements: Placements
     policy: Policy | None
     """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every activation."""
+    order: LayerOrder
+    """Where the layers of the model lie in the stack."""
+    linear: Callable[[Tree, str, jax.Array], Any] | None = None
+    """A layer's groups of matmuls: (weights, name, input) -> outputs. Needed where `matrices` is."""
+    matrices: Tree | None = field(default=None)
+    """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
+    have their gradients from `weight_gradients`. None makes the backward whole."""
 
     @property
     def prefetches(self) -> bool:
@@ -54,118 +74,233 @@ class LayerLoop:
         )
         return any(pairs)
 
-    def zero_gradients(self, weights: Tree) -> Tree:
-        """Zeros for the gradients of a stack of layers, in gradient placement."""
-        return zero_sinks(weights, self.placements, part="layers")
+    def load(self, weights: Tree, row: Index) -> Tree:
+        """Weights of one row, from the stack in storage placement to compute placement."""
+        return gather(_at(weights, row), self.placements, part="layers", unstacked=True)
 
-    def load(self, weights: Tree, layer: int | jax.Array) -> Tree:
-        """Weights of one layer, from the stack in storage placement to compute placement."""
-        return gather(_at(weights, layer), self.placements, part="layers", unstacked=True)
+    # ---- what is kept
 
-    def vjp(self, w: Tree, x: jax.Array, index: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
+    def stash(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Stash:
+        """Zeros for `slots` passes through a chunk, given shapes of weights, a chunk's input and its tokens."""
+        _, like = jax.eval_shape(self._vjp_of_row, weights, x, tokens)
+        with jax.named_scope("saved_activations"):
+            return self._stacked(slots, Stash(x, like.opaque_residuals))
+
+    def kept(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Tree:
+        """Zeros for what `slots` split backwards keep for their weights: inputs and output gradients of matmuls."""
+        with jax.named_scope("kept_for_weights"):
+            return self._stacked(slots, jax.eval_shape(self._taps_of_row, weights, x, tokens))
+
+    def _stacked(self, slots: int, like: Any) -> Any:
+        lead = slots, self.order.layers_per_chunk
+        return jax.tree.map(lambda leaf: vary(jnp.zeros((*lead, *leaf.shape), leaf.dtype)), like)
+
+    # ---- three walks over a chunk
+
+    def run(self, weights: Tree, chunk: Index, x: jax.Array, tokens: TokenContext) -> Float[Array, "batch part embed"]:
+        """Forward through a chunk, keeping nothing."""
+
+        def step(w: Tree, layer: jax.Array, x: jax.Array) -> jax.Array:
+            number = self.order.own(chunk)[layer]
+            return self._unless_padding(number, self.apply(w, x, number, tokens, untapped), x)
+
+        return self._walk(weights, chunk, step, x, reverse=False)
+
+    def forward(
+        self, weights: Tree, chunk: Index, x: jax.Array, tokens: TokenContext, stash: Stash, slot: Index
+    ) -> tuple[Float[Array, "batch part embed"], Stash]:
+        """Forward through a chunk; what its backward needs goes to `slot` of the stash."""
+
+        def step(w: Tree, layer: jax.Array, carry: tuple[jax.Array, Stash]) -> tuple[jax.Array, Stash]:
+            x, stash = carry
+            number = self.order.own(chunk)[layer]
+            y, pullback = self.vjp(w, x, number, tokens)
+            with jax.named_scope("saved_activations"):
+                stash = _put(stash, Stash(x, pullback.opaque_residuals), slot, layer)
+            return self._unless_padding(number, y, x), stash
+
+        return self._walk(weights, chunk, step, (x, stash), reverse=False)
+
+    def backward(
+        self,
+        weights: Tree,
+        chunk: Index,
+        dy: jax.Array,
+        tokens: TokenContext,
+        stash: Stash,
+        slot: Index,
+        gradients: Tree,
+        counts: Bool[Array, ""] | bool = True,
+        kept: Tree | None = None,
+        kept_slot: Index = 0,
+    ) -> tuple[jax.Array, Tree, Tree | None]:
+        """Backward through a chunk from `slot` of the stash: (dx, gradients, kept).
+
+        Gradients of the chunk's weights are added to `gradients` [rows, ...] (gradient placement) where `counts`. If
+        the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
+        """
+
+        def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
+            dx, gradients, kept = carry
+            number = self.order.own(chunk)[layer]
+            x, residuals = _at(stash, slot, layer)
+            _, pullback = jax.eval_shape(self.vjp, w, x, number, tokens)
+            diff, fixed = self._halves(w)
+            pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
+            pullback.opaque_residuals = residuals
+            dw, through, taps, *_ = pullback(dx)
+            gradients = self._accumulate(gradients, dw, chunk, layer, number, counts)
+            if kept is not None:
+                with jax.named_scope("kept_for_weights"):
+                    kept = _put(kept, taps, kept_slot, layer)
+            return self._unless_padding(number, vary(through), dx), gradients, kept
+
+        return self._walk(weights, chunk, step, (vary(dy), gradients, kept), reverse=True)
+
+    def weight_gradients(
+        self,
+        weights: Tree,
+        chunk: Index,
+        kept: Tree,
+        slot: Index,
+        gradients: Tree,
+        counts: Bool[Array, ""] | bool = True,
+    ) -> Tree:
+        """Add the gradients of a chunk's matrices to `gradients`, from what a split backward kept in `slot`."""
+        like = jax.eval_shape(lambda weights: self.load(weights, 0), weights)
+        zeros: Tree = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
+
+        def step(gradients: Tree, layer: jax.Array) -> tuple[Tree, None]:
+            taps = _at(kept, slot, layer)
+
+            def groups(matrices: Tree) -> Tree:
+                assert self.linear is not None, "a split backward needs the layer's groups of matmuls"
+                w = merge(zeros, matrices)
+                return {name: self.linear(w, name, x) for name, (x, _) in taps.items()}
+
+            with jax.named_scope("weight_gradients"):
+                # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered for it.
+                _, pullback = jax.vjp(groups, self._halves(zeros)[1])
+                (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
+            return self._accumulate(gradients, dw, chunk, layer, self.order.own(chunk)[layer], counts), None
+
+        return lax.scan(step, gradients, jnp.arange(self.order.layers_per_chunk))[0]
+
+    # ---- one layer
+
+    def vjp(self, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
         """One layer and its pullback, which holds none of the arguments."""
-        apply = self.apply
+        diff, fixed = self._halves(w)
+
+        def function(
+            diff: Tree, x: jax.Array, taps: Any, fixed: Tree, number: jax.Array, tokens: TokenContext
+        ) -> jax.Array:
+            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
+
         if self.policy is not None:
             # Forward and recomputation stand in different loops, so there is nothing to keep the compiler from merging.
-            apply = jax.checkpoint(apply, policy=self.policy, prevent_cse=False)
-        return jax.vjp(apply, w, x, index, tokens, saveable_args=False, in_nzs=(True, True, False, False))
+            function = jax.checkpoint(function, policy=self.policy, prevent_cse=False)
+        arguments = diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens
+        return jax.vjp(function, *arguments, saveable_args=False, in_nzs=(True, True, True, False, False, False))
+
+    def _halves(self, w: Tree) -> tuple[Tree, Tree]:
+        """(weights that the backward differentiates, the others)."""
+        if self.matrices is None:
+            return w, {}
+        return select(w, self.matrices, False), select(w, self.matrices, True)
+
+    def _zero_taps(self, w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+        if self.matrices is None:
+            return {}
+        return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), self._tap_shapes(w, x, tokens))
+
+    def _tap_shapes(self, w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+        def groups(w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+            found: dict[str, tuple[Any, Any]] = {}
+            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found))
+            return found
+
+        return jax.eval_shape(groups, w, x, tokens)
+
+    def _vjp_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
+        return self.vjp(self.load(weights, 0), x, vary(jnp.int32(0)), tokens)
+
+    def _taps_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+        return self._zero_taps(self.load(weights, 0), x, tokens)
+
+    def _unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
+        """`y`, but `x` from a row that only pads the stack."""
+        return jnp.where(number != PADDING, y, x) if self.order.padded else y
+
+    def _accumulate(
+        self, gradients: Tree, dw: Tree, chunk: Index, layer: jax.Array, number: jax.Array, counts: Any
+    ) -> Tree:
+        """Add a layer's gradients (compute placement) to its row of `gradients` (gradient placement)."""
+        if self.order.padded:
+            counts = counts & (number != PADDING)
+        row = self._first_row(chunk) + layer
+        compute, gradient = self.placements.compute.layout["layers"], self.placements.gradient.layout["layers"]
+        dtype = self.placements.gradient.dtype
+
+        def add(total: Any, new: Any, compute: Any, gradient: Any) -> Any:
+            if isinstance(new, dict):
+                return total | {name: add(total[name], new[name], compute[name], gradient[name]) for name in new}
+            assert isinstance(compute, PartitionSpec), "the layout of a weight"
+            new = sink_gradient(new, compute, gradient, dtype=dtype, unstacked=True)
+            with jax.named_scope("gradients"):
+                new = new if counts is True else jnp.where(counts, new, 0)
+                return _put(total, _at(total, row) + new, row)
+
+        return add(gradients, dw, compute, gradient)
+
+    # ---- the walk
+
+    def _first_row(self, chunk: Index) -> Index:
+        return chunk * self.order.layers_per_chunk
+
+    def _walk[Carry](
+        self,
+        weights: Tree,
+        chunk: Index,
+        step: Callable[[Tree, jax.Array, Carry], Carry],
+        carry: Carry,
+        *,
+        reverse: bool,
+    ) -> Carry:
+        """`step(w, layer, carry)` for each layer of the chunk in turn, the next one's weights gathered meanwhile."""
+        first = self._first_row(chunk)
+        order = jnp.arange(self.order.layers_per_chunk)[:: -1 if reverse else 1]
+        if not self.prefetches:
+            body = lambda c, layer: (step(self.load(weights, first + layer), layer, c), None)
+            return lax.scan(body, carry, order)[0]
+
+        def ahead(state: tuple[Tree, Carry], layers: tuple[jax.Array, jax.Array]) -> tuple[tuple[Tree, Carry], None]:
+            w, carry = state
+            layer, following = layers
+            ahead = self.load(weights, first + following)
+            return (ahead, step(w, layer, carry)), None
+
+        start = self.load(weights, first + order[0]), carry
+        (w, carry), _ = lax.scan(ahead, start, (order[:-1], order[1:]))
+        return step(w, order[-1], carry)
 
 
-def run_layers(
-    loop: LayerLoop, weights: Tree, sinks: Tree, x: Float[Array, "batch part embed"], tokens: TokenContext
-) -> Float[Array, "batch part embed"]:
-    """Run the layers of this pipeline rank on `x`, which must vary over every mesh axis.
+def _at(stack: Tree, *where: Index) -> Tree:
+    """The entry at `where` of the leading dims of each array."""
 
-    `weights` are stacked [layers, ...] in storage placement; their gradient goes to `sinks` (gradient placement).
-    """
-    return _run_layers(loop, weights, sinks, x, tokens)
+    def one(a: jax.Array) -> jax.Array:
+        start = (*where, *[0] * (a.ndim - len(where)))
+        sizes = (*[1] * len(where), *a.shape[len(where) :])
+        return lax.dynamic_slice(a, start, sizes).reshape(a.shape[len(where) :])
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _run_layers(loop: LayerLoop, weights: Tree, sinks: Tree, x: jax.Array, tokens: TokenContext) -> jax.Array:
-    del sinks
-
-    def step(w: Tree, layer: jax.Array, x: jax.Array) -> jax.Array:
-        return loop.apply(w, x, _global_index(weights, layer), tokens)
-
-    return _walk(loop, weights, step, x, reverse=False)
+    return jax.tree.map(one, stack)
 
 
-def _forward(loop: LayerLoop, weights: Tree, sinks: Tree, x: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
-    del sinks
-    _, like = _pullback_shapes(loop, weights, x, tokens)
+def _put(stack: Tree, new: Tree, *where: Index) -> Tree:
+    """`stack` with `new` at `where` of its leading dims."""
 
-    def stack(leaf: Any) -> jax.Array:
-        with jax.named_scope("saved_activations"):
-            return vary(jnp.zeros((_count(weights), *leaf.shape), leaf.dtype))
+    def one(a: jax.Array, b: jax.Array) -> jax.Array:
+        start = (*where, *[0] * (a.ndim - len(where)))
+        return lax.dynamic_update_slice(a, vary(b).reshape(*[1] * len(where), *b.shape), start)
 
-    def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
-        x, inputs, residuals = carry
-        y, pullback = loop.vjp(w, x, _global_index(weights, layer), tokens)
-        with jax.named_scope("saved_activations"):
-            return y, _put(inputs, x, layer), _put(residuals, pullback.opaque_residuals, layer)
-
-    start = x, stack(x), jax.tree.map(stack, like.opaque_residuals)
-    y, inputs, residuals = _walk(loop, weights, step, start, reverse=False)
-    return y, (weights, tokens, inputs, residuals)
-
-
-def _backward(loop: LayerLoop, kept: Any, dy: jax.Array) -> tuple[None, Tree, jax.Array, None]:
-    weights, tokens, inputs, residuals = kept
-
-    def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
-        dx, gradients = carry
-        x, index = _at(inputs, layer), _global_index(weights, layer)
-        _, pullback = _pullback_shapes(loop, weights, x, tokens)
-        pullback.args_res = jax.tree.leaves((w, x, index, tokens))
-        pullback.opaque_residuals = _at(residuals, layer)
-        dw, dx, *_ = pullback(dx)
-        new = sink_gradients(dw, loop.placements, part="layers", unstacked=True)
-        with jax.named_scope("gradients"):
-            return vary(dx), _put(gradients, new, layer)
-
-    dx, gradients = _walk(loop, weights, step, (vary(dy), loop.zero_gradients(weights)), reverse=True)
-    return None, gradients, dx, None
-
-
-_run_layers.defvjp(_forward, _backward)
-
-
-def _walk[Carry](
-    loop: LayerLoop, weights: Tree, step: Callable[[Tree, jax.Array, Carry], Carry], carry: Carry, *, reverse: bool
-) -> Carry:
-    """`step(w, layer, carry)` for each layer in turn, the next layer's weights being gathered meanwhile."""
-    order = jnp.arange(_count(weights))[:: -1 if reverse else 1]
-    if not loop.prefetches:
-        return lax.scan(lambda c, layer: (step(loop.load(weights, layer), layer, c), None), carry, order)[0]
-
-    def body(state: tuple[Tree, Carry], layers: tuple[jax.Array, jax.Array]) -> tuple[tuple[Tree, Carry], None]:
-        w, carry = state
-        layer, following = layers
-        ahead = loop.load(weights, following)
-        return (ahead, step(w, layer, carry)), None
-
-    (w, carry), _ = lax.scan(body, (loop.load(weights, order[0]), carry), (order[:-1], order[1:]))
-    return step(w, order[-1], carry)
-
-
-def _pullback_shapes(loop: LayerLoop, weights: Tree, x: jax.Array, tokens: TokenContext) -> tuple[Any, Any]:
-    """Shapes of one layer's output, and its pullback with shapes for residuals, for its structure."""
-    w = jax.eval_shape(lambda weights: loop.load(weights, 0), weights)
-    return jax.eval_shape(loop.vjp, w, x, jax.eval_shape(_global_index, weights, 0), tokens)
-
-
-def _count(weights: Tree) -> int:
-    return jax.tree.leaves(weights)[0].shape[0]
-
-
-def _global_index(weights: Tree, layer: int | jax.Array) -> jax.Array:
-    return lax.axis_index("pipe") * _count(weights) + layer
-
-
-def _at(stack: Tree, layer: int | jax.Array) -> Tree:
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, layer, keepdims=False), stack)
-
-
-def _put(stack: Tree, new: Tree, layer: jax.Array) -> Tree:
-    return jax.tree.map(lambda a, b: lax.dynamic_update_index_in_dim(a, vary(b), layer, 0), stack, new)
+    return jax.tree.map(one, stack, new)

@@ -1,6 +1,8 @@
-"""Cross-entropy over a vocabulary that is split over the tensor axis, without ever gathering the logits."""
+"""Cross-entropy over a vocabulary that is split over mesh axes, without ever gathering the logits."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,43 +12,43 @@ from jaxtyping import Array, Float, Int
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
 
 
-@jax.custom_vjp
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def vocabulary_cross_entropy(
-    logits: Float[Array, "batch seq local_vocab"], labels: Int[Array, "batch seq"]
+    logits: Float[Array, "batch seq local_vocab"], labels: Int[Array, "batch seq"], axes: tuple[str, ...]
 ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
-    """Negative log-likelihood of `labels` and log-sum-exp, in nats; the same on every tensor rank.
+    """Negative log-likelihood of `labels` and log-sum-exp, in nats; the same on every rank of `axes`.
 
-    `labels` are ids of the whole vocabulary; rank r holds columns [r * local_vocab, (r + 1) * local_vocab). The
-    derivative keeps the logits and one number per token. Sends three floats per token (a maximum and two sums).
+    `labels` are ids of the whole vocabulary; rank r of `axes` holds columns [r * local_vocab, (r + 1) * local_vocab).
+    The derivative keeps the logits and one number per token. Sends three floats per token (a maximum and two sums).
     Source: Megatron-LM (arXiv:1909.08053, section 3).
     """
-    return _forward(logits, labels)[0]
+    return _forward(logits, labels, axes)[0]
 
 
-def _local_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    local = labels - lax.axis_index("tensor") * logits.shape[-1]
+def _local_label(axes: tuple[str, ...], logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    local = labels - lax.axis_index(axes) * logits.shape[-1]
     own = (local >= 0) & (local < logits.shape[-1])
     return jnp.where(own, local, 0), own
 
 
 def _forward(
-    logits: jax.Array, labels: jax.Array
+    logits: jax.Array, labels: jax.Array, axes: tuple[str, ...]
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
-    top = reduce_max(logits.max(axis=-1), ("tensor",))
-    total = reduce_sum(jnp.exp(logits - top[..., None]).sum(axis=-1), ("tensor",))
+    top = reduce_max(logits.max(axis=-1), axes)
+    total = reduce_sum(jnp.exp(logits - top[..., None]).sum(axis=-1), axes)
     lse = top + jnp.log(total)
-    column, own = _local_label(logits, labels)
+    column, own = _local_label(axes, logits, labels)
     picked = jnp.take_along_axis(logits, column[..., None], axis=-1)[..., 0]
-    label = reduce_sum(jnp.where(own, picked, 0.0), ("tensor",))
+    label = reduce_sum(jnp.where(own, picked, 0.0), axes)
     return (lse - label, lse), (logits, labels, lse)
 
 
 def _backward(
-    kept: tuple[jax.Array, jax.Array, jax.Array], cotangents: tuple[jax.Array, jax.Array]
+    axes: tuple[str, ...], kept: tuple[jax.Array, jax.Array, jax.Array], cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, None]:
     logits, labels, lse = kept
     of_nll, of_lse = cotangents
-    column, own = _local_label(logits, labels)
+    column, own = _local_label(axes, logits, labels)
     probability = jnp.exp(logits - lse[..., None])
     hit = (jnp.arange(logits.shape[-1]) == column[..., None]) & own[..., None]
     return (of_nll + of_lse)[..., None] * probability - jnp.where(hit, of_nll[..., None], 0.0), None

@@ -30,22 +30,28 @@ class MLP(nnx.Module):
             self.up_bias = weight((model.mlp,), ("mlp",), init="zeros")
             self.down_bias = weight((model.embed,), ("norm",), init="zeros")
 
-    def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
-        """From the joined sequence to this rank's partial sums; the bias of `down` is added by `add_bias`."""
+    def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, ...]:
+        """Matmuls of the joined sequence with this rank's hidden columns: up, and gate under SwiGLU; no biases."""
         up = x @ self.up[...]
+        return (up, x @ self.gate[...]) if self.activation == "swiglu" else (up,)
+
+    def project_out(self, x: Float[Array, "batch seq mlp"]) -> Float[Array, "batch seq embed"]:
+        """This rank's partial sums; the bias of `down` is added by `add_bias`."""
+        return x @ self.down[...]
+
+    def activate(self, up: jax.Array, gate: jax.Array | None = None) -> Float[Array, "batch seq mlp"]:
+        """From what `project_in` made to what `project_out` takes: biases and the non-linearity."""
         if self.biased:
             up = up + self.up_bias[...]
         up = name_activation(up, "mlp_up")
-        if self.activation == "swiglu":
-            gate = x @ self.gate[...]
-            if self.biased:
-                gate = gate + self.gate_bias[...]
-            hidden = jax.nn.silu(name_activation(gate, "mlp_gate")) * up
+        if gate is not None:
+            gate_input: jax.Array = gate + self.gate_bias[...] if self.biased else gate
+            hidden = jax.nn.silu(name_activation(gate_input, "mlp_gate")) * up
         elif self.activation == "gelu":
             hidden = jax.nn.gelu(up, approximate=True)
         else:
             hidden = jnp.square(jax.nn.relu(up))
-        return name_activation(hidden, "mlp_hidden") @ self.down[...]
+        return name_activation(hidden, "mlp_hidden")
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""

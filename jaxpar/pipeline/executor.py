@@ -1,47 +1,275 @@
-"""Runs a schedule inside the step's `shard_map`: the only loop over microbatches there is."""
+"""Runs a pipeline's program inside the step's `shard_map`: the only loop over microbatches there is.
+
+Ticks are uniform: in a tick every rank runs the same operations on its own microbatch and chunk, and what a rank has no
+action for is computed and not counted. So no rank branches around a permute (which would corrupt data), and a run of
+like ticks is one `lax.scan`. In a tick come, in this order, F, the loss of the last chunk, B, W; what F makes is sent
+while B computes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxpar.mesh.axes import vary, varying_axes
+from jaxpar.mesh.axes import AXES, vary, varying_axes
+from jaxpar.mesh.collectives import reduce_sum, shift_stage
 from jaxpar.mesh.parameters import Tree
-from jaxpar.pipeline.schedules import Kind, Schedule
+from jaxpar.pipeline.actions import Kind
+from jaxpar.pipeline.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
 
-type Objective = Callable[[Tree, Tree], tuple[jax.Array, jax.Array]]
-"""(sinks, microbatch) -> (objective to differentiate, value to report), each this rank's sum."""
+type Row = dict[str, jax.Array]
+"""One tick of this rank: a scalar for each of `jaxpar.pipeline.program.FIELDS`."""
+
+
+class Stages(Protocol):
+    """What the executor needs of a model: `jaxpar.model.decoder.DecoderStages`."""
+
+    @property
+    def loop(self) -> Any: ...
+    @property
+    def vocab_axes(self) -> tuple[str, ...]: ...
+    def token_context(self, batch: Tree) -> Any: ...
+    def embed(self, weights: Tree, batch: Tree) -> jax.Array: ...
+    def embed_gradients(self, weights: Tree, batch: Tree, dx: jax.Array, gradients: Tree) -> Tree: ...
+    def loss(self, weights: Tree, sinks: Tree, x: jax.Array, batch: Tree) -> tuple[jax.Array, jax.Array]: ...
+
+
+class Carry(NamedTuple):
+    """What ticks hand on: the buffers of `jaxpar.pipeline.program.BUFFERS`, gradients, and the reported loss."""
+
+    stash: Any
+    arrivals: jax.Array
+    cotangents: jax.Array
+    outputs: jax.Array
+    kept: Tree | None
+    gradients: Tree
+    reported: Float[Array, ""]
 
 
 def execute(
-    schedule: Schedule, objective: Objective, sinks: Tree, microbatches: Tree, seed: Float[Array, ""]
+    program: PipelineProgram, stages: Stages, weights: Tree, gradients: Tree, microbatches: Tree, seed: Float[Array, ""]
 ) -> tuple[Tree, Float[Array, ""]]:
-    """Gradients and the reported value, summed over the microbatches of `schedule`.
+    """Gradients and the reported loss of this rank, summed over the microbatches.
 
-    `microbatches` are arrays [microbatch, ...]; `sinks` are the zeros in gradient placement that gradients accumulate
-    in; `seed` is the cotangent of the objective (loss scale / token count).
+    `weights` are in storage placement; `microbatches` are arrays [microbatch, ...]; `gradients` are the zeros in
+    gradient placement that gradients accumulate in; `seed` is the cotangent of the objective (loss scale / tokens).
     """
-    assert schedule.stages == 1, "a schedule of several stages needs the parts of the model, not one objective"
+    return _Executor(program, stages, weights, microbatches).train(gradients, seed)
 
-    def tick(carry: tuple[Tree, jax.Array], microbatch: jax.Array) -> tuple[tuple[Tree, jax.Array], None]:
-        gradients, reported = carry
-        data = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, microbatch, keepdims=False), microbatches)
-        value, pullback, report = jax.vjp(lambda s: objective(s, data), sinks, has_aux=True)
-        (new,) = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
+
+def evaluate(
+    program: PipelineProgram,
+    stages: Stages,
+    weights: Tree,
+    microbatches: Tree,
+    result: Callable[[jax.Array, Tree], Float[Array, "..."]],
+) -> Float[Array, "..."]:
+    """`result(output of the last chunk, microbatch)`, summed over the microbatches, for a program of forwards alone.
+
+    Counted on the last chunk's rank and zero on the others, or counted on all where they share the vocabulary.
+    """
+    return _Executor(program, stages, weights, microbatches).evaluate(result)
+
+
+@dataclass(frozen=True, eq=False)
+class _Executor:
+    program: PipelineProgram
+    stages: Stages
+    weights: Tree
+    microbatches: Tree
+
+    @property
+    def _shares_ends(self) -> bool:
+        """Whether all pipeline ranks take part in the embedding and the loss."""
+        return "pipe" in self.stages.vocab_axes
+
+    # ---- the whole table
+
+    def train(self, gradients: Tree, seed: jax.Array) -> tuple[Tree, jax.Array]:
+        loop, slots = self.stages.loop, self.program.slots
+        x, tokens = self._shapes()
+        layers = self.weights["layers"]
+        carry = Carry(
+            stash=loop.stash(layers, x, tokens, slots["stash"]),
+            kept=loop.kept(layers, x, tokens, slots["kept"]) if slots["kept"] else None,
+            gradients=gradients,
+            reported=vary(jnp.float32(0), set(AXES) - set(self.stages.vocab_axes)),
+            **self._buffers(x),
+        )
+        for run in self.program.runs:
+            tick = lambda carry, rows, run=run: (self._tick(run, self._own(rows), carry, seed), None)
+            carry, _ = lax.scan(tick, carry, self._rows(run))
+        return carry.gradients, carry.reported
+
+    def evaluate(self, result: Callable[[jax.Array, Tree], jax.Array]) -> jax.Array:
+        x, _ = self._shapes()
+        like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), self._microbatch(jnp.int32(0))))
+        carry = self._buffers(x)["arrivals"], vary(jnp.zeros(like.shape, like.dtype), like.manual_axis_type.varying)
+
+        def tick(run: Run, row: Row, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            arrivals, total = carry
+            data = self._microbatch(row["f_microbatch"])
+            x = self._input(row, arrivals, None)
+            y = self.stages.loop.run(self.weights["layers"], row["f_chunk"], x, self.stages.token_context(data))
+            last = (row["f_counts"] & row["f_last"]) == 1
+            found = result(self._shared(y, last), self._last(row, "f"))
+            counts = row["of_f_ends"] == 1 if self._shares_ends else last
+            return self._arrive(run, "y", row, y, arrivals), total + jnp.where(counts, found, 0)
+
+        for run in self.program.runs:
+            body = lambda carry, rows, run=run: (tick(run, self._own(rows), carry), None)
+            carry, _ = lax.scan(body, carry, self._rows(run))
+        return carry[1]
+
+    # ---- one tick
+
+    def _tick(self, run: Run, row: Row, carry: Carry, seed: jax.Array) -> Carry:
+        y = g = None
+        if Kind.FORWARD in run.kinds:
+            y, carry = self._forward(row, carry)
+        if Kind.BACKWARD in run.kinds:
+            at = self._at(carry.cotangents, row["b_cotangent"])
+            if run.head:
+                g, carry = self._loss(row, carry, seed)
+                at = jnp.where(row["b_last"] == 1, g, at)
+            g, carry = self._backward(row, carry, at)
+        if Kind.WEIGHT in run.kinds:
+            carry = self._weight(row, carry)
+        if y is not None:
+            carry = carry._replace(arrivals=self._arrive(run, "y", row, y, carry.arrivals))
+        if g is not None:
+            carry = carry._replace(cotangents=self._arrive(run, "g", row, g, carry.cotangents))
+        return carry
+
+    def _forward(self, row: Row, carry: Carry) -> tuple[jax.Array, Carry]:
+        data = self._microbatch(row["f_microbatch"])
+        x = self._input(row, carry.arrivals, carry.stash)
+        y, stash = self.stages.loop.forward(
+            self.weights["layers"], row["f_chunk"], x, self.stages.token_context(data), carry.stash, row["f_slot"]
+        )
+        last = (row["f_counts"] & row["f_last"]) == 1
+        return y, carry._replace(stash=stash, outputs=self._put(carry.outputs, y, row["f_output"], last))
+
+    def _loss(self, row: Row, carry: Carry, seed: jax.Array) -> tuple[jax.Array, Carry]:
+        """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
+        counts = (row["b_counts"] & row["b_last"]) == 1
+        data = self._last(row, "b")
+
+        def objective(sinks: Tree, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return self.stages.loss(self.weights, sinks, self._shared(y, counts), data)
+
+        # The sinks are zeros by their meaning; what has accumulated stands in for them, and is not read.
+        ends = {part: tree for part, tree in carry.gradients.items() if part != "layers"}
+        value, pullback, nll = jax.vjp(objective, ends, self._at(carry.outputs, row["b_output"]), has_aux=True)
+        new, g = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
-            gradients = jax.tree.map(jnp.add, gradients, new)
-        return (gradients, reported + report), None
+            mine = True if self._shares_ends else counts
+            ends = jax.tree.map(lambda total, a: total + _where(mine, a), ends, new)
+        reported = carry.reported + _where(mine, nll)
+        return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
 
-    like = jax.eval_shape(lambda: objective(sinks, jax.tree.map(lambda a: a[0], microbatches))[1])
-    carry: Any = sinks, vary(jnp.zeros((), like.dtype), like.manual_axis_type.varying)
-    for kinds, ticks in schedule.runs():
-        assert kinds == {Kind.FORWARD, Kind.BACKWARD}, f"no executor for ticks of {kinds}"
-        rows = np.array([rank[0].microbatch for (rank,) in ticks])
-        carry, _ = lax.scan(tick, carry, jnp.asarray(rows))
-    return carry
+    def _backward(self, row: Row, carry: Carry, dy: jax.Array) -> tuple[jax.Array, Carry]:
+        data = self._microbatch(row["b_microbatch"])
+        counts = row["b_counts"] == 1
+        dx, layers, kept = self.stages.loop.backward(
+            self.weights["layers"], row["b_chunk"], dy, self.stages.token_context(data),
+            carry.stash, row["b_slot"], carry.gradients["layers"], counts, carry.kept, row["b_kept"],
+        )  # fmt: skip
+        gradients = carry.gradients | {"layers": layers}
+        into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
+        gradients = self.stages.embed_gradients(self.weights, self._first(row, "b"), into_embedding, gradients)
+        return dx, carry._replace(gradients=gradients, kept=kept)
+
+    def _weight(self, row: Row, carry: Carry) -> Carry:
+        layers = self.stages.loop.weight_gradients(
+            self.weights["layers"], row["w_chunk"], carry.kept, row["w_kept"], carry.gradients["layers"],
+            row["w_counts"] == 1,
+        )  # fmt: skip
+        return carry._replace(gradients=carry.gradients | {"layers": layers})
+
+    # ---- what a rank computes with
+
+    def _input(self, row: Row, arrivals: jax.Array, stash: Any) -> jax.Array:
+        """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
+        x = self.stages.embed(self.weights, self._first(row, "f"))
+        if self.program.slots["arrivals"]:
+            x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
+        if stash is not None and (self.program.rows["f_source"] == STASHED).any():
+            again = lax.dynamic_index_in_dim(stash.inputs[:, 0], row["f_slot"], keepdims=False)
+            x = jnp.where(row["f_source"] == STASHED, again, x)
+        return x
+
+    def _shared(self, y: jax.Array, counts: jax.Array) -> jax.Array:
+        """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
+        if not self._shares_ends:
+            return y
+        return vary(reduce_sum(jnp.where(counts, y, 0), ("pipe",)))
+
+    def _arrive(self, run: Run, what: str, row: Row, value: jax.Array, buffer: jax.Array) -> jax.Array:
+        for field, shift in ((f"{what}_before", 1), (f"{what}_behind", -1), (f"{what}_self", 0)):
+            if field in run.arrivals:
+                moved = shift_stage(value, shift, wrap=self.program.wraps) if shift else value
+                buffer = self._put(buffer, moved, jnp.maximum(row[field], 0), row[field] != NOTHING)
+        return buffer
+
+    def _rows(self, run: Run) -> dict[str, jax.Array]:
+        ticks = slice(run.first, run.first + run.ticks)
+        return {name: jnp.asarray(table[ticks]) for name, table in self.program.rows.items()}
+
+    def _own(self, rows: dict[str, jax.Array]) -> Row:
+        """This rank's row, and beside it what the first and the last chunk's ranks have."""
+        rank = lax.axis_index("pipe")
+        ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
+        others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
+        others["f_ends"] = (rows["f_counts"] & rows["f_last"])[ends["last"]]
+        return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
+
+    def _microbatch(self, number: jax.Array) -> Tree:
+        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), self.microbatches)
+
+    def _first(self, row: Row, kind: str) -> Tree:
+        """The microbatch that the first chunk's rank has: the one to embed, whoever takes part in it."""
+        return self._microbatch(row[f"of_{kind}_first"])
+
+    def _last(self, row: Row, kind: str) -> Tree:
+        """The microbatch that the last chunk's rank has: the one whose loss is due."""
+        return self._microbatch(row[f"of_{kind}_last"])
+
+    # ---- buffers
+
+    def _shapes(self) -> tuple[Any, Any]:
+        """Shapes of a chunk's input and of a microbatch's tokens."""
+
+        def first(weights: Tree) -> Any:
+            data = self._microbatch(vary(jnp.int32(0)))
+            return self.stages.embed(weights, data), self.stages.token_context(data)
+
+        return jax.eval_shape(first, self.weights)
+
+    def _buffers(self, x: Any) -> dict[str, jax.Array]:
+        with jax.named_scope("saved_activations"):
+            return {
+                name: vary(jnp.zeros((self.program.slots[name], *x.shape), x.dtype))
+                for name in ("arrivals", "cotangents", "outputs")
+            }
+
+    def _at(self, buffer: jax.Array, slot: jax.Array) -> jax.Array:
+        if not buffer.shape[0]:
+            return vary(jnp.zeros(buffer.shape[1:], buffer.dtype))
+        return lax.dynamic_index_in_dim(buffer, slot, keepdims=False)
+
+    def _put(self, buffer: jax.Array, value: jax.Array, slot: jax.Array, counts: jax.Array) -> jax.Array:
+        if not buffer.shape[0]:
+            return buffer
+        value = jnp.where(counts, value, self._at(buffer, slot))
+        return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+
+
+def _where(counts: jax.Array | bool, value: jax.Array) -> jax.Array:
+    return value if counts is True else jnp.where(counts, value, 0)

@@ -13,6 +13,7 @@ from jaxpar.config.validate import validate
 from jaxpar.memory.remat import remat_map
 from jaxpar.mesh.devices import Device
 from jaxpar.model.activations import ACTIVATIONS
+from jaxpar.training.pipeline import choose_schedule, chunk_layers
 
 
 def resolve_config(config: Config, devices: int) -> Config:
@@ -37,10 +38,15 @@ def make_plan(config: Config, device: Device) -> Plan:
     parallel, precision = config.parallel, config.precision
     axes = AxisSizes(**{axis: getattr(parallel, axis) for axis in AXES})
     request = attention_request(config, device)
+    schedule = choose_schedule(config)
     return Plan(
         axes=axes,
         zero=parallel.zero,
-        schedule="one_stage",
+        schedule=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        stage_layers=chunk_layers(config, schedule.chunks),
+        pipe_ends=parallel.pipe_ends,
+        pipe_ticks=parallel.pipe_ticks,
         microbatches=parallel.microbatches,
         microbatch_rows=config.data.batch_size // (axes.data * parallel.microbatches),
         remat=config.memory.remat,

@@ -17,6 +17,8 @@ from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.materialize import to_storage, zero_sinks
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.decoder import Batch
+from jaxpar.pipeline.executor import evaluate
+from jaxpar.training.pipeline import forward_program
 from jaxpar.training.step import TrainStep
 
 if TYPE_CHECKING:
@@ -33,23 +35,24 @@ def next_token_logits(step: TrainStep) -> Any:
         stages = step.stages(train=False)
         weights = to_storage(master, step.placements)
         sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in weights.items()}
-        row = jax.tree.map(lambda a: a[0], batch)
-        x = stages.run_layers(weights, sinks, stages.embed(weights, sinks, row), row)
-        logits = stages.logits(weights, sinks, x)[0]
-        here = (row["slots"][0] == position) & _is_first_copy()
-        picked = jnp.where(here[:, None], jnp.maximum(logits, LEAST), 0.0).sum(axis=0)
-        return reduce_sum(vary(picked), ("pipe", *DATA_AXES, "context"))
 
+        def pick(x: jax.Array, row: Batch) -> jax.Array:
+            logits = stages.logits(weights, sinks, x)[0]
+            here = (row["slots"][0] == position) & _holds_first_row()
+            return jnp.where(here[:, None], jnp.maximum(logits, LEAST), 0.0).sum(axis=0)
+
+        picked = evaluate(forward_program(step.plan, 1), stages, weights, batch, pick)
+        return reduce_sum(vary(picked), (*DATA_AXES, "context", *pipe))
+
+    pipe = () if "pipe" in step.stages(train=False).vocab_axes else ("pipe",)
     layouts = step.master_layout, step.batch_layout(), PartitionSpec()
-    return jax.jit(step.shard_map(function, layouts, PartitionSpec("tensor")))
+    vocabulary = PartitionSpec("tensor" if pipe else ("pipe", "tensor"))
+    return jax.jit(step.shard_map(function, layouts, vocabulary))
 
 
-def _is_first_copy() -> jax.Array:
-    """Whether this rank holds the first rows, behind the last pipeline stage."""
-    first = lax.axis_index("pipe") == lax.axis_size("pipe") - 1
-    for axis in DATA_AXES:
-        first &= lax.axis_index(axis) == 0
-    return first
+def _holds_first_row() -> jax.Array:
+    """Whether this rank holds the first rows of the batch."""
+    return jnp.stack([lax.axis_index(axis) == 0 for axis in DATA_AXES]).all()
 
 
 def continue_tokens(trainer: Trainer, start: np.ndarray, tokens: int, temperature: float) -> np.ndarray:

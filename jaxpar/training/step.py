@@ -20,13 +20,15 @@ from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
 from jaxpar.mesh.parameters import Tree, initial_weights
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
+from jaxpar.model.embedding import vocab_axes
 from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import make_optimizer
 from jaxpar.optim.schedule import learning_rate
-from jaxpar.pipeline.executor import execute
-from jaxpar.pipeline.schedules import one_stage
+from jaxpar.pipeline.executor import evaluate, execute
+from jaxpar.pipeline.program import make_program
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
+from jaxpar.training.pipeline import forward_program, layer_order, schedule_of
 from jaxpar.training.state import TrainState, initial_state, state_layout
 
 type Layout = Any
@@ -58,8 +60,12 @@ class TrainStep:
 
     def __init__(self, config: Config, plan: Plan, mesh: Mesh):
         self.config, self.plan, self.mesh = config, plan, mesh
-        self.specs = decoder_specs(config)
-        self.placements = place(self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(config.model))
+        self.order = layer_order(plan)
+        self.specs = decoder_specs(config, self.order.rows)
+        shared_ends = plan.pipe_ends == "shared"
+        self.placements = place(
+            self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(config.model), shared_ends=shared_ends
+        )
         self.master_layout = self.placements.optimizer.layout
         self.optimizer = make_optimizer(
             config.optimizer,
@@ -71,12 +77,14 @@ class TrainStep:
         self.state_layout = state_layout(self.master_layout, self.optimizer)
         self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
-        self.schedule = one_stage(plan.microbatches)
+        self.schedule = schedule_of(plan)
+        self.program = make_program(self.schedule)
 
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""
         attend = make_attend(self.config, self.plan)
-        return DecoderStages(self.config, self.placements, attend, remat_policy(self.plan.activations), train)
+        policy, split = remat_policy(self.plan.activations), self.schedule.splits_backward
+        return DecoderStages(self.config, self.placements, attend, policy, train, self.order, split)
 
     def shardings(self, layout: Layout) -> Any:
         """`NamedSharding`s on this mesh for a tree of partitions."""
@@ -127,7 +135,7 @@ class TrainStep:
         return jax.tree.map(put, shapes, self.shardings(self.state_layout))
 
     def _initial(self) -> TrainState:
-        master = initial_weights(self.specs, self.config.run.seed)
+        master = initial_weights(self.specs, self.config.run.seed, self.order)
         return initial_state(master, self.optimizer, initial_loss_scale(self.config.precision))
 
     def initial_state(self) -> TrainState:
@@ -171,11 +179,15 @@ class TrainStep:
         count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
-        objective = lambda sinks, microbatch: stages.objective(weights, sinks, microbatch)
-        gradients, nll = execute(self.schedule, objective, sinks, batch, seed)
+        gradients, nll = execute(self.program, stages, weights, sinks, batch, seed)
         gradients = jax.tree.map(lambda g: g / scale, to_optimizer(gradients, self.placements))
-        loss = reduce_sum(nll, [axis for axis in AXES if axis != "tensor"]) / jnp.maximum(count, 1.0)
+        loss = self._sum(nll) / jnp.maximum(count, 1.0)
         return loss, gradients, count
+
+    def _sum(self, nll: Float[Array, ""]) -> Float[Array, ""]:
+        """The sum over the tokens and pipeline stages of all ranks; those that split the vocabulary have it alike."""
+        alike = vocab_axes(self.placements)
+        return reduce_sum(nll, [axis for axis in AXES if axis not in alike])
 
     def _train(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         loss, gradients, count = self._gradients(state, batch)
@@ -203,9 +215,7 @@ class TrainStep:
         weights = to_storage(master, self.placements)
         sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
 
-        def one(total: jax.Array, microbatch: Batch) -> tuple[jax.Array, None]:
-            _, nll = stages.objective(weights, sinks, microbatch)
-            return total + reduce_sum(nll, [axis for axis in AXES if axis != "tensor"]), None
-
-        total, _ = jax.lax.scan(one, jnp.float32(0), batch)
-        return total, reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        program = forward_program(self.plan, self.plan.microbatches)
+        loss = lambda x, microbatch: stages.loss(weights, sinks, x, microbatch)[1]
+        total = evaluate(program, stages, weights, batch, loss)
+        return self._sum(total), reduce_sum(batch["mask"].sum(), TOKEN_AXES)

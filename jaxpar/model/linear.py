@@ -1,0 +1,61 @@
+"""Matmuls by name, so that a backward can be split: the input's gradient now, the weights' gradient later.
+
+A layer calls each of its groups of matmuls through a *tap*. The plain one calls the group and nothing else. The
+splitting one keeps what the weights' gradient will need: the group's input and the gradient of its output. It gets both
+from one backward that leaves the weights alone: the output's gradient as the cotangent of a zero that is added to it,
+the input as the "cotangent" of a zero beside it. Nothing runs twice (zero-bubble pipelines, arXiv:2401.10241).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+type Group = Callable[[str, jax.Array], Any]
+"""(name of a group of matmuls, its input) -> its outputs."""
+
+type Tap = Callable[[str, Group, jax.Array], Any]
+"""Calls a group: (name, group, input) -> its outputs."""
+
+type Taps = Mapping[str, tuple[Any, Any]]
+"""For each group zeros like its input and like its outputs."""
+
+
+def untapped(name: str, group: Group, x: jax.Array) -> Any:
+    """Call the group and nothing else."""
+    return group(name, x)
+
+
+def tapping(taps: Taps) -> Tap:
+    """A tap that makes a group's input, and the gradient of its outputs, the cotangents of `taps[name]`."""
+
+    def tap(name: str, group: Group, x: jax.Array) -> Any:
+        into, out = taps[name]
+        return jax.tree.map(jnp.add, group(name, _keep(x, into)), out)
+
+    return tap
+
+
+def recording(found: dict[str, tuple[Any, Any]]) -> Tap:
+    """A tap that writes each group's input and outputs into `found`."""
+
+    def tap(name: str, group: Group, x: jax.Array) -> Any:
+        y = group(name, x)
+        assert name not in found, f"a layer has two groups of matmuls named {name!r}"
+        found[name] = x, y
+        return y
+
+    return tap
+
+
+@jax.custom_vjp
+def _keep(x: jax.Array, tap: jax.Array) -> jax.Array:
+    """`x`; what the backward returns for `tap` is `x` itself."""
+    del tap
+    return x
+
+
+_keep.defvjp(lambda x, tap: (x, x), lambda x, dy: (dy, x))

@@ -1,0 +1,79 @@
+"""The pipeline of a plan: its schedule as a table, and which layers lie where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Plan
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.lockstep import lockstep_ticks
+from jaxpar.pipeline.program import PipelineProgram, make_program
+from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
+
+
+def choose_schedule(config: Config) -> Schedule:
+    """The schedule that `parallel` names, for its sizes.
+
+    Raises `UserError` where there is none of that name, or its sizes do not fit it.
+    """
+    parallel = config.parallel
+    if parallel.pipe == 1:
+        return make_schedule("one-stage", ranks=1, microbatches=parallel.microbatches)
+    name = "1f1b" if parallel.schedule == "auto" else parallel.schedule
+    try:
+        return _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
+    except ScheduleError as error:
+        raise UserError(f"parallel.schedule: {error}") from None
+
+
+def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
+    """Layers of each of `chunks` chunks, in model order: those that `parallel.stage_layers` says, or equal ones.
+
+    What does not divide goes one each to the middle chunks: the ends have the embedding and the head.
+    Raises `UserError` where `stage_layers` has another length, or there are fewer layers than chunks.
+    """
+    layers, written = config.model.layers, config.parallel.stage_layers
+    if written is None:
+        if layers < chunks:
+            raise UserError(
+                f"parallel.pipe x virtual_stages: {chunks} chunks are more than the {layers} layers of the model "
+                "(model.layers)"
+            )
+        equal, more = divmod(layers, chunks)
+        first = (chunks - more) // 2
+        return tuple(equal + (first <= chunk < first + more) for chunk in range(chunks))
+    if len(written) != chunks:
+        raise UserError(
+            f"parallel.stage_layers: {list(written)} has {len(written)} entries, and there are {chunks} chunks "
+            f"(parallel.pipe {config.parallel.pipe} x {chunks // config.parallel.pipe} virtual stages)"
+        )
+    return written
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule of a plan."""
+    return _schedule(plan.schedule, plan.axes.pipe, plan.microbatches, plan.virtual_stages)
+
+
+@cache
+def _schedule(name: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    return make_schedule(schedule_name(name), ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
+
+
+def layer_order(plan: Plan) -> LayerOrder:
+    """Where the layers lie in the stack."""
+    return LayerOrder.of_chunks(schedule_of(plan).rank_of, plan.stage_layers)
+
+
+def forward_program(plan: Plan, microbatches: int) -> PipelineProgram:
+    """Forwards alone, for evaluation: each rank takes all microbatches through its first chunk, then the next."""
+    schedule = schedule_of(plan)
+    orders = [_forwards(chunks, microbatches) for chunks in schedule.chunks_of]
+    return make_program(schedule, lockstep_ticks(orders, schedule.chunks))
+
+
+def _forwards(chunks: Sequence[int], microbatches: int) -> Order:
+    return tuple(Action(Kind.FORWARD, microbatch, chunk) for chunk in chunks for microbatch in range(microbatches))
