@@ -115,7 +115,8 @@ class DecoderStages:
         like = jax.eval_shape(lambda table, ids: table_rows(self.placements, table, ids), table, ids)
         zeros = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
         _, pullback = jax.vjp(lambda rows: self._join(rows, batch), zeros)
-        added = add_table_gradients(self.placements, table, ids, *pullback(vary(dx)), gradients["embedding"])
+        (cotangents,) = pullback(vary(dx))
+        added = add_table_gradients(self.placements, table, ids, cotangents, gradients["embedding"])
         return gradients | {"embedding": added}
 
     def _join(self, rows: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
