@@ -21,6 +21,7 @@ def _at_least(low: int) -> Bound:
 _POSITIVE = Bound("above 0", lambda value: value > 0)
 _SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1)
 _BELOW_ONE = Bound("from 0 to below 1", lambda value: 0 <= value < 1)
+_BETWEEN = Bound("above 0 and below 1", lambda value: 0 < value < 1)
 _SEED = Bound("from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32)
 _AXIS = Bound("at least 1, or -1 for what remains", lambda value: value >= 1 or value == -1)
 
@@ -75,6 +76,9 @@ BOUNDS: dict[str, Bound] = {
     "optimizer.muon_learning_rate": _at_least(0),
     "optimizer.muon_momentum": _BELOW_ONE,
     "optimizer.muon_iterations": _at_least(1),
+    "optimizer.lion_beta1": _BELOW_ONE,
+    "optimizer.lion_beta2": _BELOW_ONE,
+    "optimizer.ema": _BETWEEN,
     "data.separator": _at_least(0),
     "data.sequence_length": _at_least(1),
     "data.batch_size": _at_least(1),

@@ -184,10 +184,11 @@ class AttentionConfig:
 class OptimizerConfig:
     """The update rule and its schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """`adamw`, or `muon` for the layers' matrices with AdamW for embeddings, head, norms and biases."""
+    name: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
+    """`adamw`; `muon` for the layers' matrices with AdamW for embeddings, head, norms and biases; `lion`, which keeps
+    one moment instead of two; or `adafactor`, which keeps means of rows and columns instead of moments."""
     learning_rate: float = 3e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of every rule but Muon's. Lion wants 3 to 10 times less than AdamW, and as much more decay."""
     beta1: float = 0.9
     """Decay of AdamW's first moment."""
     beta2: float = 0.95
@@ -214,6 +215,16 @@ class OptimizerConfig:
     """Momentum of Muon (Nesterov)."""
     muon_iterations: int = 5
     """Newton-Schulz iterations of Muon."""
+    lion_beta1: float = 0.9
+    """Share of the momentum, against the gradient, in the sign that Lion steps by."""
+    lion_beta2: float = 0.99
+    """Decay of Lion's momentum."""
+    adafactor_relative: bool = False
+    """Multiply Adafactor's steps by the root mean square of the weight (at least 1e-3), as its paper does: the learning
+    rate is then a share of the weight, 1e-2 in the paper. Without it, it is about AdamW's."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the weights, for example 0.999; null keeps none. It takes 4 bytes a
+    parameter, lies like the moments, and is saved with them; `evaluation.ema` uses it."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +259,8 @@ class EvaluationConfig:
     """Batches per evaluation, always the same ones; 0 turns evaluation off."""
     sample_tokens: int = 0
     """Tokens to generate from a held-out prompt at the end; 0 means none."""
+    ema: bool = False
+    """Evaluate and sample with the moving average of the weights (`optimizer.ema`) instead of the weights."""
     sample_temperature: float = 0.7
     """Temperature of that sample; 0 takes the likeliest token."""
 

@@ -137,6 +137,11 @@ def _check_optimizer(config: Config) -> None:
     """A run may be shorter than its warm-up (it then stays in it); a schedule whose end is written may not."""
     optimizer = config.optimizer
     end, warmup = optimizer.decay_steps, optimizer.warmup_steps
+    if config.evaluation.ema and optimizer.ema is None:
+        raise UserError(
+            "evaluation.ema: true needs a moving average of the weights, and optimizer.ema is null; expected "
+            "optimizer.ema with it (for example 0.999), or evaluation.ema: false"
+        )
     if end is None:
         return
     if warmup > end:

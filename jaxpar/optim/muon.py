@@ -53,7 +53,7 @@ def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype:
     inputs, outputs = (prod(spec.shape[1 : 1 + spec.inputs]), prod(spec.shape[1 + spec.inputs :]))
     scale = max(1.0, outputs / inputs) ** 0.5
 
-    def direction(gradient, first, second, step):
+    def direction(gradient, weight, first, second, step):
         momentum = config.muon_momentum * first + gradient
         update = gradient + config.muon_momentum * momentum
         whole = gather_matrices(update.astype(dtype), layout)
@@ -62,4 +62,4 @@ def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype:
         back = scatter_matrices(matrices.reshape(whole.shape).astype(dtype), layout, update.shape[0])
         return scale * back.astype(jnp.float32), momentum, second
 
-    return Rule(peak=config.muon_learning_rate, second_moment=False, direction=direction)
+    return Rule(peak=config.muon_learning_rate, first=True, second=None, direction=direction)

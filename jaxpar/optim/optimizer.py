@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,25 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec, Tree
+from jaxpar.optim.adafactor import adafactor
 from jaxpar.optim.adamw import adamw
+from jaxpar.optim.average import next_average
+from jaxpar.optim.lion import lion
 from jaxpar.optim.muon import muon
-from jaxpar.optim.rule import Rule
-from jaxpar.optim.schedule import schedule
+from jaxpar.optim.rule import Rule, moments_of, only_dims
+from jaxpar.optim.schedule import Schedule, schedule
 
 
 class OptimizerState(NamedTuple):
-    """Moments, placed like the master weights. The number of updates is the training step's to keep."""
+    """What the rules keep, placed like the master weights. The number of updates is the training step's to keep."""
 
     first: Tree
-    """Adam's first moment or Muon's momentum: one leaf for each weight, in the `moments` dtype."""
+    """Adam's first moment, or the momentum of Muon or Lion: one leaf for each weight, in the `moments` dtype; None in
+    place of a weight whose rule keeps none."""
     second: Tree
-    """Adam's second moment in float32; None in place of a weight whose rule keeps none."""
+    """Adam's second moment, or Adafactor's row and column means, in float32; None where a rule keeps none."""
+    average: Tree
+    """Moving average of the weights in float32; None without `optimizer.ema`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Optimizer:
     """Three pure functions; `make_optimizer` makes them."""
 
     init: Callable[[Tree], OptimizerState]
-    """Master weights to zero moments: global arrays under `jit`, or shards; no communication."""
+    """Master weights to the state before the first update: global arrays under `jit`, or shards; no communication."""
     update: Callable[[Tree, OptimizerState, Tree, Int[Array, ""]], tuple[Tree, OptimizerState, dict[str, Array]]]
     """`(gradients, state, master, step) -> (new master, new state, metrics)`, inside `shard_map`, on shards in
     optimizer placement. `step` is the number of updates applied so far. Metrics are scalars, the same on every rank:
@@ -45,55 +51,65 @@ class Optimizer:
     """PartitionSpecs of the master weights to PartitionSpecs of the state."""
 
 
-def make_optimizer(config: OptimizerConfig, *, steps: int, moments: str, specs: Tree, layout: Tree) -> Optimizer:
+def make_optimizer(
+    config: OptimizerConfig, *, steps: int, moments: str, specs: Tree, layout: Tree, fraction: Schedule | None = None
+) -> Optimizer:
     """The optimizer that `config` asks for, over a run of `steps` updates.
 
     `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is the dtype
     of the first moment (it is updated in float32 and rounded once). Weights without `decay` in their spec get no
-    weight decay.
+    weight decay. The learning rate is `fraction` of its peak, by default the schedule of `config`.
     """
     described, structure = jax.tree.flatten(specs)
     rules = [_rule_of(config, *leaf) for leaf in zip(described, structure.flatten_up_to(layout), strict=True)]
     decays = [config.weight_decay if spec.decay else 0.0 for spec in described]
-    fraction = schedule(config, steps)
+    fraction = schedule(config, steps) if fraction is None else fraction
 
     def init(master: Tree) -> OptimizerState:
-        weights = structure.flatten_up_to(master)
-        first = [jnp.zeros_like(weight, moments) for weight in weights]
-        second = [
-            jnp.zeros_like(weight, jnp.float32) if rule.second_moment else None
-            for rule, weight in zip(rules, weights, strict=True)
-        ]
-        return OptimizerState(structure.unflatten(first), structure.unflatten(second))
+        first, second = [], []
+        for rule, weight in zip(rules, structure.flatten_up_to(master), strict=True):
+            zeros = lambda dims, shape=weight.shape: jnp.zeros([shape[dim] for dim in dims], jnp.float32)
+            first.append(jnp.zeros_like(weight, moments) if rule.first else None)
+            second.append(moments_of(rule, zeros))
+        average = None if config.ema is None else jax.tree.map(lambda weight: weight.astype(jnp.float32), master)
+        return OptimizerState(structure.unflatten(first), structure.unflatten(second), average)
 
     def update(
         gradients: Tree, state: OptimizerState, master: Tree, step: Int[Array, ""]
     ) -> tuple[Tree, OptimizerState, dict[str, Array]]:
         share = fraction(step)
-        arrays = zip(*map(structure.flatten_up_to, (master, gradients, *state)), strict=True)
+        arrays = zip(*map(structure.flatten_up_to, (master, gradients, state.first, state.second)), strict=True)
         updated = [
             _update_weight(rule, rule.peak * share, decay, weight, gradient, first, second, step)
             for rule, decay, (weight, gradient, first, second) in zip(rules, decays, arrays, strict=True)
         ]
         weights, first, second = (structure.unflatten(leaves) for leaves in zip(*updated, strict=True))
+        average = None if config.ema is None else next_average(state.average, weights, step, config.ema)
         metrics = {"learning_rate": config.learning_rate * share}
         if config.name == "muon":
             metrics["muon_learning_rate"] = config.muon_learning_rate * share
-        return weights, OptimizerState(first, second), metrics
+        return weights, OptimizerState(first, second, average), metrics
 
     def state_layout(layout: Tree) -> OptimizerState:
-        first = structure.flatten_up_to(layout)
-        second = [spec if rule.second_moment else None for rule, spec in zip(rules, first, strict=True)]
-        return OptimizerState(layout, structure.unflatten(second))
+        first, second = [], []
+        for rule, spec in zip(rules, structure.flatten_up_to(layout), strict=True):
+            first.append(spec if rule.first else None)
+            second.append(moments_of(rule, lambda dims, spec=spec: only_dims(spec, dims)))
+        average = None if config.ema is None else layout
+        return OptimizerState(structure.unflatten(first), structure.unflatten(second), average)
 
     return Optimizer(init, update, state_layout)
 
 
 def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
-    """Muon for the layers' matrices where it is asked for, AdamW for everything else."""
+    """The rule of a weight: that of `optimizer.name`, but AdamW beside Muon for all that is no layer's matrix."""
+    if config.name == "lion":
+        return lion(config)
+    if config.name == "adafactor":
+        return adafactor(config, spec, layout)
     if config.name == "muon" and spec.matrix:
         return muon(config, spec, layout)
-    return adamw(config)
+    return adamw(config, spec)
 
 
 def _update_weight(
@@ -102,11 +118,12 @@ def _update_weight(
     decay: float,
     weight: Float[Array, "*shard"],
     gradient: Float[Array, "*shard"],
-    first: Float[Array, "*shard"],
-    second: Float[Array, "*shard"] | None,
+    first: Float[Array, "*shard"] | None,
+    second: Any,
     step: Int[Array, ""],
-) -> tuple[Float[Array, "*shard"], Float[Array, "*shard"], Float[Array, "*shard"] | None]:
+) -> tuple[Float[Array, "*shard"], Float[Array, "*shard"] | None, Any]:
     """One weight's step, in float32; the first moment is rounded to its own dtype once, at the end."""
-    wide = (gradient.astype(jnp.float32), first.astype(jnp.float32))
-    direction, moment, second = rule.direction(*wide, second, step)
-    return (weight - rate * (direction + decay * weight), moment.astype(first.dtype), second)
+    wide = None if first is None else first.astype(jnp.float32)
+    direction, moment, second = rule.direction(gradient.astype(jnp.float32), weight, wide, second, step)
+    rounded = None if first is None or moment is None else moment.astype(first.dtype)
+    return (weight - rate * (direction + decay * weight), rounded, second)

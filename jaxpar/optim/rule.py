@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.parameters import ParamSpec
 
 Shard = Float[Array, "*shard"]
+
+type Dims = tuple[int, ...]
+
+type Moments = Dims | Mapping[str, Dims] | None
+"""One array, several by name, or none. Arrays of a stacked weight keep the dim of the layers, as their first."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +30,31 @@ class Rule:
 
     peak: float
     """Peak learning rate."""
-    second_moment: bool
-    """Whether the rule keeps a second moment, shaped like the weight."""
-    direction: Callable[[Shard, Shard, Shard | None, Int[Array, ""]], tuple[Shard, Shard, Shard | None]]
-    """`(gradient, first, second, step) -> (direction, first, second)`, all float32 and local shards, inside
-    `shard_map`; `step` counts the updates applied before this one. `second` is None where the rule keeps none."""
+    first: bool
+    """Whether the rule keeps a first moment, shaped like the weight."""
+    second: Moments
+    """What the rule keeps besides, in float32: for each array the dims of the weight that it has."""
+    direction: Callable[[Shard, Shard, Shard | None, Any, Int[Array, ""]], tuple[Shard, Shard | None, Any]]
+    """`(gradient, weight, first, second, step) -> (direction, first, second)`, all float32 and local shards, inside
+    `shard_map`; `step` counts the updates applied before this one. `first` and `second` are None where the rule keeps
+    none."""
 
 
 def is_stacked(spec: ParamSpec) -> bool:
     """Whether the first dim of a weight counts layers, each a weight of its own."""
     return spec.axes[:1] == ("layers",)
+
+
+def all_dims(spec: ParamSpec) -> Dims:
+    """Every dim of a weight: the moments of a rule that keeps one array shaped like it."""
+    return tuple(range(len(spec.shape)))
+
+
+def moments_of(rule: Rule, make: Callable[[Dims], Any]) -> Any:
+    """`make(dims)` for each array that `rule` keeps as second moment, in the rule's own structure."""
+    return jax.tree.map(make, rule.second, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def only_dims(layout: PartitionSpec, dims: Dims) -> PartitionSpec:
+    """How an array lies that has only these dims (ascending) of a weight that lies as `layout`."""
+    return PartitionSpec(*(layout[dim] for dim in dims if dim < len(layout)))

@@ -29,6 +29,7 @@ MAY_CHANGE_KEYS = (
     "optimizer.learning_rate",
     "optimizer.muon_learning_rate",
     "optimizer.clip_norm",
+    "optimizer.ema",
 )
 """Keys that may change besides: the length of a run, and what a run that diverged is mended with."""
 

@@ -80,7 +80,7 @@ def continue_tokens(trainer: Trainer, start: np.ndarray, tokens: int, temperatur
             for name in put
         }
         logits = multihost_utils.process_allgather(
-            logits_after(trainer.state.master, placed, len(window) - 1), tiled=True
+            logits_after(trainer.evaluated_weights, placed, len(window) - 1), tiled=True
         )
         token = _draw(np.asarray(logits, np.float64), temperature, draw)
         if token == trainer.data.separator:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.folders import step_folder
@@ -38,9 +39,12 @@ class Saves:
         newest = self._checkpointer.latest()
         if newest is None:
             return None
-        state = self._checkpointer.restore(newest, like)
+        facts = self._checkpointer.facts(newest)
+        state = self._checkpointer.restore(newest, _as_saved(like, facts))
         self._newest = newest
-        return state, self._checkpointer.facts(newest)
+        if like.optimizer.average is not None and state.optimizer.average is None:
+            self._listeners.message(f"The moving average of the weights begins with those of step {newest}.")
+        return _as_wanted(state, like), facts
 
     def begin(self, step: int, state: TrainState, facts: dict[str, Any], *, must: bool) -> None:
         """Begin to save in the background, once the save before is over; a failure of that one is told.
@@ -92,3 +96,19 @@ class Saves:
     def _tell(self, step: int) -> None:
         self._newest = step
         self._listeners.saved(step, str(step_folder(self._folder, step)))
+
+
+def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:
+    """`like` with a moving average of the weights if the checkpoint has one: it may be turned on and off."""
+    saved = facts["config"]["optimizer"].get("ema") is not None
+    return like._replace(optimizer=like.optimizer._replace(average=like.master if saved else None))
+
+
+def _as_wanted(state: TrainState, like: TrainState) -> TrainState:
+    """A restored `state` with the moving average that `like` has; a new one begins with the weights."""
+    average = state.optimizer.average
+    if like.optimizer.average is None:
+        average = None
+    elif average is None:
+        average = jax.jit(lambda master: jax.tree.map(jnp.copy, master))(state.master)
+    return state._replace(optimizer=state.optimizer._replace(average=average))

@@ -16,6 +16,7 @@ from jaxpar.data import Data, batch_rows, batches, bigram_loss, open_data
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.devices import Device, prepare_devices
+from jaxpar.mesh.parameters import Tree
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.timer import StepTimer
@@ -118,9 +119,14 @@ class Trainer:
         """
         total = count = 0.0
         for rows in self.heldout_batches():
-            nll, tokens = self.functions.evaluate(self.state.master, self.placer(rows))
+            nll, tokens = self.functions.evaluate(self.evaluated_weights, self.placer(rows))
             total, count = total + float(nll), count + float(tokens)
         return total / count
+
+    @property
+    def evaluated_weights(self) -> Tree:
+        """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`."""
+        return self.state.optimizer.average if self.config.evaluation.ema else self.state.master
 
     def baseline(self) -> float | None:
         """Loss of a bigram model on the held-out batches, in nats per token; None when nothing is held out."""

@@ -1,0 +1,66 @@
+"""Adafactor (Shazeer and Stern 2018, arXiv:1804.04235): second moments of a matrix as row means and column means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from jaxpar.config.schema import OptimizerConfig
+from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.rules import axes_of_dim
+from jaxpar.optim.rule import Rule, all_dims, is_stacked
+
+DECAY_POWER = 0.8
+"""The second moment after update t (from 1) decays by `1 - t^-0.8`, so that it needs no bias correction."""
+LARGEST_UPDATE = 1.0
+"""Largest root mean square of a weight's direction; a longer one is scaled down."""
+SMALLEST_SQUARE, SMALLEST_WEIGHT = 1e-30, 1e-3
+"""The paper's epsilon 1, added to squares, and epsilon 2, the least root mean square of a weight in relative steps."""
+
+
+def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
+    """Algorithms 4 and 5 without momentum, for one weight that rests as `layout`; each layer of a stack by itself.
+
+    A matrix (or table) `[inputs..., outputs...]` keeps R, the means of squared gradients over its outputs, and C, those
+    over its inputs: an element's second moment is `R C / mean(R)`. Norms and biases keep theirs whole. Means are over
+    the whole weight, so each is a `reduce_sum` over the axes that split its dims: of R, of C, and of a scalar a layer
+    for the mean of R, for the length of the direction and, with `adafactor_relative`, for that of the weight.
+    """
+    stack = int(is_stacked(spec))
+    every = all_dims(spec)[stack:]
+    inputs, outputs = every[: spec.inputs], every[spec.inputs :]
+    matrix = spec.decay
+
+    def mean(x: Float[Array, "..."], dims: Sequence[int]) -> Float[Array, "..."]:
+        """Mean over global `dims`, which stay with size 1."""
+        axes = [axis for dim in dims for axis in axes_of_dim(layout, dim)]
+        total = reduce_sum(x.sum(axis=tuple(dims), keepdims=True), sorted(axes))
+        return total / prod(spec.shape[dim] for dim in dims)
+
+    def root_mean_square(x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.sqrt(mean(jnp.square(x), every))
+
+    def direction(gradient, weight, first, second, step):
+        decay = 1.0 - (step.astype(jnp.float32) + 1.0) ** -DECAY_POWER
+        square = jnp.square(gradient) + SMALLEST_SQUARE
+        if matrix:
+            rows = decay * jnp.expand_dims(second["rows"], outputs) + (1 - decay) * mean(square, outputs)
+            columns = decay * jnp.expand_dims(second["columns"], inputs) + (1 - decay) * mean(square, inputs)
+            update = gradient * (rows / mean(rows, inputs)) ** -0.5 * columns**-0.5
+            second = {"rows": rows.squeeze(outputs), "columns": columns.squeeze(inputs)}
+        else:
+            second = decay * second + (1 - decay) * square
+            update = gradient * second**-0.5
+        update /= jnp.maximum(1.0, root_mean_square(update) / LARGEST_UPDATE)
+        if config.adafactor_relative:
+            update *= jnp.maximum(SMALLEST_WEIGHT, root_mean_square(weight))
+        return update, None, second
+
+    layers = tuple(range(stack))
+    factors = {"rows": layers + inputs, "columns": layers + outputs}
+    return Rule(config.learning_rate, first=False, second=factors if matrix else all_dims(spec), direction=direction)

@@ -1,0 +1,130 @@
+"""Adafactor on every layout against optax, layer by layer, on one device."""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.config.schema import OptimizerConfig
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.optim import make_optimizer
+
+CONFIG = OptimizerConfig(name="adafactor", learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2)
+
+
+def matrix(*shape, inputs=1):
+    axes = ("layers", *["embed"] * (len(shape) - 1))
+    return ParamSpec(shape, axes, inputs=inputs, matrix=True, decay=True)
+
+
+# on a mesh of pipe 2, fsdp 2, tensor 2: name -> (weight, layout)
+CASES = {
+    "replicated": (matrix(4, 8, 12), P()),
+    "stages": (matrix(4, 8, 12), P("pipe")),
+    "inputs_over_fsdp": (matrix(4, 8, 12), P("pipe", "fsdp")),
+    "outputs_over_tensor": (matrix(4, 12, 8), P("pipe", None, "tensor")),
+    "both": (matrix(4, 8, 12), P("pipe", "fsdp", "tensor")),
+    "both_reversed": (matrix(4, 8, 12), P("pipe", "tensor", "fsdp")),
+    "inputs_over_two_axes": (matrix(4, 8, 12), P(None, ("fsdp", "tensor"))),
+    "outputs_over_two_axes": (matrix(4, 8, 12), P("pipe", None, ("tensor", "fsdp"))),
+    "heads": (matrix(4, 8, 4, 6), P("pipe", "fsdp", "tensor", None)),
+    "heads_as_inputs": (matrix(4, 4, 2, 12, inputs=2), P("pipe", "tensor", None, "fsdp")),
+    "head_dim": (matrix(4, 6, 2, 4), P(None, None, "tensor", "fsdp")),
+    "table": (ParamSpec((16, 8), ("vocab", "embed"), decay=True), P("tensor", "fsdp")),
+    "table_over_stages": (ParamSpec((16, 8), ("vocab", "embed"), decay=True), P(("pipe", "tensor"), "fsdp")),
+    "norm": (ParamSpec((4, 8), ("layers", "norm")), P("pipe")),
+    "bias": (ParamSpec((4, 2, 6), ("layers", "heads", "head_dim")), P("pipe", "tensor")),
+    "vector": (ParamSpec((8,), ("norm",)), P()),
+}
+SPECS = {name: spec for name, (spec, _) in CASES.items()}
+LAYOUT = {name: layout for name, (_, layout) in CASES.items()}
+RELATIVE = {"absolute": False, "relative": True}
+
+
+def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, relative: bool) -> np.ndarray:
+    """optax.adafactor on each layer's matrix, [inputs, outputs]; decay is decoupled there as here, times the rate."""
+    transform = optax.adafactor(
+        0.05,
+        min_dim_size_to_factor=1,
+        multiply_by_parameter_scale=relative,
+        weight_decay_rate=0.05 * 0.2 if spec.decay else None,
+        factored=spec.decay,
+    )
+    layers = spec.shape[0] if spec.axes[0] == "layers" else 1
+    rest = spec.shape[1:] if spec.axes[0] == "layers" else spec.shape
+    flat = (prod(rest[: spec.inputs]), prod(rest[spec.inputs :])) if spec.decay else (prod(rest),)
+
+    def layer(weight, gradients):
+        state = transform.init(weight)
+        for gradient in gradients:
+            update, state = transform.update(gradient, state, weight)
+            weight = optax.apply_updates(weight, update)
+        return weight
+
+    done = [
+        layer(jnp.asarray(each.reshape(flat)), [jnp.asarray(g.reshape(layers, *flat)[index]) for g in gradients])
+        for index, each in enumerate(weight.reshape(layers, -1))
+    ]
+    return np.stack(done).reshape(spec.shape)
+
+
+@pytest.fixture(scope="module")
+def trees(make_trees):
+    master, *gradients = make_trees(SPECS, 5)
+    for gradient in gradients:  # Layers whose gradients differ in size, rows that have none, as padding has.
+        for name, spec in SPECS.items():
+            if spec.axes[0] == "layers":
+                gradient[name] *= np.float32([1e-6, 1, 30, 0]).reshape(-1, *[1] * (len(spec.shape) - 1))
+        gradient["table"][3] = 0
+    return master, gradients
+
+
+@pytest.fixture(scope="module", params=RELATIVE.values(), ids=RELATIVE.keys())
+def runs(request, trees, run_optimizer, make_mesh):
+    """(whether steps are relative, the run on the mesh, the run on one device)."""
+    master, gradients = trees
+    config = OptimizerConfig(**{**vars(CONFIG), "adafactor_relative": request.param})
+    sharded = run_optimizer(config, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+    return request.param, sharded, run_optimizer(config, SPECS, dict.fromkeys(SPECS, P()), gradients, master)
+
+
+def distance(value, reference):
+    return np.abs(value - reference).max() / np.abs(reference).max()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sharded_weight_moves_as_a_whole_one(name, runs):
+    _, sharded, whole = runs
+    assert distance(sharded[0][name], whole[0][name]) <= 1e-6
+    for a, b in zip(jax.tree.leaves(sharded[1].second[name]), jax.tree.leaves(whole[1].second[name]), strict=True):
+        assert distance(a, b) <= 1e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_four_steps_equal_optax_layer_by_layer(name, trees, runs):
+    master, gradients = trees
+    relative, sharded, _ = runs
+    wanted = by_optax(SPECS[name], [gradient[name] for gradient in gradients], master[name], relative)
+    assert distance(sharded[0][name], wanted) <= 1e-5
+
+
+def test_a_matrix_keeps_a_mean_per_row_and_column_where_the_weight_lies():
+    optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
+    state = jax.eval_shape(optimizer.init, jax.tree.map(lambda spec: jnp.zeros(spec.shape), SPECS))
+    assert jax.tree.leaves(state.first) == []
+    second = jax.tree.map(lambda leaf: leaf.shape, state.second)
+    assert second["heads"] == {"rows": (4, 8), "columns": (4, 4, 6)}
+    assert second["heads_as_inputs"] == {"rows": (4, 4, 2), "columns": (4, 12)}
+    assert second["table"] == {"rows": (16,), "columns": (8,)}
+    assert second["bias"] == (4, 2, 6)
+    layout = optimizer.state_layout(LAYOUT)
+    assert jax.tree.structure(layout) == jax.tree.structure(state)
+    assert layout.second["heads"] == {"rows": P("pipe", "fsdp"), "columns": P("pipe", "tensor", None)}
+    assert layout.second["heads_as_inputs"] == {"rows": P("pipe", "tensor", None), "columns": P("pipe", "fsdp")}
+    assert layout.second["inputs_over_fsdp"] == {"rows": P("pipe", "fsdp"), "columns": P("pipe")}

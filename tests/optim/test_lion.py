@@ -1,0 +1,65 @@
+"""Lion on every layout against NumPy in float64."""
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.config.schema import OptimizerConfig
+from jaxpar.mesh.parameters import ParamSpec
+
+CONFIG = OptimizerConfig(
+    name="lion",
+    learning_rate=0.01,
+    schedule="constant",
+    warmup_steps=0,
+    weight_decay=0.5,
+    lion_beta1=0.8,
+    lion_beta2=0.95,
+)
+MATRIX = ParamSpec((4, 8, 6), ("layers", "embed", "mlp"), matrix=True, decay=True)
+SPECS = {"rest": MATRIX, "split": MATRIX, "stage": MATRIX, "scale": ParamSpec((4, 8), ("layers", "norm"))}
+LAYOUT = {"rest": P(), "split": P(None, ("fsdp", "tensor")), "stage": P("pipe", "fsdp", "tensor"), "scale": P("pipe")}
+
+
+def lion64(gradients, weight, decay):
+    """Chen et al. 2023, algorithm 2, with CONFIG's numbers."""
+    weight = weight.astype(np.float64)
+    momentum = np.zeros_like(weight)
+    for gradient in gradients:
+        direction = np.sign(0.8 * momentum + 0.2 * gradient.astype(np.float64))
+        weight = weight - 0.01 * (direction + decay * weight)
+        momentum = 0.95 * momentum + 0.05 * gradient
+    return weight, momentum
+
+
+@pytest.fixture(scope="module")
+def trees(make_trees):
+    master, *gradients = make_trees(SPECS, 6)
+    return master, gradients
+
+
+@pytest.fixture(scope="module")
+def sharded(trees, run_optimizer, make_mesh):
+    master, gradients = trees
+    return run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_five_steps_equal_lion_in_float64(name, trees, sharded):
+    master, gradients = trees
+    weight, momentum = lion64([g[name] for g in gradients], master[name], 0.5 if SPECS[name].decay else 0.0)
+    np.testing.assert_allclose(sharded[0][name], weight, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sharded[1].first[name], momentum, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sharded_run_is_the_whole_one_bit_for_bit(trees, sharded, run_optimizer):
+    master, gradients = trees
+    whole = run_optimizer(CONFIG, SPECS, dict.fromkeys(SPECS, P()), gradients, master)
+    for name in SPECS:
+        np.testing.assert_array_equal(sharded[0][name], whole[0][name])
+
+
+def test_a_weight_without_gradient_stays_where_it_is(run_optimizer):
+    spec, weight = {"w": ParamSpec((3,), ("norm",))}, {"w": np.float32([1, -2, 0])}
+    weights, *_ = run_optimizer(CONFIG, spec, {"w": P()}, [{"w": np.zeros(3, np.float32)}], weight)
+    np.testing.assert_array_equal(weights["w"], weight["w"])
