@@ -32,6 +32,8 @@ class RunConfig:
     """Folder of the persistent compilation cache; null turns it off."""
     wandb: str | None = None
     """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
+    wandb: str | None = None
+    """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,10 @@ def _check_run(config: Config) -> None:
         raise UserError(
             f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got {run.wandb!r}"
         )
+    if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
+        raise UserError(
+            f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got {run.wandb!r}"
+        )
     if run.profile is not None and profile_steps(run.profile)[0] >= run.steps:
         raise UserError(f"run.profile: {run.profile} begins after the last of run.steps ({run.steps})")
 

@@ -16,7 +16,9 @@ from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
 FILES = (
     ("config.yaml", "the configuration, every field resolved"),
     ("plan.json", "the layout"),
-    ("metrics.jsonl", "an object per logged step"),
+    ("metrics.jsonl", "an object per logged step; as a page: python -m jaxpar.report {folder}"),
+    ("events.jsonl", "starts, saves and messages"),
+    ("environment.json", "versions, devices, the command"),
     ("summary.json", "the numbers above"),
     ("loss.png", "the loss as a picture"),
     ("tensorboard", "events: tensorboard --logdir {path}"),
@@ -113,7 +115,7 @@ class ConsoleView(Listener):
         self._line(f"\nWhere things are: {self._folder}", "bold")
         for name, what in FILES:
             if (self._folder / name).exists():
-                self._line(f"  {name:<14}{what.format(path=self._folder / name)}")
+                self._line(f"  {name:<18}{what.format(path=self._folder / name, folder=self._folder)}")
 
     def close(self) -> None:
         if self._progress is not None:

@@ -11,26 +11,14 @@ import os
 import socket
 import struct
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
 from jaxpar.observe.files import GrowingFile
+from jaxpar.observe.scalars import evaluation_scalars, step_scalars
 
 TENSORBOARD_FOLDER = "tensorboard"
-
-_TAGS = {
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "learning_rate": "train/learning_rate",
-    "loss_scale": "train/loss_scale",
-    "skipped_steps": "train/skipped_steps",
-    "tokens_per_second": "speed/tokens_per_second",
-    "tokens_per_second_per_device": "speed/tokens_per_second_per_device",
-    "step_time_s": "speed/step_time_s",
-    "mfu": "speed/mfu",
-}
 
 
 class TensorBoard(Listener):
@@ -57,14 +45,10 @@ class TensorBoard(Listener):
 
     def step(self, record: StepRecord) -> None:
         self._step = record.step
-        values = asdict(record)
-        scalars = {tag: values[field] for field, tag in _TAGS.items() if values[field] is not None}
-        if record.memory_bytes is not None:
-            scalars[f"memory/{record.memory_kind}_bytes"] = record.memory_bytes
-        self._scalars(record.step, scalars)
+        self._scalars(record.step, step_scalars(record))
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-        self._scalars(step, {"eval/loss": loss} | ({} if baseline is None else {"eval/baseline_loss": baseline}))
+        self._scalars(step, evaluation_scalars(loss, baseline))
 
     def sample(self, prompt: str, continuation: str) -> None:
         self._text("sample", prompt, continuation)

@@ -12,10 +12,12 @@ import jax
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
-from jaxpar.config import config_to_dict
+from jaxpar.config import Config, config_to_dict
 from jaxpar.config.validate import profile_steps
 from jaxpar.model.flops import mfu
 from jaxpar.observe.console import ConsoleView
+from jaxpar.observe.environment import EnvironmentFile
+from jaxpar.observe.event_log import EventLog
 from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import strict_json
 from jaxpar.observe.jsonl import JsonLines
@@ -24,6 +26,7 @@ from jaxpar.observe.plot import LossPlot
 from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.summary import SummaryFile
 from jaxpar.observe.tensorboard import TensorBoard
+from jaxpar.observe.wandb import WeightsAndBiases
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.plan_table import plan_rows
@@ -35,11 +38,17 @@ from jaxpar.training.termination import termination
 from jaxpar.training.trainer import Trainer
 
 
-def default_listeners() -> list[Listener]:
-    """The files of the run's folder, then the screen; nothing on processes other than the first."""
+def default_listeners(config: Config) -> list[Listener]:
+    """The files of the run's folder, Weights & Biases where `run.wandb` asks for it, then the screen; nothing on
+    processes other than the first.
+
+    Raises `UserError` where the package for Weights & Biases is missing.
+    """
     if jax.process_index() != 0:
         return []
-    return [JsonLines(), TensorBoard(), LossPlot(), SummaryFile(), ConsoleView()]
+    online = [] if config.run.wandb is None else [WeightsAndBiases(config.run.wandb)]
+    files = [JsonLines(), EventLog(), EnvironmentFile(), TensorBoard(), LossPlot(), SummaryFile()]
+    return [*files, *online, ConsoleView()]
 
 
 def fit(trainer: Trainer, listeners: Iterable[Listener]) -> Summary:

@@ -25,6 +25,7 @@ MAY_CHANGE_KEYS = (
     "run.profile",
     "run.max_skipped_steps",
     "run.compile_cache",
+    "run.wandb",
     "data.prefetch",
     "optimizer.learning_rate",
     "optimizer.muon_learning_rate",

@@ -172,7 +172,7 @@ class Trainer:
         """
         from jaxpar.training.loop import default_listeners, fit
 
-        return fit(self, default_listeners() if listeners is None else listeners)
+        return fit(self, default_listeners(self.config) if listeners is None else listeners)
 
     def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], int]]:
         """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""

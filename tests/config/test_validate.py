@@ -53,6 +53,10 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("memory.remat=ful", "memory.remat: expected none, full or selective, got 'ful'; did you mean full?"),
         ("run.name=a/b", "run.name: expected the name of one folder, got 'a/b'; put parent folders in run.dir"),
         ("run.name=..", "run.name: expected the name of one folder, got '..'; put parent folders in run.dir"),
+        (
+            "run.wandb=team/project",
+            "run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got 'team/project'",
+        ),
         ("run.profile=15", "run.profile: expected first:last, for example 10:15, got '15'"),
         ("run.profile=15:10", "run.profile: expected first:last, for example 10:15, got '15:10'"),
         ("run.profile=0:3", "run.profile: expected first:last, for example 10:15, got '0:3'"),

@@ -73,7 +73,7 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     folder = folder_of(finished)
     before = contents(folder)
     trainer = make_trainer(finished)
-    summary = trainer.fit(default_listeners())
+    summary = trainer.fit(default_listeners(trainer.config))
     assert "already has its 4 steps, and nothing was changed; raise run.steps" in capsys.readouterr().out
     assert contents(folder) == before
     assert (summary.steps, summary.loss) == (4, losses(finished)[4])

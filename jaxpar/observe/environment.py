@@ -1,0 +1,110 @@
+"""`environment.json`: the machine and the programs that a run was started with."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpar import __version__
+from jaxpar.observe.events import Listener, RunInfo
+from jaxpar.observe.files import write_atomically
+
+ENVIRONMENT_FILE = "environment.json"
+
+PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+"""Packages whose version can change a run's numbers or speed."""
+
+VARIABLES = ("JAX_", "XLA_", "NCCL_", "CUDA_VISIBLE_DEVICES", "TF_GPU_ALLOCATOR")
+"""How the names of the environment variables begin that can."""
+
+GIT_PATIENCE_S = 5.0
+"""How long git may take: `git status` of a large tree on a slow disk must not hold up a run."""
+
+
+class EnvironmentFile(Listener):
+    """Writes `environment.json` when a run starts; that of an earlier start which differs stays beside it, named by the
+    step up to which it held."""
+
+    def start(self, info: RunInfo) -> None:
+        file = Path(info.folder) / ENVIRONMENT_FILE
+        text = json.dumps(environment(), indent=2) + "\n"
+        if file.exists() and (old := file.read_bytes()) != text.encode():
+            kept = file.with_name(f"{file.stem}-until-{info.first_step - 1}{file.suffix}")
+            if not kept.exists():
+                write_atomically(kept, old)
+        write_atomically(file, text.encode())
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, the command and what it was run in, as JSON values. Asks JAX for its devices."""
+    devices = jax.devices()
+    return {
+        "command": shlex.join(sys.orig_argv),
+        "folder": os.getcwd(),
+        "git": git_state(Path.cwd()),
+        "jaxpar": __version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "devices": {
+            "kind": devices[0].device_kind,
+            "platform": devices[0].platform,
+            "count": len(devices),
+            "processes": jax.process_count(),
+            "runtime": devices[0].client.platform_version.strip(),
+        },
+        "host": {
+            "name": socket.gethostname(),
+            "system": platform.platform(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)},
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """The commit that `folder` stands at and whether its files differ from it; None where there is no commit or no git.
+
+    `changed` is None where git took too long to say.
+    """
+    if shutil.which("git") is None:
+        return None
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "changed": None if status is None else bool(status)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
