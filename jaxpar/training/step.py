@@ -29,6 +29,7 @@ from jaxpar.pipeline.program import make_program
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
 from jaxpar.training.pipeline import forward_program, layer_order, schedule_of
+from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
 
 type Layout = Any
@@ -133,6 +134,11 @@ class TrainStep:
         shapes = jax.eval_shape(self._initial)
         put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return jax.tree.map(put, shapes, self.shardings(self.state_layout))
+
+    @cached_property
+    def saved_state(self) -> SavedState:
+        """The state as checkpoints hold it."""
+        return SavedState(self.abstract_state(), self.order)
 
     def _initial(self) -> TrainState:
         master = initial_weights(self.specs, self.config.run.seed, self.order)

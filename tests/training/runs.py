@@ -105,7 +105,7 @@ def losses(config: Config) -> dict[int, float]:
 
 def saved_state(config: Config, step: int) -> Any:
     """The state that the run's checkpoint of `step` holds, as NumPy."""
-    like = make_trainer(config).functions.abstract_state()
+    like = make_trainer(config).functions.saved_state.abstract
     checkpointer = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
     try:
         return jax.device_get(checkpointer.restore(step, like))

@@ -12,13 +12,23 @@ from jaxpar.config import Config
 from tests.training.runs import MESH, assert_same_bits, fit, folder_of, losses, run_config, saved_state
 
 STOPPED, MORE = 4, 10
+FOUR = {"layers": 4}
 TOLERANCE = 1e-5
 """Relative difference of a loss, in float32."""
 
-LAYOUTS: dict[str, dict[str, int]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor2-context2-fsdp2-zero1-accumulating": {**MESH, "zero": 1, "microbatches": 2},
     "hsdp-zero2": {"replica": 2, "fsdp": 2, "expert": 2, "zero": 2},
     "one-device": {"zero": 0},
+    "interleaved-pipeline": {
+        "pipe": 2,
+        "fsdp": 2,
+        "tensor": 2,
+        "microbatches": 2,
+        "schedule": "interleaved",
+        "virtual_stages": 2,
+    },
+    "uneven-pipeline": {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1},
 }
 
 
@@ -40,7 +50,11 @@ def test_a_continued_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Fourteen steps over fsdp=8, ZeRO-3, with the checkpoint of step 4 kept."""
-    sections: dict[str, Any] = {"parallel": {"fsdp": 8}, "checkpoint": {"every": STOPPED, "keep_last": 9}}
+    sections: dict[str, Any] = {
+        "model": FOUR,
+        "parallel": {"fsdp": 8},
+        "checkpoint": {"every": STOPPED, "keep_last": 9},
+    }
     config = run_config(tmp_path_factory.mktemp("uninterrupted"), STOPPED + MORE, **sections)
     fit(config)
     return config
@@ -65,14 +79,14 @@ def test_a_run_goes_on_with_another_mesh_zero_stage_and_microbatch_count(
     tmp_path: Path, uninterrupted: Config, layout: dict[str, int]
 ):
     copy_until(uninterrupted, STOPPED, tmp_path)
-    config = run_config(tmp_path, STOPPED + MORE, parallel=layout, checkpoint={"every": 9})
+    config = run_config(tmp_path, STOPPED + MORE, model=FOUR, parallel=layout, checkpoint={"every": 9})
     _, heard = fit(config)
     assert "parallel.fsdp: 8 -> " in heard.messages[0]
     assert heard.records[0].step == STOPPED + 1
     assert_close(losses(config), losses(uninterrupted))
     assert (folder_of(config) / f"plan-until-{STOPPED}.json").exists(), "the plan of the first steps is kept"
-    if layout == LAYOUTS["one-device"]:  # And from one device to eight again.
-        back = run_config(tmp_path, STOPPED + MORE, parallel=MESH, checkpoint={"every": 9})
+    if layout == LAYOUTS["uneven-pipeline"]:  # And from layers with padding between them to layers in order.
+        back = run_config(tmp_path, STOPPED + MORE, model=FOUR, parallel=MESH, checkpoint={"every": 9})
         shutil.rmtree(folder_of(config) / "checkpoints" / f"{STOPPED + MORE:08d}")
         _, heard = fit(back)
         assert heard.records[0].step == 10

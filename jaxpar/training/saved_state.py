@@ -1,0 +1,99 @@
+"""The state as checkpoints hold it: layers in the order of the model, whatever the pipeline.
+
+In memory the rows of stacked layers lie as the pipeline's chunks need them (`jaxpar.mesh.layer_order`), with padding
+where stages are uneven. A checkpoint has one row per layer, in order, so that any other layout can read it. Where these
+differ, a save moves the layers' weights and moments between pipeline ranks once, and holds both for that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpar.mesh.layer_order import PADDING, LayerOrder
+from jaxpar.mesh.rules import axes_of_dim
+
+type State = Any
+
+
+class SavedState:
+    """Between the state of a step and the state of a checkpoint.
+
+    Args:
+        abstract: shapes, dtypes and shardings of the state in memory.
+        order: where the layers lie in the stacks.
+    """
+
+    def __init__(self, abstract: State, order: LayerOrder):
+        self._abstract, self._order = abstract, order
+
+    @cached_property
+    def abstract(self) -> State:
+        """Shapes, dtypes and shardings of the state in a checkpoint."""
+        return self._with_layers(self._abstract, [self._saved_leaf(leaf) for leaf in self._layers(self._abstract)])
+
+    def outgoing(self, state: State) -> State:
+        """`state` with its layers in order, to be saved."""
+        if self._order.in_order:
+            return state
+        rows = jnp.asarray(self._order.row_of_layer)
+        return self._moved(lambda stack: jnp.take(stack, rows, axis=0), state, self.abstract)
+
+    def incoming(self, saved: State) -> State:
+        """A restored state as the step wants it; rows that only pad the stacks are zero."""
+        if self._order.in_order:
+            return saved
+        numbers = self._order.numbers.ravel()
+
+        def spread(stack: jax.Array) -> jax.Array:
+            rows = jnp.take(stack, jnp.asarray(np.maximum(numbers, 0)), axis=0)
+            real = jnp.asarray(numbers != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
+            return jnp.where(real, rows, jnp.zeros_like(rows))
+
+        return self._moved(spread, saved, self._abstract)
+
+    def _moved(self, function: Callable[[jax.Array], jax.Array], state: State, like: State) -> State:
+        """`state` with `function` of its stacks of layers, which come to lie as in `like`; the rest is untouched."""
+        shardings = [leaf.sharding for leaf in self._layers(like)]
+        move = jax.jit(lambda stacks: [function(stack) for stack in stacks], out_shardings=shardings)
+        return self._with_layers(state, move(self._layers(state)))
+
+    def _layers(self, state: State) -> list[Any]:
+        return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]
+
+    def _with_layers(self, state: State, stacks: list[Any]) -> State:
+        """`state` with its stacks of layers replaced, in the order of `_layers`."""
+        rest = iter(stacks)
+        replace = lambda path, leaf: next(rest) if _is_stack(path) else leaf
+        return jax.tree_util.tree_map_with_path(replace, state)
+
+    def _saved_leaf(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if self._order.in_order:
+            return leaf
+        layers = len(self._order.row_of_layer)
+        sharding = leaf.sharding
+        assert isinstance(sharding, NamedSharding), "a state lies on the mesh"
+        shape = (layers, *leaf.shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_fitting(sharding, shape))
+
+
+def _fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """`sharding`, with the pipe axis on the first dim of `shape` that divides by it as well."""
+    sizes = sharding.mesh.shape
+    dims = [tuple(a for a in axes_of_dim(sharding.spec, dim) if a != "pipe") for dim in range(len(shape))]
+    for dim, axes in enumerate(dims):
+        if shape[dim] % (sizes["pipe"] * int(np.prod([sizes[axis] for axis in axes]))) == 0:
+            dims[dim] = ("pipe", *axes)
+            break
+    return NamedSharding(sharding.mesh, PartitionSpec(*[axes or None for axes in dims]))
+
+
+def _is_stack(path: Any) -> bool:
+    """Whether a leaf of the state stands under `layers`: all of those are stacked."""
+    return any(getattr(key, "key", None) == "layers" for key in path)
