@@ -8,6 +8,7 @@ from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.lockstep import branching_ticks, circle
 from jaxpar.pipeline.table import Schedule, Tick, kinds_in, needs
+from jaxpar.pipeline.transfers import receiver
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,6 @@ class Event:
 
 type Clock = tuple[tuple[Event, ...], float]
 """Events in the order in which ranks start them, and when all is over."""
-
-
-def receiver(action: Action, schedule: Schedule) -> int | None:
-    """The rank that `action` sends to; None where it sends nothing, or the next chunk lies on the same rank."""
-    step = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT: None}[action.kind]
-    if step is None or not 0 <= action.chunk + step < schedule.chunks:
-        return None
-    to = schedule.rank_of[action.chunk + step]
-    return None if to == schedule.rank_of[action.chunk] else to
 
 
 def async_clock(schedule: Schedule, durations: Durations) -> Clock:

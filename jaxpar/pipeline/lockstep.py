@@ -29,20 +29,15 @@ def branching_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
     Every rank keeps its published order. What a rank makes in a tick can be used from the next tick on.
     Raises ScheduleError where the orders wait for each other in a circle.
     """
-    done: set[Action] = set()
-    position = [0] * len(orders)
-    ticks: list[Tick] = []
-    while any(at < len(order) for at, order in zip(position, orders, strict=True)):
-        tick = []
-        for rank, order in enumerate(orders):
-            ready = position[rank] < len(order) and done.issuperset(needs(order[position[rank]], chunks))
-            tick.append((order[position[rank]],) if ready else ())
-            position[rank] += ready
-        if not any(tick):
-            raise circle(orders, position)
-        done.update(action for actions in tick for action in actions)
-        ticks.append(tuple(tick))
+    ticks, position = _one_by_one(orders, chunks)
+    if any(at < len(order) for order, at in zip(orders, position, strict=True)):
+        raise circle(orders, position)
     return tuple(ticks)
+
+
+def stuck_at(orders: Sequence[Order], chunks: int) -> list[int]:
+    """For each rank, the place in its order that it never gets past; the length of the order where there is none."""
+    return _one_by_one(orders, chunks)[1]
 
 
 def circle(orders: Sequence[Order], position: Sequence[int]) -> ScheduleError:
@@ -53,6 +48,23 @@ def circle(orders: Sequence[Order], position: Sequence[int]) -> ScheduleError:
         if at < len(order)
     ]
     return ScheduleError(f"the schedule deadlocks: {', '.join(stuck)}, each for an action that never comes")
+
+
+def _one_by_one(orders: Sequence[Order], chunks: int) -> tuple[list[Tick], list[int]]:
+    """Ticks of at most one action a rank, and how far each rank came."""
+    done: set[Action] = set()
+    position = [0] * len(orders)
+    ticks: list[Tick] = []
+    while True:
+        tick: list[tuple[Action, ...]] = []
+        for rank, order in enumerate(orders):
+            ready = position[rank] < len(order) and done.issuperset(needs(order[position[rank]], chunks))
+            tick.append((order[position[rank]],) if ready else ())
+            position[rank] += ready
+        if not any(tick):
+            return ticks, position
+        done.update(action for actions in tick for action in actions)
+        ticks.append(tuple(tick))
 
 
 class _Lockstep:

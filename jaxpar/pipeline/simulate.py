@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from jaxpar.pipeline.clocks import Clock, Event, async_clock, branching_clock, lockstep_clock, receiver
+from jaxpar.pipeline.clocks import Clock, Event, async_clock, branching_clock, lockstep_clock
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.in_flight import ChunkBytes, Peak, lockstep_peaks, published_peaks
 from jaxpar.pipeline.table import Schedule
+from jaxpar.pipeline.transfers import receiver
 
 type Mode = Literal["async", "lockstep", "branching"]
 """`async`: each rank takes its next action when it can, as papers draw schedules. `lockstep`: uniform ticks, as one

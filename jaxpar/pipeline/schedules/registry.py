@@ -34,7 +34,7 @@ class Family:
     one_rank: bool = False
     """Whether it is for one rank only."""
     multiple: bool = False
-    """Whether microbatches must be a multiple of ranks."""
+    """Whether microbatches must be a multiple of ranks where a rank has several chunks."""
     microbatches_per_rank: int = 0
     """Fewest microbatches, in multiples of ranks."""
     ticks: Callable[[int, int, int], tuple[Tick, ...]] | None = None
@@ -44,7 +44,8 @@ class Family:
         """What it asks of ranks (p), microbatches (m) and virtual stages (v), in words."""
         low, high = self.virtual_stages
         parts = ["p = 1"] if self.one_rank else []
-        parts += ["m a multiple of p"] if self.multiple else []
+        if self.multiple:
+            parts.append("m a multiple of p" if low > 1 else "m a multiple of p where v > 1")
         if self.microbatches_per_rank:
             parts.append("m >= p" if self.microbatches_per_rank == 1 else f"m >= {self.microbatches_per_rank}p")
         parts.append(f"v = {low}" if low == high else f"v >= {low}")
@@ -66,7 +67,7 @@ SCHEDULES: dict[str, Family] = {
     ),
     "zb-uniform": Family(
         "1F1B with all ranks' W in the same ticks: a zero-bubble schedule without branches",
-        zero_bubble.zb_uniform, splits_backward=True,
+        zero_bubble.zb_uniform, splits_backward=True, virtual_stages=(1, None), multiple=True,
     ),
     "zb-h1": Family(
         "1F1B with W where the rank would wait, at 1F1B's memory (arXiv:2401.10241)",
@@ -126,7 +127,7 @@ def check_sizes(name: str, ranks: int, microbatches: int, virtual_stages: int) -
     if virtual_stages < low or (high is not None and virtual_stages > high):
         wanted = f"exactly {low}" if low == high else f"at least {low}"
         raise ScheduleError(f"{name} needs {wanted} virtual stages a rank, got {virtual_stages}")
-    if family.multiple and microbatches % ranks:
+    if family.multiple and virtual_stages > 1 and microbatches % ranks:
         raise ScheduleError(
             f"{name} needs microbatches that are a multiple of its {ranks} ranks, got {microbatches}; "
             f"{_multiples_near(microbatches, ranks)} would do"

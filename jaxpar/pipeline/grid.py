@@ -1,0 +1,62 @@
+"""Schedules as grids of text: a row for each rank, a column for each tick, place in the order, or step of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxpar.pipeline.simulate import Simulation
+from jaxpar.pipeline.table import Order, Tick
+
+type Cells = list[list[str]]
+"""`cells[rank][column]`"""
+
+AROUND = 6
+"""Columns to show on either side of a marked cell."""
+
+
+def cells_of_ticks(ticks: Sequence[Tick]) -> Cells:
+    """A column for each tick, with up to three actions in a cell."""
+    return [[" ".join(map(str, tick[rank])) for tick in ticks] for rank in range(len(ticks[0]))] if ticks else []
+
+
+def cells_of_orders(orders: Sequence[Order]) -> Cells:
+    """A column for each place in the order: what stands below each other need not run at the same time."""
+    longest = max(map(len, orders), default=0)
+    return [[*map(str, order), *[""] * (longest - len(order))] for order in orders]
+
+
+def cells_of_time(simulation: Simulation, step: float | None = None) -> Cells:
+    """A column for each `step` of time, the shortest action by default; an action goes on where a cell has a dash."""
+    lengths = [event.end - event.start for event in simulation.timeline]
+    step = step or min((length for length in lengths if length > 0), default=1)
+    columns = max((round(event.end / step) for event in simulation.timeline), default=0)
+    cells = [[""] * columns for _ in range(simulation.schedule.ranks)]
+    for event in simulation.timeline:
+        first, last = round(event.start / step), round(event.end / step)
+        for column in range(first, min(max(last, first + 1), columns)):
+            cells[event.rank][column] = str(event.action) if column == first else "-"
+    return cells
+
+
+def grid(cells: Cells, *, mark: tuple[int, int] | None = None, first_column: int = 0) -> str:
+    """Cells as aligned text under numbered columns, counted from `first_column`.
+
+    With `mark`, a (row, column) of `cells`, that cell stands in > < and only the columns around it are shown.
+    """
+    length = max(map(len, cells), default=0)
+    start, stop = 0, length
+    if mark is not None:
+        start, stop = max(0, mark[1] - AROUND), min(length, mark[1] + AROUND + 1)
+    shown = [[*row, *[""] * (length - len(row))][start:stop] for row in cells]
+    if mark is not None:
+        row, column = mark
+        shown[row][column - start] = f">{shown[row][column - start] or ' '}<"
+    head = [str(column + first_column) for column in range(start, stop)]
+    widths = [max(map(len, column)) for column in zip(head, *shown, strict=True)]
+    label = max(len(f"rank {len(cells) - 1}"), 0)
+    lines = [" " * label + " | " + " ".join(text.ljust(width) for text, width in zip(head, widths, strict=True))]
+    lines += [
+        f"rank {rank}".ljust(label) + " | " + " ".join(text.ljust(w) for text, w in zip(row, widths, strict=True))
+        for rank, row in enumerate(shown)
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,141 @@
+"""Schedules in CSV files: written by hand or by other tools, and read back.
+
+A line for each rank; its cells, from left to right, are the rank's actions, as in `2F0` (chunk 2, forward, microbatch
+0). Chunks count in the order of the model over all ranks, as in the CSV files of torch.distributed.pipelining. A
+schedule with any W splits the backward. Which rank has which chunk follows from the lines in which they stand.
+
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+
+By default the cells of a line are an order: empty cells only align the columns, and the ticks are those of
+`lockstep_ticks`. After a first line `# ticks`, columns are ticks: a cell is empty or has at most one F, one B and one
+W, parted by spaces, and the order of a rank is that of its cells.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from jaxpar.pipeline.actions import Action, Kind, parse_action
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.grid import cells_of_orders, cells_of_ticks
+from jaxpar.pipeline.lockstep import lockstep_ticks
+from jaxpar.pipeline.table import Schedule, Tick
+from jaxpar.pipeline.validation import validate, validate_orders
+
+TICKS = "# ticks"
+"""The first line of a file whose columns are ticks."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """An action in a file; line and column count from 1."""
+
+    action: Action
+    rank: int
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.action} (line {self.line}, column {self.column})"
+
+
+def read_schedule(path: Path | str) -> Schedule:
+    """The schedule in a CSV file, checked; it is called by the file's name without its ending.
+
+    Raises ScheduleError, with line and column, for cells that are no actions, for actions that are doubled, missing or
+    on the wrong line, and for what `validate` refuses; OSError where the file cannot be read.
+    """
+    path = Path(path)
+    return parse_schedule(path.read_text(encoding="utf-8"), name=path.stem)
+
+
+def parse_schedule(text: str, name: str) -> Schedule:
+    """The schedule in the text of a CSV file, checked (see `read_schedule`)."""
+    lines = text.splitlines()
+    rows = [(at, row) for at, row in enumerate(csv.reader(lines), start=1) if any(row) and not row[0].startswith("#")]
+    cells = list(_cells(rows, name))
+    if not cells:
+        raise ScheduleError(f"{name}: there are no actions, expected a line of them for each rank")
+    rank_of = _placement(cells, len(rows), name)
+    schedule = Schedule(
+        name=name,
+        ranks=len(rows),
+        microbatches=1 + max(cell.action.microbatch for cell in cells),
+        virtual_stages=len(rank_of) // len(rows),
+        rank_of=rank_of,
+        splits_backward=any(cell.action.kind is Kind.WEIGHT for cell in cells),
+        orders=tuple(tuple(cell.action for cell in cells if cell.rank == rank) for rank in range(len(rows))),
+        ticks=_ticks(cells, len(rows)),
+    )
+    _check_once(schedule, cells, [line for line, _ in rows])
+    if lines[0].strip().lower() != TICKS:
+        validate_orders(schedule)
+        schedule = replace(schedule, ticks=lockstep_ticks(schedule.orders, schedule.chunks))
+    validate(schedule)
+    return schedule
+
+
+def format_schedule(schedule: Schedule, columns: Literal["orders", "ticks"] = "orders") -> str:
+    """`schedule` as the text of a CSV file that `parse_schedule` reads back: its orders, or a column for each tick."""
+    text = io.StringIO()
+    if columns == "ticks":
+        text.write(TICKS + "\n")
+    cells = cells_of_ticks(schedule.ticks) if columns == "ticks" else cells_of_orders(schedule.orders)
+    csv.writer(text, lineterminator="\n").writerows(cells)
+    return text.getvalue()
+
+
+def _cells(rows: Sequence[tuple[int, list[str]]], name: str) -> Iterator[_Cell]:
+    for rank, (line, row) in enumerate(rows):
+        for column, words in enumerate(row, start=1):
+            for word in words.split():
+                try:
+                    action = parse_action(word)
+                except ScheduleError as error:
+                    raise ScheduleError(f"{name}, line {line}, column {column}: {error}") from None
+                yield _Cell(action, rank, line, column)
+
+
+def _placement(cells: Sequence[_Cell], ranks: int, name: str) -> tuple[int, ...]:
+    """The rank of each chunk: that of the line in which it stands."""
+    first: dict[int, _Cell] = {}
+    for cell in cells:
+        other = first.setdefault(cell.action.chunk, cell)
+        if other.rank != cell.rank:
+            raise ScheduleError(f"{name}: chunk {cell.action.chunk} is on two ranks, in {other} and in {cell}")
+    chunks = 1 + max(first)
+    for chunk in range(chunks):
+        if chunk not in first:
+            raise ScheduleError(f"{name}: there is no action of chunk {chunk}, and yet there is {first[chunks - 1]}")
+    if chunks % ranks:
+        raise ScheduleError(f"{name}: {chunks} chunks cannot be shared evenly by {ranks} ranks, one for each line")
+    return tuple(first[chunk].rank for chunk in range(chunks))
+
+
+def _check_once(schedule: Schedule, cells: Sequence[_Cell], lines: Sequence[int]) -> None:
+    """Raises ScheduleError for actions that are doubled or missing, by line and column of the file."""
+    seen: dict[Action, _Cell] = {}
+    for cell in cells:
+        if cell.action in seen:
+            raise ScheduleError(f"{schedule.name}: {cell} stands there already in column {seen[cell.action].column}")
+        seen[cell.action] = cell
+    for microbatch in range(schedule.microbatches):
+        for chunk, rank in enumerate(schedule.rank_of):
+            for kind in schedule.kinds:
+                action = Action(kind, microbatch, chunk)
+                if action not in seen:
+                    raise ScheduleError(f"{schedule.name}: {action} is missing in line {lines[rank]} (rank {rank})")
+
+
+def _ticks(cells: Sequence[_Cell], ranks: int) -> tuple[Tick, ...]:
+    """Columns as ticks."""
+    table: list[list[tuple[Action, ...]]] = [[()] * ranks for _ in range(max(cell.column for cell in cells))]
+    for cell in cells:
+        table[cell.column - 1][cell.rank] += (cell.action,)
+    return tuple(map(tuple, table))
