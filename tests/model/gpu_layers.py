@@ -10,10 +10,12 @@ from unittest import mock
 import jax
 from jax import lax
 
+from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, sink_gradients
 from jaxpar.mesh.placements import bytes_per_device
-from jaxpar.model import decoder
+from jaxpar.model.linear import untapped
+from jaxpar.training import step as training_step
 from jaxpar.training.resolve import make_plan, resolve_config
 from jaxpar.training.step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
@@ -26,7 +28,7 @@ def measure(*cases: str) -> dict[str, Any]:
     """Facts of the step compiled under each remat preset, or with `plain_scan`: see `facts_of`."""
     facts = {case: facts_of(case) for case in cases if case != "plain_scan"}
     if "plain_scan" in cases:
-        with mock.patch.object(decoder, "run_layers", scan_layers):
+        with mock.patch.object(training_step, "execute", execute_plainly):
             facts["plain_scan"] = facts_of("none")
     return facts
 
@@ -59,8 +61,23 @@ def facts_of(remat: str) -> dict[str, Any]:
     }
 
 
+def execute_plainly(
+    program: Any, stages: Any, weights: Any, sinks: Any, microbatches: Any, seed: jax.Array
+) -> tuple[Any, jax.Array]:
+    """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
+    data = jax.tree.map(lambda a: a[0], microbatches)
+
+    def objective(sinks: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = scan_layers(stages.loop, weights["layers"], sinks["layers"], x, stages.token_context(data))
+        return stages.loss(weights, sinks, x, data)
+
+    value, pullback, nll = jax.vjp(objective, sinks, stages.embed(weights, data), has_aux=True)
+    gradients, dx = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
+    return stages.embed_gradients(weights, data, dx, gradients), nll
+
+
 def scan_layers(loop: Any, weights: Any, sinks: Any, x: jax.Array, tokens: Any) -> jax.Array:
-    """What one would write first, with the same numbers as `run_layers`: a scan that gathers, left to autodiff."""
+    """A scan that gathers."""
 
     @jax.custom_vjp
     def load(w: Any, sink: Any) -> Any:
@@ -73,9 +90,9 @@ def scan_layers(loop: Any, weights: Any, sinks: Any, x: jax.Array, tokens: Any) 
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         index, w, sink = layer
-        return loop.apply(load(w, sink), x, index, tokens), None
+        return loop.apply(load(w, sink), x, index, tokens, untapped), None
 
-    return lax.scan(body, x, (jax.numpy.arange(LAYERS), weights, sinks))[0]
+    return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, sinks))[0]
 
 
 @dataclass(frozen=True)

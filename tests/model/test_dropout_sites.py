@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import DATA_AXES
-from jaxpar.mesh.materialize import to_storage, zero_sinks
+from jaxpar.mesh.materialize import to_storage
 from tests.given_weights import place
 from tests.small_run import SmallRun, small
 
@@ -46,9 +46,8 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
 
     def activations(master: Any, batch: Any) -> jax.Array:
         weights = to_storage(master, run.step.placements)
-        sinks = {part: zero_sinks(w, run.step.placements, part=part) for part, w in weights.items()}
         microbatch = jax.tree.map(lambda a: a[0], batch)
-        x = stages.run_layers(weights, sinks, stages.embed(weights, sinks, microbatch), microbatch)
+        x = stages.run_layers(weights, stages.embed(weights, microbatch), microbatch)
         return jax.lax.psum(x, "pipe")  # of size 1
 
     sequence = PartitionSpec(DATA_AXES, ("context", "tensor"))

@@ -33,7 +33,7 @@ def logits(step: TrainStep) -> Any:
         weights = to_storage(master, step.placements)
         sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in weights.items()}
         microbatch = jax.tree.map(lambda a: a[0], batch)
-        x = stages.run_layers(weights, sinks, stages.embed(weights, sinks, microbatch), microbatch)
+        x = stages.run_layers(weights, stages.embed(weights, microbatch), microbatch)
         return reduce_sum(vary(stages.logits(weights, sinks, x)), ("pipe",))
 
     layouts = step.master_layout, step.batch_layout()

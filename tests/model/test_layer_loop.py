@@ -13,12 +13,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import vary
+from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.activations import name_activation
 from jaxpar.model.context import TokenContext
-from jaxpar.model.layer_loop import LayerLoop, run_layers
+from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.linear import Tap
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 
@@ -34,7 +36,7 @@ POLICIES = {
 }
 
 
-def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext) -> jax.Array:
+def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> jax.Array:
     """A small residual layer that depends on its weights, its number and its tokens."""
     up = name_activation((x * w["scale"]) @ w["up"], "mlp_up")
     share = (1 + index) / (2 + tokens.slots[..., None])
@@ -63,20 +65,30 @@ def tokens_of(rows: int) -> TokenContext:
     return TokenContext(jnp.ones_like(slots), slots, jnp.arange(rows), None, None)
 
 
+def alike(x: jax.Array) -> jax.Array:
+    """`x` of a rank, as the type of something that these axes, all of size 1, do not split."""
+    return jax.lax.pmax(x, ("pipe", "expert", "context", "tensor"))
+
+
 def sharded(placements: Placements, policy: Any) -> Any:
     """(master, x, dy) -> (y, y of a forward without derivative, dx, gradients), on the mesh."""
     layout = placements.optimizer.layout
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights = to_storage(master, placements)["layers"]
-        sinks, tokens = zero_sinks(weights, placements, part="layers"), vary(tokens_of(1))
-        function = lambda sinks, x: run_layers(LayerLoop(layer, placements, policy), weights, sinks, x, tokens)
-        y, pullback = jax.vjp(function, sinks, vary(x))
-        gradients, dx = pullback(vary(dy))
-        alike = lambda a: jax.lax.pmax(a, ("pipe", "expert", "context", "tensor"))  # of size 1: for the type alone
-        return alike(y), alike(function(sinks, vary(x))), alike(dx), to_optimizer({"layers": gradients}, placements)
+        loop, tokens = loop_of(placements, policy, weights["up"].shape[0]), vary(tokens_of(1))
+        stash = loop.stash(weights, vary(x), tokens, 1)
+        y, stash = loop.forward(weights, 0, vary(x), tokens, stash, 0)
+        sinks = zero_sinks(weights, placements, part="layers")
+        dx, gradients, _ = loop.backward(weights, 0, vary(dy), tokens, stash, 0, sinks)
+        alone = loop.run(weights, 0, vary(x), tokens)
+        return alike(y), alike(alone), alike(dx), to_optimizer({"layers": gradients}, placements)
 
     return jax.shard_map(program, mesh=MESH, in_specs=(layout, ROWS, ROWS), out_specs=(ROWS, ROWS, ROWS, layout))
+
+
+def loop_of(placements: Placements, policy: Any, layers: int) -> LayerLoop:
+    return LayerLoop(layer, placements, policy, LayerOrder.of_one_rank(layers))
 
 
 def placements_of(layers: int, zero: int) -> Placements:
@@ -120,13 +132,45 @@ def close(found: Any, wanted: Any) -> None:
 )
 def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
     placements = placements_of(layers, zero)
-    assert LayerLoop(layer, placements, None).prefetches == (zero == 3)
+    assert loop_of(placements, None, layers).prefetches == (zero == 3)
     put = lambda a, layout: jax.device_put(a, NamedSharding(MESH, layout))
     master, x, dy = numbers(layers)
     arguments = jax.tree.map(put, master, placements.optimizer.layout), put(x, ROWS), put(dy, ROWS)
     y, forward, dx, gradients = jax.jit(sharded(placements, POLICIES[policy]))(*arguments)
     np.testing.assert_array_equal(forward, y)
     close((y, dx, gradients), python_loop(layers))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: int):
+    """Three layers as chunks of two and one. What lies in the row that pads the second counts nowhere."""
+    order = LayerOrder.of_chunks((0, 0), (2, 1))
+    layers, placements = order.row_of_layer, placements_of(order.rows, zero)
+    small, x, dy = numbers(3)
+    master = {
+        "layers": {name: np.full((order.rows, *a.shape[1:]), np.nan, a.dtype) for name, a in small["layers"].items()}
+    }
+    for name, stack in master["layers"].items():
+        stack[layers] = small["layers"][name]
+
+    def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
+        weights, tokens = to_storage(master, placements)["layers"], vary(tokens_of(1))
+        loop, gradients = LayerLoop(layer, placements, None, order), zero_sinks(weights, placements, part="layers")
+        stash = loop.stash(weights, vary(x), tokens, 3)
+        h, stash = loop.forward(weights, 0, vary(x), tokens, stash, 2)
+        y, stash = loop.forward(weights, 1, h, tokens, stash, 0)
+        _, gradients, _ = loop.backward(weights, 1, vary(dy), tokens, stash, 2, gradients, counts=jnp.bool(False))
+        dh, gradients, _ = loop.backward(weights, 1, vary(dy), tokens, stash, 0, gradients, counts=jnp.bool(True))
+        dx, gradients, _ = loop.backward(weights, 0, dh, tokens, stash, 2, gradients, counts=jnp.bool(True))
+        return alike(y), alike(dx), to_optimizer({"layers": gradients}, placements)
+
+    layout = placements.optimizer.layout
+    mapped = jax.shard_map(program, mesh=MESH, in_specs=(layout, ROWS, ROWS), out_specs=(ROWS, ROWS, layout))
+    put = lambda a, layout: jax.device_put(a, NamedSharding(MESH, layout))
+    y, dx, gradients = jax.jit(mapped)(jax.tree.map(put, master, layout), put(x, ROWS), put(dy, ROWS))
+    close((y, dx, jax.tree.map(lambda a: a[layers], gradients)), python_loop(3))
+    (padding,) = set(range(order.rows)) - set(layers.tolist())
+    assert not any(np.asarray(a)[padding].any() for a in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize("layers", [1, 4])
