@@ -9,15 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
+type Index = int | Int[Array, ""]
+
 PADDING = -1
 """Number of a row that holds no layer."""
+
+
+class Chunk(NamedTuple):
+    """A chunk of this rank in a stack of weights, or of their gradients."""
+
+    stack: Any
+    """Arrays [row, ...]; the rows of a chunk lie together."""
+    chunk: Index
+    """Which of the rank's chunks it is."""
+    place: Index
+    """Where in the stack it lies: as `chunk`, or in a slot where the stack has only the chunks in use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +83,7 @@ class LayerOrder:
         order = np.argsort(flat, kind="stable")
         return order[flat[order] != PADDING]
 
-    def own(self, chunk: int | jax.Array) -> Int[Array, " rows"]:
+    def own(self, chunk: Index) -> Int[Array, " rows"]:
         """Inside the step's map: the numbers of the layers of this rank's `chunk`."""
         numbers = jnp.asarray(self.numbers, jnp.int32)
         return numbers[lax.axis_index("pipe"), chunk]

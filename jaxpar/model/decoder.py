@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from jaxpar.config.counting import head_dim
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
-from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import materialize
 from jaxpar.mesh.parameters import Tree, map_specs
 from jaxpar.mesh.placements import Placements
@@ -31,6 +31,7 @@ from jaxpar.model.embedding import (
     vocab_axes,
     vocabulary_logits,
 )
+from jaxpar.model.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.layer import DecoderLayer
 from jaxpar.model.layer_loop import LayerLoop, Policy
 from jaxpar.model.linear import Tap
@@ -141,9 +142,27 @@ class DecoderStages:
         matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
         return LayerLoop(apply, self.placements, self.policy, self.order, linear, matrices)
 
+    def over_held_chunks(self) -> LayerLoop:
+        """`loop`, over chunks that are gathered whole."""
+        return over_held_chunks(self.loop)
+
+    def no_chunks(self, weights: Tree, slots: int, *, gradients: bool = False) -> Tree:
+        """Zeros for chunks of layers gathered whole, or for their gradients."""
+        role = self.placements.gradient if gradients else self.placements.compute
+        return no_chunks(self.loop, weights["layers"], slots, role.dtype)
+
+    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int) -> Tree:
+        """`held` with a chunk of the layers gathered into `slot`."""
+        return hold(self.loop, held, slot, weights["layers"], chunk)
+
+    def release(self, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]:
+        """Add the gradients of the chunk held in `slot` to those of the whole model: (held emptied, gradients)."""
+        held, layers = release(self.loop, held, slot, gradients["layers"], chunk)
+        return held, gradients | {"layers": layers}
+
     def run_layers(self, weights: Tree, x: jax.Array, batch: Batch) -> Float[Array, "batch part embed"]:
         """All layers of this rank, which must have one chunk: the whole model where the pipeline has one stage."""
-        return self.loop.run(weights["layers"], 0, x, self.token_context(batch))
+        return self.loop.run(Chunk(weights["layers"], 0, 0), x, self.token_context(batch))
 
     def logits(self, weights: Tree, sinks: Tree, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence."""

@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import PADDING, LayerOrder
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder
 from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements, added_dim
@@ -34,7 +34,6 @@ from jaxpar.model.linear import Tap, recording, tapping, untapped
 from jaxpar.model.parts import merge, select
 
 type Policy = Callable[..., Any]
-type Index = int | Int[Array, ""]
 
 
 class Stash(NamedTuple):
@@ -97,80 +96,78 @@ class LayerLoop:
 
     # ---- three walks over a chunk
 
-    def run(self, weights: Tree, chunk: Index, x: jax.Array, tokens: TokenContext) -> Float[Array, "batch part embed"]:
+    def run(self, weights: Chunk, x: jax.Array, tokens: TokenContext) -> Float[Array, "batch part embed"]:
         """Forward through a chunk, keeping nothing."""
 
         def step(w: Tree, layer: jax.Array, x: jax.Array) -> jax.Array:
-            number = self.order.own(chunk)[layer]
+            number = self.order.own(weights.chunk)[layer]
             return self._unless_padding(number, self.apply(w, x, number, tokens, untapped), x)
 
-        return self._walk(weights, chunk, step, x, reverse=False)
+        return self._walk(weights, step, x, reverse=False)
 
     def forward(
-        self, weights: Tree, chunk: Index, x: jax.Array, tokens: TokenContext, stash: Stash, slot: Index
+        self, weights: Chunk, x: jax.Array, tokens: TokenContext, stash: Stash, slot: Index
     ) -> tuple[Float[Array, "batch part embed"], Stash]:
         """Forward through a chunk; what its backward needs goes to `slot` of the stash."""
 
         def step(w: Tree, layer: jax.Array, carry: tuple[jax.Array, Stash]) -> tuple[jax.Array, Stash]:
             x, stash = carry
-            number = self.order.own(chunk)[layer]
+            number = self.order.own(weights.chunk)[layer]
             y, pullback = self.vjp(w, x, number, tokens)
             with jax.named_scope("saved_activations"):
                 stash = _put(stash, Stash(x, pullback.opaque_residuals), slot, layer)
             return self._unless_padding(number, y, x), stash
 
-        return self._walk(weights, chunk, step, (x, stash), reverse=False)
+        return self._walk(weights, step, (x, stash), reverse=False)
 
     def backward(
         self,
-        weights: Tree,
-        chunk: Index,
+        weights: Chunk,
         dy: jax.Array,
         tokens: TokenContext,
         stash: Stash,
         slot: Index,
-        gradients: Tree,
+        gradients: Chunk,
         counts: Bool[Array, ""] | bool = True,
         kept: Tree | None = None,
         kept_slot: Index = 0,
     ) -> tuple[jax.Array, Tree, Tree | None]:
         """Backward through a chunk from `slot` of the stash: (dx, gradients, kept).
 
-        Gradients of the chunk's weights are added to `gradients` [rows, ...] (gradient placement) where `counts`. If
+        Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         """
 
         def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
-            dx, gradients, kept = carry
-            number = self.order.own(chunk)[layer]
+            dx, total, kept = carry
+            number = self.order.own(weights.chunk)[layer]
             x, residuals = _at(stash, slot, layer)
             _, pullback = jax.eval_shape(self.vjp, w, x, number, tokens)
             diff, fixed = self._halves(w)
             pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
             pullback.opaque_residuals = residuals
             dw, through, taps, *_ = pullback(dx)
-            gradients = self._accumulate(gradients, dw, chunk, layer, number, counts)
+            total = self._accumulate(total, dw, self._row(gradients, layer), number, counts)
             if kept is not None:
                 with jax.named_scope("kept_for_weights"):
                     kept = _put(kept, taps, kept_slot, layer)
-            return self._unless_padding(number, vary(through), dx), gradients, kept
+            return self._unless_padding(number, vary(through), dx), total, kept
 
-        return self._walk(weights, chunk, step, (vary(dy), gradients, kept), reverse=True)
+        return self._walk(weights, step, (vary(dy), gradients.stack, kept), reverse=True)
 
     def weight_gradients(
         self,
         weights: Tree,
-        chunk: Index,
         kept: Tree,
         slot: Index,
-        gradients: Tree,
+        gradients: Chunk,
         counts: Bool[Array, ""] | bool = True,
     ) -> Tree:
         """Add the gradients of a chunk's matrices to `gradients`, from what a split backward kept in `slot`."""
         like = jax.eval_shape(lambda weights: self.load(weights, 0), weights)
         zeros: Tree = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
-        def step(gradients: Tree, layer: jax.Array) -> tuple[Tree, None]:
+        def step(total: Tree, layer: jax.Array) -> tuple[Tree, None]:
             taps = _at(kept, slot, layer)
 
             def groups(matrices: Tree) -> Tree:
@@ -182,9 +179,10 @@ class LayerLoop:
                 # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered for it.
                 _, pullback = jax.vjp(groups, self._halves(zeros)[1])
                 (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
-            return self._accumulate(gradients, dw, chunk, layer, self.order.own(chunk)[layer], counts), None
+            number = self.order.own(gradients.chunk)[layer]
+            return self._accumulate(total, dw, self._row(gradients, layer), number, counts), None
 
-        return lax.scan(step, gradients, jnp.arange(self.order.layers_per_chunk))[0]
+        return lax.scan(step, gradients.stack, jnp.arange(self.order.layers_per_chunk))[0]
 
     # ---- one layer
 
@@ -232,13 +230,10 @@ class LayerLoop:
         """`y`, but `x` from a row that only pads the stack."""
         return jnp.where(number != PADDING, y, x) if self.order.padded else y
 
-    def _accumulate(
-        self, gradients: Tree, dw: Tree, chunk: Index, layer: jax.Array, number: jax.Array, counts: Any
-    ) -> Tree:
+    def _accumulate(self, gradients: Tree, dw: Tree, row: Index, number: jax.Array, counts: Any) -> Tree:
         """Add a layer's gradients (compute placement) to its row of `gradients` (gradient placement)."""
         if self.order.padded:
             counts = counts & (number != PADDING)
-        row = self._first_row(chunk) + layer
         compute, gradient = self.placements.compute.layout["layers"], self.placements.gradient.layout["layers"]
         dtype = self.placements.gradient.dtype
 
@@ -255,32 +250,31 @@ class LayerLoop:
 
     # ---- the walk
 
-    def _first_row(self, chunk: Index) -> Index:
-        return chunk * self.order.layers_per_chunk
+    def _row(self, chunk: Chunk, layer: Index) -> Index:
+        return chunk.place * self.order.layers_per_chunk + layer
 
     def _walk[Carry](
         self,
-        weights: Tree,
-        chunk: Index,
+        weights: Chunk,
         step: Callable[[Tree, jax.Array, Carry], Carry],
         carry: Carry,
         *,
         reverse: bool,
     ) -> Carry:
         """`step(w, layer, carry)` for each layer of the chunk in turn, the next one's weights gathered meanwhile."""
-        first = self._first_row(chunk)
+        load = lambda layer: self.load(weights.stack, self._row(weights, layer))
         order = jnp.arange(self.order.layers_per_chunk)[:: -1 if reverse else 1]
         if not self.prefetches:
-            body = lambda c, layer: (step(self.load(weights, first + layer), layer, c), None)
+            body = lambda c, layer: (step(load(layer), layer, c), None)
             return lax.scan(body, carry, order)[0]
 
         def ahead(state: tuple[Tree, Carry], layers: tuple[jax.Array, jax.Array]) -> tuple[tuple[Tree, Carry], None]:
             w, carry = state
             layer, following = layers
-            ahead = self.load(weights, first + following)
+            ahead = load(following)
             return (ahead, step(w, layer, carry)), None
 
-        start = self.load(weights, first + order[0]), carry
+        start = load(order[0]), carry
         (w, carry), _ = lax.scan(ahead, start, (order[:-1], order[1:]))
         return step(w, order[-1], carry)
 

@@ -9,7 +9,7 @@ while B computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_sum, shift_stage
+from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.parameters import Tree
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
@@ -34,6 +35,10 @@ class Stages(Protocol):
     def loop(self) -> Any: ...
     @property
     def vocab_axes(self) -> tuple[str, ...]: ...
+    def over_held_chunks(self) -> Any: ...
+    def no_chunks(self, weights: Tree, slots: int, *, gradients: bool = False) -> Tree: ...
+    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int) -> Tree: ...
+    def release(self, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]: ...
     def token_context(self, batch: Tree) -> Any: ...
     def embed(self, weights: Tree, batch: Tree) -> jax.Array: ...
     def embed_gradients(self, weights: Tree, batch: Tree, dx: jax.Array, gradients: Tree) -> Tree: ...
@@ -50,6 +55,8 @@ class Carry(NamedTuple):
     kept: Tree | None
     gradients: Tree
     reported: Float[Array, ""]
+    held: Tree | None
+    """Gradients of the chunks that are held."""
 
 
 def execute(
@@ -83,6 +90,8 @@ class _Executor:
     stages: Stages
     weights: Tree
     microbatches: Tree
+    layers: Tree = None
+    """The layers' weights that ticks use: all of them in storage placement, or the chunks that are held."""
 
     @property
     def _shares_ends(self) -> bool:
@@ -100,12 +109,30 @@ class _Executor:
             kept=loop.kept(layers, x, tokens, slots["kept"]) if slots["kept"] else None,
             gradients=gradients,
             reported=vary(jnp.float32(0), set(AXES) - set(self.stages.vocab_axes)),
+            held=None,
             **self._buffers(x),
         )
+        held, holds = None, self.program.holds
+        if holds:
+            held = self.stages.no_chunks(self.weights, slots["weights"])
+            totals = self.stages.no_chunks(self.weights, slots["gradients"], gradients=True)
+            carry = carry._replace(held=totals)
         for run in self.program.runs:
-            tick = lambda carry, rows, run=run: (self._tick(run, self._own(rows), carry, seed), None)
+            held, carry = self._between(run.first, held, carry)
+            executor = replace(self, layers=held if holds else layers)
+            tick = lambda carry, rows, run=run, e=executor: (e._tick(run, e._own(rows), carry, seed), None)
             carry, _ = lax.scan(tick, carry, self._rows(run))
+        _, carry = self._between(len(self.program.schedule.ticks), held, carry)
         return carry.gradients, carry.reported
+
+    def _between(self, tick: int, held: Tree, carry: Carry) -> tuple[Tree, Carry]:
+        """What happens to the chunks that are held before `tick`: (their weights, carry)."""
+        for window in self.program.releases.get(tick, []):
+            totals, gradients = self.stages.release(carry.held, window.slot, carry.gradients, window.chunk)
+            carry = carry._replace(held=totals, gradients=gradients)
+        for window in self.program.loads.get(tick, []):
+            held = self.stages.hold(held, window.slot, self.weights, window.chunk)
+        return held, carry
 
     def evaluate(self, result: Callable[[jax.Array, Tree], jax.Array]) -> jax.Array:
         x, _ = self._shapes()
@@ -116,7 +143,8 @@ class _Executor:
             arrivals, total = carry
             data = self._microbatch(row["f_microbatch"])
             x = self._input(row, arrivals, None)
-            y = self.stages.loop.run(self.weights["layers"], row["f_chunk"], x, self.stages.token_context(data))
+            chunk = Chunk(self.weights["layers"], row["f_chunk"], row["f_chunk"])
+            y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
             last = (row["f_counts"] & row["f_last"]) == 1
             found = result(self._shared(y, last), self._last(row, "f"))
             counts = row["of_f_ends"] == 1 if self._shares_ends else last
@@ -150,9 +178,8 @@ class _Executor:
     def _forward(self, row: Row, carry: Carry) -> tuple[jax.Array, Carry]:
         data = self._microbatch(row["f_microbatch"])
         x = self._input(row, carry.arrivals, carry.stash)
-        y, stash = self.stages.loop.forward(
-            self.weights["layers"], row["f_chunk"], x, self.stages.token_context(data), carry.stash, row["f_slot"]
-        )
+        chunk = self._chunk(self.layers, row, "f", "weights")
+        y, stash = self._loop.forward(chunk, x, self.stages.token_context(data), carry.stash, row["f_slot"])
         last = (row["f_counts"] & row["f_last"]) == 1
         return y, carry._replace(stash=stash, outputs=self._put(carry.outputs, y, row["f_output"], last))
 
@@ -177,21 +204,31 @@ class _Executor:
     def _backward(self, row: Row, carry: Carry, dy: jax.Array) -> tuple[jax.Array, Carry]:
         data = self._microbatch(row["b_microbatch"])
         counts = row["b_counts"] == 1
-        dx, layers, kept = self.stages.loop.backward(
-            self.weights["layers"], row["b_chunk"], dy, self.stages.token_context(data),
-            carry.stash, row["b_slot"], carry.gradients["layers"], counts, carry.kept, row["b_kept"],
+        totals = carry.held if self.program.holds else carry.gradients["layers"]
+        dx, totals, kept = self._loop.backward(
+            self._chunk(self.layers, row, "b", "weights"), dy, self.stages.token_context(data),
+            carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
         )  # fmt: skip
-        gradients = carry.gradients | {"layers": layers}
+        carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
-        gradients = self.stages.embed_gradients(self.weights, self._first(row, "b"), into_embedding, gradients)
+        gradients = self.stages.embed_gradients(self.weights, self._first(row, "b"), into_embedding, carry.gradients)
         return dx, carry._replace(gradients=gradients, kept=kept)
 
     def _weight(self, row: Row, carry: Carry) -> Carry:
-        layers = self.stages.loop.weight_gradients(
-            self.weights["layers"], row["w_chunk"], carry.kept, row["w_kept"], carry.gradients["layers"],
-            row["w_counts"] == 1,
-        )  # fmt: skip
-        return carry._replace(gradients=carry.gradients | {"layers": layers})
+        assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
+        totals = self._chunk(carry.gradients["layers"], row, "w", "weights")
+        totals = self._loop.weight_gradients(self.layers, carry.kept, row["w_kept"], totals, row["w_counts"] == 1)
+        return _with_layers(carry, totals)
+
+    @property
+    def _loop(self) -> Any:
+        """The layers, as training runs them."""
+        return self.stages.over_held_chunks() if self.program.holds else self.stages.loop
+
+    def _chunk(self, stack: Tree, row: Row, kind: str, buffer: str) -> Chunk:
+        """The chunk of this tick's action, in the stack of all chunks or of those that are held."""
+        chunk = row[f"{kind}_chunk"]
+        return Chunk(stack, chunk, row[f"{kind}_{buffer}"] if self.program.holds else chunk)
 
     # ---- what a rank computes with
 
@@ -269,6 +306,10 @@ class _Executor:
             return buffer
         value = jnp.where(counts, value, self._at(buffer, slot))
         return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+
+
+def _with_layers(carry: Carry, gradients: Tree) -> Carry:
+    return carry._replace(gradients=carry.gradients | {"layers": gradients})
 
 
 def _where(counts: jax.Array | bool, value: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ not have in a tick is computed all the same, and its result is not counted and g
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,9 +17,10 @@ from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.slots import Lifetime, assign_slots, free_slot, slot_count
 from jaxpar.pipeline.table import Schedule, Tick
 
-BUFFERS = ("stash", "arrivals", "cotangents", "outputs", "kept")
+BUFFERS = ("stash", "arrivals", "cotangents", "outputs", "kept", "weights", "gradients")
 """What ranks keep between ticks: a chunk's activations from F to B; inputs from their arrival to F; output gradients
-from their arrival to B; the last chunk's output from F to B; what a split backward leaves for W."""
+from their arrival to B; the last chunk's output from F to B; what a split backward leaves for W; where chunks are
+held, their gathered weights, and their gradients before they are scattered."""
 
 SOURCES = ("before", "behind", "self")
 """Where what arrives after a tick comes from: the rank before, the rank behind, or this rank itself."""
@@ -34,6 +36,7 @@ FIELDS = (
     "f_counts", "f_microbatch", "f_chunk", "f_source", "f_arrival", "f_slot", "f_last", "f_output",
     "b_counts", "b_microbatch", "b_chunk", "b_slot", "b_first", "b_last", "b_cotangent", "b_output", "b_kept",
     "w_counts", "w_chunk", "w_kept",
+    "f_weights", "b_weights", "b_gradients",
     *(f"{what}_{source}" for what in "yg" for source in SOURCES),
 )  # fmt: skip
 
@@ -53,6 +56,14 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A chunk of every rank that is held in a slot."""
+
+    chunk: int
+    slot: int
+
+
+@dataclass(frozen=True)
 class PipelineProgram:
     """The rows of every tick, and how many slots each buffer has."""
 
@@ -62,6 +73,15 @@ class PipelineProgram:
     slots: dict[str, int]
     """Slots of each of `BUFFERS`."""
     runs: tuple[Run, ...]
+    loads: dict[int, list[Window]]
+    """Where chunks are held: before a tick, the chunks to gather."""
+    releases: dict[int, list[Window]]
+    """Where chunks are held: before a tick (or after the last), the chunks whose gradients are complete."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether a chunk's weights are gathered once for all microbatches, and its gradients scattered once."""
+        return bool(self.loads)
 
     @property
     def wraps(self) -> bool:
@@ -75,14 +95,20 @@ class PipelineProgram:
         return self.schedule.rank_of[-1]
 
 
-def make_program(schedule: Schedule, ticks: Sequence[Tick] | None = None) -> PipelineProgram:
-    """The program of `schedule`, or of other ticks of its actions (a schedule of forwards alone is fine)."""
-    return _Maker(schedule, schedule.ticks if ticks is None else ticks).make()
+def make_program(schedule: Schedule, ticks: Sequence[Tick] | None = None, *, hold: bool = False) -> PipelineProgram:
+    """The program of `schedule`, or of other ticks of its actions (a schedule of forwards alone is fine).
+
+    With `hold`, the weights of a chunk are gathered once for all its forwards and once for all its backwards, and kept
+    meanwhile: right for a schedule that finishes with a chunk before it begins the next.
+    """
+    return _Maker(schedule, schedule.ticks if ticks is None else ticks, hold).make()
 
 
 class _Maker:
-    def __init__(self, schedule: Schedule, ticks: Sequence[Tick]):
-        self.schedule, self.ticks = schedule, ticks
+    def __init__(self, schedule: Schedule, ticks: Sequence[Tick], hold: bool):
+        self.schedule, self.ticks, self.hold = schedule, ticks, hold
+        self.loads: dict[int, list[Window]] = {}
+        self.releases: dict[int, list[Window]] = {}
         self.when = {a: t for t, tick in enumerate(ticks) for actions in tick for a in actions}
         self.rows = {name: np.zeros((len(ticks), schedule.ranks), np.int32) for name in FIELDS}
         for name in FIELDS[-6:]:
@@ -100,7 +126,30 @@ class _Maker:
                 for action in actions:
                     self._write(tick, rank, action)
                 self._idle(tick, rank, {action.kind for action in actions})
-        return PipelineProgram(self.schedule, self.rows, dict(self.counts), tuple(self._runs()))
+        if self.hold:
+            self._hold()
+        runs = tuple(self._runs())
+        return PipelineProgram(self.schedule, self.rows, dict(self.counts), runs, self.loads, self.releases)
+
+    def _hold(self) -> None:
+        """Slots for the chunks in use, over all ranks: gathered and scattered by all of them at once."""
+        windows: dict[tuple[str, int], Lifetime] = {}
+        for action, tick in self.when.items():
+            rank = self.schedule.rank_of[action.chunk]
+            name = action.kind.value.lower(), self.schedule.chunks_of[rank].index(action.chunk)
+            life = windows.get(name, Lifetime(tick, tick))
+            windows[name] = Lifetime(min(life.first, tick), max(life.last, tick))
+        backwards = {name: life for name, life in windows.items() if name[0] == "b"}
+        for buffer, lives in (("weights", windows), ("gradients", backwards)):
+            slots = assign_slots(lives)
+            self.counts[buffer] = slot_count(slots.values())
+            for (kind, chunk), slot in slots.items():
+                column = self.rows[f"{kind}_{buffer}"]
+                column[(self.rows[f"{kind}_chunk"] == chunk) & (self.rows[f"{kind}_counts"] == 1)] = slot
+                if buffer == "weights":
+                    self.loads.setdefault(lives[kind, chunk].first, []).append(Window(chunk, slot))
+                else:
+                    self.releases.setdefault(lives[kind, chunk].last + 1, []).append(Window(chunk, slot))
 
     def _note_lifetimes(self, action: Action) -> None:
         """What `action` needs to lie somewhere, from when it is made until `action` uses it."""
@@ -182,12 +231,15 @@ class _Maker:
             self.rows[f"f_{field}"][tick, rank] = value
 
     def _runs(self) -> list[Run]:
-        def signature(tick: int) -> tuple[frozenset[Kind], bool]:
+        cuts = sorted({*self.loads, *self.releases})
+
+        def signature(tick: int) -> tuple[frozenset[Kind], bool, int]:
             kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
-            return kinds, bool((self.rows["b_last"][tick] & self.rows["b_counts"][tick]).any())
+            head = bool((self.rows["b_last"][tick] & self.rows["b_counts"][tick]).any())
+            return kinds, head, bisect_right(cuts, tick)
 
         runs = []
-        for (kinds, head), group in groupby(range(len(self.ticks)), key=signature):
+        for (kinds, head, _), group in groupby(range(len(self.ticks)), key=signature):
             numbers = list(group)
             arrivals = frozenset(name for name in FIELDS[-6:] if (self.rows[name][numbers] != NOTHING).any())
             runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals))

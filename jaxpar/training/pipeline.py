@@ -63,6 +63,11 @@ def _schedule(name: str, ranks: int, microbatches: int, virtual_stages: int | No
     return make_schedule(schedule_name(name), ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
 
 
+def holds_chunks(plan: Plan) -> bool:
+    """Whether a chunk's weights are gathered once for all microbatches, and held while they go through it."""
+    return plan.zero == 3 and plan.schedule == "breadth-first" and plan.axes.fsdp * plan.axes.expert > 1
+
+
 def layer_order(plan: Plan) -> LayerOrder:
     """Where the layers lie in the stack."""
     return LayerOrder.of_chunks(schedule_of(plan).rank_of, plan.stage_layers)

@@ -28,7 +28,7 @@ from jaxpar.pipeline.executor import evaluate, execute
 from jaxpar.pipeline.program import make_program
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
-from jaxpar.training.pipeline import forward_program, layer_order, schedule_of
+from jaxpar.training.pipeline import forward_program, holds_chunks, layer_order, schedule_of
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
 
@@ -79,7 +79,7 @@ class TrainStep:
         self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
         self.schedule = schedule_of(plan)
-        self.program = make_program(self.schedule)
+        self.program = make_program(self.schedule, hold=holds_chunks(plan))
 
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""
