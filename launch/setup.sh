@@ -11,8 +11,8 @@ has_nvidia_driver() {
 }
 
 case "${1:-}" in
-    train) venv=.venv extras=$(if has_nvidia_driver; then echo '[cuda12]'; fi) ;;
-    test) venv=.venv-test extras='[test,compile]' ;;
+    train) venv=.venv extras=$(if has_nvidia_driver; then echo '[data,cuda12]'; else echo '[data]'; fi) ;;
+    test) venv=.venv-test extras='[test,compile,data]' ;;
     *) echo "usage: launch/setup.sh train|test" >&2 && exit 2 ;;
 esac
 

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt
+
+
+class Tokens(Protocol):
+    """What a stream needs of its tokens: an array of one dimension, or what is indexed like one."""
+
+    @property
+    def dtype(self) -> Any:
+        """An unsigned type."""
+        ...
+
+    @property
+    def ndim(self) -> int:
+        """1"""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> UInt[np.ndarray, " n"]:
+        """The tokens of a slice, or at integer places."""
+        ...
 
 
 @dataclass(frozen=True)
 class TokenStream:
     """Documents one after the other; document `d` is `tokens[starts[d]:starts[d + 1]]`, the last one ends the stream.
 
-    `tokens` may be a memory-mapped file: nothing here reads all of it. No document is empty.
+    `tokens` may lie in memory-mapped files: nothing here reads all of it. No document is empty.
     """
 
-    tokens: UInt[np.ndarray, " tokens"]
+    tokens: Tokens
     starts: Int64[np.ndarray, " documents"]
 
     def __post_init__(self) -> None:

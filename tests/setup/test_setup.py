@@ -73,7 +73,7 @@ def test_the_first_run_makes_the_environment_and_keeps_pip_off_the_screen(checko
     assert result.stdout.count("\n") == 2
     venv, pip = checkout.calls()
     assert venv == "venv"
-    assert "-c constraints.txt -e .[test,compile]" in pip
+    assert "-c constraints.txt -e .[test,compile,data]" in pip
 
 
 def test_the_second_run_does_nothing(ready: Checkout):
@@ -127,7 +127,7 @@ def test_an_environment_whose_python_has_gone_is_made_anew(ready: Checkout):
 def test_training_gets_cuda_where_there_is_an_nvidia_driver_and_never_the_test_tools(checkout: Checkout):
     program(checkout.home / "bin/nvidia-smi", "exit 0")
     assert checkout.setup("train").returncode == 0
-    assert checkout.calls()[-1].endswith("-e .[cuda12]")
+    assert checkout.calls()[-1].endswith("-e .[data,cuda12]")
     assert (checkout.folder / ".venv").is_dir()
     assert not (checkout.folder / ".venv-test").exists()
 
@@ -136,7 +136,7 @@ def test_training_gets_no_cuda_where_there_is_no_driver(checkout: Checkout):
     program(checkout.home / "bin/nvidia-smi", "exit 9")
     driver = Path("/proc/driver/nvidia/version").exists()
     assert checkout.setup("train").returncode == 0
-    assert checkout.calls()[-1].endswith("-e .[cuda12]" if driver else "-e .")
+    assert checkout.calls()[-1].endswith("-e .[data,cuda12]" if driver else "-e .[data]")
 
 
 def test_without_a_python_it_says_so_in_one_sentence(checkout: Checkout):

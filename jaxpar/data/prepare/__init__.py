@@ -1,0 +1,13 @@
+"""From text to a token folder: `python -m jaxpar.prepare`. See `docs/data.md`.
+
+The inputs are cut into units (`units.py`) that depend on the inputs alone. Worker processes make each unit's tokens
+(`tokenize.py`) and put the units together as shards (`shards.py`). Every piece of work appears by a rename, so a kill
+at any moment costs the pieces that were in the making, and the output is the same for any number of processes.
+"""
+
+from jaxpar.data.prepare.inspection import inspect_folder
+from jaxpar.data.prepare.options import Options
+from jaxpar.data.prepare.run import prepare
+from jaxpar.data.prepare.verification import verify_folder
+
+__all__ = ["Options", "inspect_folder", "prepare", "verify_folder"]

@@ -1,0 +1,90 @@
+"""Reading files that may be compressed; a file that was cut off is noticed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.inputs import Input
+
+_READ_BYTES = 2**20
+_LARGEST_WINDOW = 2**31
+
+
+@contextmanager
+def reading(file: Input) -> Iterator[None]:
+    """What goes wrong while `file` is read becomes a `UserError` that names it."""
+    try:
+        yield
+    except EOFError:
+        raise UserError(f"{file.path} is cut off: its compressed data ends too early; copy it again") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{file.path} cannot be read ({reason})") from error
+    except zlib.error as error:
+        raise UserError(f"{file.path} cannot be read: its compressed data is damaged ({error})") from error
+
+
+@contextmanager
+def open_bytes(file: Input) -> Iterator[BinaryIO]:
+    """The file's contents, decompressed. Errors are those that `reading` knows."""
+    with open(file.path, "rb", buffering=_READ_BYTES) as raw:
+        if file.compression == "gzip":
+            with gzip.GzipFile(fileobj=raw) as content:
+                yield cast(BinaryIO, io.BufferedReader(cast(Any, content), _READ_BYTES))
+        elif file.compression == "zstd":
+            yield io.BufferedReader(_ZstdFile(raw), _READ_BYTES)
+        else:
+            yield raw
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompresses frame after frame. The library's own reader ends without a word where a file was cut off."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            raise UserError(
+                f"{raw.name} needs the package zstandard, which is not installed: pip install 'jaxpar[data]'"
+            ) from None
+        self._raw = raw
+        self._library = zstandard
+        self._frame: Any = None
+        self._compressed = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and self._advance():
+            pass
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _advance(self) -> bool:
+        """Decompress some more; whether there was any."""
+        if not self._compressed:
+            self._compressed = self._raw.read(_READ_BYTES // 8)
+        if not self._compressed:
+            if self._frame is not None:
+                raise EOFError
+            return False
+        if self._frame is None:
+            self._frame = self._library.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
+        try:
+            self._ready = memoryview(self._frame.decompress(self._compressed))
+        except self._library.ZstdError as error:
+            raise UserError(f"{self._raw.name} cannot be read: its compressed data is damaged ({error})") from error
+        self._compressed = b""
+        if self._frame.eof:
+            self._compressed, self._frame = self._frame.unused_data, None
+        return True

@@ -1,0 +1,218 @@
+"""The documents of a part of an input, one after the other; what is broken is given its place and a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.compression import open_bytes, reading
+from jaxpar.data.prepare.inputs import Input
+
+LONGEST_LINE = 2**30
+_ROWS = 512
+
+
+class Found(NamedTuple):
+    """A document, or what stands where one should be."""
+
+    place: int
+    """Where it is: the byte at which its line begins, the number of its row from 0, or 0 for a whole file."""
+    text: str
+    broken: str = ""
+    """Why there is no text; empty when there is."""
+
+
+def documents(file: Input, first: int, last: int, *, key: str, scratch: Path) -> Iterator[Found]:
+    """What a part of a file holds, in order.
+
+    Args:
+        file: the file.
+        first: where the part begins: a byte, or the number of a row group of a Parquet file that is not compressed.
+        last: where it ends. A line belongs to the part in which it begins. Of other files the only part is the whole.
+        key: key of a JSON line, or column of a Parquet file.
+        scratch: folder for a Parquet file while it is decompressed.
+
+    Raises:
+        UserError: the file cannot be read, is cut off, or has no such column.
+    """
+    if file.format == "parquet":
+        return _parquet_documents(file, first, last, key, scratch)
+    if file.format == "text":
+        return _whole_file(file)
+    return _line_documents(file, first, last, key if file.format == "jsonl" else None)
+
+
+def place_of(file: Input, place: int) -> str:
+    """`file:line` or the like, for people; reads the file up to the place."""
+    if file.format == "parquet":
+        return f"{file.path}: row {place + 1}"
+    if file.format == "text":
+        return file.path
+    lines = 1
+    with reading(file), open_bytes(file) as content:
+        while place > 0 and (chunk := content.read(min(place, 2**20))):
+            lines += chunk.count(b"\n")
+            place -= len(chunk)
+    return f"{file.path}:{lines}"
+
+
+def _whole_file(file: Input) -> Iterator[Found]:
+    with reading(file), open_bytes(file) as content:
+        raw = content.read()
+    try:
+        yield Found(0, raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        yield Found(0, "", f"not UTF-8 (byte {error.start})")
+
+
+def _line_documents(file: Input, first: int, last: int, key: str | None) -> Iterator[Found]:
+    for place, line in _lines(file, first, last if file.divisible else None):
+        try:
+            text = line.decode("utf-8-sig" if place == 0 else "utf-8")
+        except UnicodeDecodeError as error:
+            yield Found(place, "", f"not UTF-8 (byte {error.start} of the line)")
+            continue
+        text = text.rstrip("\r\n")
+        if key is None:
+            yield Found(place, text)
+        elif text and not text.isspace():
+            yield _from_json(place, text, key)
+
+
+def _from_json(place: int, line: str, key: str) -> Found:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep or long"
+        return Found(place, "", f"not JSON ({reason})")
+    if not isinstance(value, dict):
+        return Found(place, "", "not a JSON object")
+    if key not in value:
+        names = ", ".join(repr(name) for name in list(value)[:8])
+        return Found(place, "", f"no key {key!r} (it has {names or 'none'})")
+    if not isinstance(value[key], str):
+        return Found(place, "", f"the value of {key!r} is not text")
+    return Found(place, value[key])
+
+
+def _lines(file: Input, first: int, last: int | None) -> Iterator[tuple[int, bytes]]:
+    """The lines that begin from `first` up to, not including, `last`, each with the byte at which it begins."""
+    with reading(file), open_bytes(file) as content:
+        place = first
+        if first > 0:
+            content.seek(first - 1)
+            place = first - 1 + len(_read_line(content, file, first))
+        while last is None or place < last:
+            line = _read_line(content, file, place)
+            if not line:
+                return
+            yield place, line
+            place += len(line)
+
+
+def _read_line(content: BinaryIO, file: Input, place: int) -> bytes:
+    line = content.readline(LONGEST_LINE)
+    if len(line) == LONGEST_LINE:
+        raise UserError(f"{file.path} has a line of more than 1 GiB (at byte {place}); expected a document per line")
+    return line
+
+
+def _parquet_documents(file: Input, first: int, last: int, key: str, scratch: Path) -> Iterator[Found]:
+    with _unpacked(file, scratch) as path:
+        parquet = open_parquet(file, path, key)
+        groups = range(first, last) if file.compression is None else range(parquet.num_row_groups)
+        with parquet, _arrow_errors(file):
+            row = sum(parquet.metadata.row_group(group).num_rows for group in range(groups.start))
+            for batch in parquet.iter_batches(_ROWS, row_groups=list(groups), columns=[key], use_threads=False):
+                for value in _values(batch.column(0)):
+                    if isinstance(value, str):
+                        yield Found(row, value)
+                    else:
+                        yield Found(row, "", "null" if value is None else "not UTF-8")
+                    row += 1
+
+
+def open_parquet(file: Input, path: str | Path, key: str) -> Any:
+    """A Parquet file that has the column `key`, with text in it.
+
+    Args:
+        file: the input, for messages.
+        path: where it lies, decompressed.
+        key: the column.
+
+    Raises:
+        UserError: `pyarrow` is not installed, the file is none of Parquet, or has no such column.
+    """
+    try:
+        import pyarrow as arrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UserError(
+            f"{file.path} needs the package pyarrow, which is not installed: pip install 'jaxpar[data]'"
+        ) from None
+    with _arrow_errors(file):
+        parquet = ParquetFile(path)
+    schema = parquet.schema_arrow
+    if key not in schema.names:
+        columns = ", ".join(repr(name) for name in schema.names[:20])
+        raise UserError(f"--text-key {key!r}: {file.path} has no such column; its columns are {columns}")
+    kind = schema.field(key).type
+    text = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
+    if not any(is_text(kind) for is_text in (*text, arrow.types.is_binary, arrow.types.is_large_binary)):
+        raise UserError(f"--text-key {key!r}: that column of {file.path} holds {kind}; expected text")
+    return parquet
+
+
+def _values(column: Any) -> list[str | bytes | None]:
+    """The values of a column as text; bytes where they are not UTF-8."""
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        import pyarrow as arrow
+
+        large = arrow.types.is_large_string(column.type)
+        values = column.view(arrow.large_binary() if large else arrow.binary()).to_pylist()
+    return [_as_text(value) if isinstance(value, bytes) else value for value in values]
+
+
+def _as_text(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+@contextmanager
+def _unpacked(file: Input, scratch: Path) -> Iterator[str | Path]:
+    """Where the file lies decompressed: Parquet is read from its end."""
+    if file.compression is None:
+        yield file.path
+        return
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="unpacked-", suffix=".tmp") as unpacked:
+        with _readable(file) as content:
+            shutil.copyfileobj(content, unpacked, 2**20)
+        unpacked.flush()
+        yield unpacked.name
+
+
+@contextmanager
+def _readable(file: Input) -> Iterator[BinaryIO]:
+    with reading(file), open_bytes(file) as content:
+        yield content
+
+
+@contextmanager
+def _arrow_errors(file: Input) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        with reading(file):
+            yield
+    except ArrowException as error:
+        raise UserError(f"{file.path} cannot be read as Parquet ({str(error).splitlines()[0][:160]})") from error

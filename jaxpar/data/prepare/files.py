@@ -1,0 +1,62 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from jaxpar.config.errors import UserError
+
+TEMPORARY = ".tmp"
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that is at `path` when all of it was written and is on the disk. Raises `OSError`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Put `content` at `path`, all of it or nothing. Raises `OSError`."""
+    with new_file(path) as file:
+        file.write(content)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises `OSError`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def alone_in(folder: Path, lock: Path) -> Iterator[None]:
+    """Hold the lock of `folder`; the system lets go of it when this process ends, however it does.
+
+    Raises:
+        UserError: another process holds it.
+        OSError: the lock cannot be made.
+    """
+    with open(lock, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"--out {str(folder)!r}: another preparation is at work there; wait for it to end"
+            ) from None
+        yield

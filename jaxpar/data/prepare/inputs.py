@@ -1,0 +1,101 @@
+"""The files to read: found by patterns, each with its format and compression."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean
+
+FORMATS = {
+    "text": "a file is a document",
+    "lines": "a line is a document",
+    "jsonl": "a line is a JSON object with a document",
+    "parquet": "a row of a column is a document",
+}
+_BY_SUFFIX = {
+    **dict.fromkeys((".txt", ".text", ".md", ".rst", ".tex", ".html", ".py"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file to read, as it was found."""
+
+    path: str
+    bytes: int
+    changed: int
+    """When it was last changed, in nanoseconds."""
+    format: str
+    """One of `FORMATS`."""
+    compression: str | None
+    """`gzip`, `zstd`, or None."""
+
+    @property
+    def divisible(self) -> bool:
+        """Whether units may begin within the file."""
+        return self.compression is None and self.format in ("lines", "jsonl")
+
+
+def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[Input]:
+    """The files that the patterns match, without those in `out`, sorted by path, each once.
+
+    Args:
+        patterns: glob patterns; `**` stands for any folders.
+        format: one of `FORMATS` for all files; None goes by their names.
+        out: folder to leave out.
+
+    Raises:
+        UserError: a pattern matches no file, or a file's format is not known or it cannot be looked at.
+    """
+    names = sorted({name for pattern in patterns for name in _matches(pattern)})
+    out = out.resolve()
+    return [_input(name, format) for name in names if out not in Path(name).resolve().parents]
+
+
+def _matches(pattern: str) -> list[str]:
+    exact = Path(pattern).expanduser()
+    found = [str(exact)] if exact.exists() else glob.glob(str(exact), recursive=True)
+    files = [name for name in found if Path(name).is_file()]
+    if files:
+        return files
+    if found:
+        raise UserError(f"--input {pattern!r} is a folder; expected files, such as '{found[0]}/*.jsonl'")
+    raise UserError(f"--input {pattern!r} matches no file{_near(exact)}")
+
+
+def _near(pattern: Path) -> str:
+    """What a pattern without a match might have meant."""
+    folder = pattern.parent
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"; there is no folder {str(folder)!r}"
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+    if not names:
+        return f"; the folder {str(folder)!r} is empty"
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return did_you_mean(pattern.name, names) or f"; the folder {str(folder)!r} holds {shown}"
+
+
+def _input(name: str, format: str | None) -> Input:
+    path = Path(name)
+    compression = _COMPRESSIONS.get(path.suffix.lower())
+    suffix = path.suffix if compression is None else path.with_suffix("").suffix
+    format = format or _BY_SUFFIX.get(suffix.lower())
+    if format is None:
+        raise UserError(
+            f"--input: the format of {name} is not known from its name; expected {', '.join(_BY_SUFFIX)} (and "
+            f"{' or '.join(_COMPRESSIONS)} after it), or say --format {', '.join(FORMATS)}"
+        )
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"--input: {name} cannot be read ({error.strerror})") from error
+    return Input(name, found.st_size, found.st_mtime_ns, format, compression)

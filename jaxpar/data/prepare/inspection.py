@@ -1,0 +1,102 @@
+"""`--inspect FOLDER`: what a token folder holds, for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxpar.data.stream import TokenStream
+from jaxpar.data.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.token_index import SPLITS
+
+_BAR = 40
+_LETTERS = 300
+_SHOWN_TOKENS = 400
+"""Tokens of a document that are decoded to be shown."""
+
+
+def inspect_folder(folder: Path, console: Console, documents: int = 3) -> None:
+    """Print counts, a histogram of the documents' lengths, and the first documents of each split, decoded.
+
+    Raises:
+        UserError: the folder cannot be opened, or is damaged.
+    """
+    opened = open_token_folder(folder, key="--inspect")
+    index = opened.index
+    _line(
+        console,
+        f"{folder}: {index.dtype} tokens, vocabulary {index.vocab:,}, documents end with token {index.separator} "
+        f"({_spelled(opened)})",
+    )
+    if any(index.skipped.values()):
+        _line(
+            console,
+            "left out: " + ", ".join(f"{count:,} {why}" for why, count in sorted(index.skipped.items()) if count),
+        )
+    console.print(_counts(opened))
+    for split, stream in zip(SPLITS, (opened.train, opened.heldout), strict=True):
+        if stream is not None:
+            _line(console, f"\nLengths of documents, {split} (tokens, the end-of-document token included)", "bold")
+            for text in _histogram(stream.lengths):
+                _line(console, text)
+            for number in range(min(documents, len(stream.starts))):
+                _show(opened, stream, split, number, console)
+
+
+def _spelled(opened: TokenFolder) -> str:
+    from jaxpar.data.tokenizer_file import load_tokenizer
+
+    path = opened.path / opened.index.tokenizer.name
+    return repr(load_tokenizer(path, str(path)).id_to_token(opened.index.separator))
+
+
+def _counts(opened: TokenFolder) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("split", "shards", "documents", "tokens", "bytes of text", "bytes per token", "tokens per document"):
+        table.add_column(title, justify="left" if title == "split" else "right")
+    index = opened.index
+    for split in SPLITS:
+        tokens, documents, text = index.tokens_in(split), index.documents_in(split), index.text_bytes_in(split)
+        ratios = (f"{text / tokens:.2f}", f"{tokens / documents:,.1f}") if tokens else ("", "")
+        table.add_row(split, f"{len(index.shards(split)):,}", f"{documents:,}", f"{tokens:,}", f"{text:,}", *ratios)
+    return table
+
+
+def _histogram(lengths: Int64[np.ndarray, " documents"]) -> list[str]:
+    """A line for each doubling of the length."""
+    powers = np.frexp(lengths.astype(np.float64))[1] - 1
+    counts = np.bincount(powers)
+    rows = []
+    for power in range(int(powers.min()), len(counts)):
+        low, high = 2**power, 2 ** (power + 1) - 1
+        bar = "#" * max(round(_BAR * counts[power] / counts.max()), int(counts[power] > 0))
+        rows.append(f"{low:>10,} - {high:<10,} {counts[power]:>10,}  {bar}")
+    shares = np.quantile(lengths, [0.5, 0.9, 0.99])
+    rows.append(
+        f"median {shares[0]:,.0f}, 90% up to {shares[1]:,.0f}, 99% up to {shares[2]:,.0f}, longest {lengths.max():,}"
+    )
+    return rows
+
+
+def _show(opened: TokenFolder, stream: TokenStream, split: str, number: int, console: Console) -> None:
+    first, length = int(stream.starts[number]), int(stream.lengths[number])
+    tokens = stream.tokens[first : first + min(length, _SHOWN_TOKENS)]
+    text = opened.codec.decode(tokens)
+    cut = len(text) > _LETTERS or length > _SHOWN_TOKENS
+    _line(console, f"\nDocument {number + 1} of {split}, {length:,} tokens", "bold")
+    for line in text[:_LETTERS].splitlines():
+        printable = "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
+        _line(console, f"  | {printable}")
+    if cut:
+        _line(console, "  | ...")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    encoded = text.encode(console.encoding, "replace").decode(console.encoding)
+    console.print(Text(encoded, style=style), soft_wrap=True)

@@ -1,0 +1,51 @@
+"""What the processes of a preparation have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxpar.data.prepare.inputs import Input
+from jaxpar.data.prepare.units import Unit
+
+WORK = ".prepare"
+"""Folder, within the token folder in the making, of what is not part of it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A preparation whose tokenizer stands."""
+
+    out: Path
+    """The token folder in the making."""
+    inputs: list[Input]
+    units: list[Unit]
+    text_key: str
+    heldout_fraction: float
+    tokenizer: Path
+    vocab: int
+    separator: int
+
+    @property
+    def dtype(self) -> str:
+        """Type of the tokens."""
+        return "uint16" if self.vocab <= 2**16 else "uint32"
+
+    @property
+    def work(self) -> Path:
+        """Folder of what is in the making."""
+        return self.out / WORK
+
+    @property
+    def unit_folder(self) -> Path:
+        """Folder of the units' tokens and records."""
+        return self.work / "units"
+
+    @property
+    def shard_folder(self) -> Path:
+        """Folder of the shards' records."""
+        return self.work / "shards"
+
+    def unit_file(self, number: int, kind: str) -> Path:
+        """A file of a unit: `json` is its record, `train.tokens` and the like are its tokens."""
+        return self.unit_folder / f"{number:08d}.{kind}"

@@ -1,0 +1,71 @@
+"""What a preparation is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+
+SMALLEST_BPE = 257
+"""Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
+DEFAULT_HELDOUT = 0.005
+DEFAULT_SHARD_TOKENS = 2**29
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `python -m jaxpar.prepare`."""
+
+    inputs: tuple[str, ...]
+    """Glob patterns."""
+    out: Path
+    tokenizer: Path | None = None
+    """A `tokenizer.json`; None trains one."""
+    train_bpe: int | None = None
+    """Vocabulary of the byte-level BPE to train on the input; None reads `tokenizer`."""
+    text_key: str = "text"
+    """Key of a JSON line, or column of a Parquet file, that holds the text."""
+    format: str | None = None
+    """Format of every input; None goes by the names."""
+    heldout_fraction: float = DEFAULT_HELDOUT
+    """Share of the documents to hold out."""
+    separator: str | None = None
+    """Token that ends a document, spelled as in the tokenizer; None looks for a usual one."""
+    max_broken: int = 0
+    """Documents that may be broken before the preparation stops."""
+    processes: int = 1
+    unit_bytes: int | None = None
+    """Bytes of input in a unit of work; None goes by the size of the input."""
+    shard_tokens: int = DEFAULT_SHARD_TOKENS
+    """Tokens after which a shard ends."""
+
+    def check(self) -> None:
+        """Raises `UserError` for a value, or a pair of them, that makes no sense."""
+        if (self.tokenizer is None) == (self.train_bpe is None):
+            raise UserError("expected either --tokenizer FILE or --train-bpe VOCAB")
+        if self.train_bpe is not None and not SMALLEST_BPE <= self.train_bpe <= 2**24:
+            raise UserError(
+                f"--train-bpe {self.train_bpe}: expected {SMALLEST_BPE} (the bytes and an end-of-document token) or "
+                "more, at most 2**24"
+            )
+        if not 0.0 <= self.heldout_fraction < 1.0:
+            raise UserError(f"--heldout-fraction {self.heldout_fraction}: expected from 0 to below 1")
+        for name, low in (("processes", 1), ("max_broken", 0), ("unit_bytes", 1), ("shard_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
+
+    def decisive(self, tokenizer_digest: str | None) -> dict[str, Any]:
+        """What decides the output, as it stands in `prepare.json`; of `tokenizer` it is what the file holds."""
+        return {
+            "tokenizer": tokenizer_digest,
+            "train_bpe": self.train_bpe,
+            "text_key": self.text_key,
+            "format": self.format,
+            "heldout_fraction": self.heldout_fraction,
+            "separator": self.separator,
+            "unit_bytes": self.unit_bytes,
+            "shard_tokens": self.shard_tokens,
+        }

@@ -1,0 +1,43 @@
+"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class Meter:
+    """Counts the bytes of input that are done in one phase."""
+
+    def __init__(self, console: Console, what: str, total: int, done: int, bar: Progress | None) -> None:
+        self._console, self._what, self._total, self._done = console, what, max(total, 1), done
+        self._bar, self._spoke = bar, time.monotonic()
+        self._task = None if bar is None else bar.add_task(what, total=self._total, completed=done, told="")
+
+    def advance(self, size: int, told: str = "") -> None:
+        """`size` more bytes are done; `told` is what to say besides."""
+        self._done += size
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, told=told)
+        elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
+            self._spoke = time.monotonic()
+            share = f"{self._what}: {100 * self._done / self._total:.0f}%"
+            self._console.print(f"{share}, {told}" if told else share, soft_wrap=True)
+
+
+@contextmanager
+def metering(console: Console, what: str, total: int, done: int = 0) -> Iterator[Meter]:
+    """A meter of `total` bytes, of which `done` were done before."""
+    if not console.is_terminal:
+        yield Meter(console, what, total, done, None)
+        return
+    columns = BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[told]}")
+    with Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
+        yield Meter(console, what, total, done, bar)

@@ -1,0 +1,103 @@
+"""`prepare.json`: of what, and how, a token folder is made. A preparation goes on only with the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.typed import spell
+from jaxpar.data.digests import digest
+from jaxpar.data.prepare.files import write_file
+from jaxpar.data.prepare.inputs import Input
+from jaxpar.data.prepare.job import WORK
+from jaxpar.data.prepare.options import Options
+from jaxpar.data.token_index import INDEX
+
+RECORD = "prepare.json"
+VERSION = 1
+
+
+def check_usable(out: Path) -> None:
+    """Refuse a folder that is neither new, nor empty, nor one that was begun.
+
+    Raises:
+        UserError: it is something else.
+        OSError: it cannot be read.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"--out {str(out)!r} is not a folder; expected a new or empty one")
+    names = sorted(entry.name for entry in out.iterdir())
+    # A kill may leave the beginning of the record, under a temporary name.
+    others = [name for name in names if name != WORK and not name.startswith(f"{RECORD}.")]
+    if others and RECORD not in names:
+        more = ", ..." if len(others) > 3 else ""
+        raise UserError(
+            f"--out {str(out)!r}: the folder holds other files ({', '.join(others[:3])}{more}); expected a new or "
+            "empty one, or one that was begun"
+        )
+
+
+def begin_or_go_on(options: Options, inputs: list[Input], tokenizer_digest: str | None) -> None:
+    """Write the record into a new folder, or compare it with that of one that was begun.
+
+    Raises:
+        UserError: the folder was begun with other inputs or options.
+        OSError: it cannot be read or written.
+    """
+    path = options.out / RECORD
+    plain = {
+        "version": VERSION,
+        "options": options.decisive(tokenizer_digest),
+        "inputs": [asdict(file) for file in inputs],
+    }
+    if not path.exists():
+        write_file(path, _encode(plain))
+        return
+    _compare(options, _decode(path), plain)
+
+
+def _encode(plain: dict[str, Any]) -> bytes:
+    sealed = plain | {"digest": digest(json.dumps(plain, sort_keys=True).encode())}
+    return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _decode(path: Path) -> dict[str, Any]:
+    damaged = UserError(f"{path} is damaged; remove the folder, and prepare it again")
+    try:
+        raw = path.read_bytes()
+        plain = json.loads(raw)
+        del plain["digest"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise damaged from None
+    if _encode(plain) != raw:
+        raise damaged
+    if plain.get("version") != VERSION:
+        raise UserError(f"{path} was written by another release (version {plain.get('version')!r}); use another --out")
+    return plain
+
+
+def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None:
+    state = "was made" if (options.out / INDEX).exists() else "was begun"
+    for name, value in new["options"].items():
+        if value != old["options"].get(name):
+            said = f"--{name.replace('_', '-')}"
+            if name == "tokenizer":
+                detail = f"{said} is another tokenizer than it {state} with"
+            else:
+                detail = f"{said} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"
+            raise UserError(f"--out {str(options.out)!r}: {detail}; use another --out, or remove that folder")
+    before = {file["path"]: file for file in old["inputs"]}
+    after = {file["path"]: file for file in new["inputs"]}
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) == after.get(path):
+            continue
+        what = "is new" if path not in before else "is gone" if path not in after else "was changed"
+        raise UserError(
+            f"--out {str(options.out)!r}: input {path} {what} since the folder {state}; use another --out, or remove "
+            "that folder"
+        )

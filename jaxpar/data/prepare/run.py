@@ -1,0 +1,239 @@
+"""A preparation from its options to the token folder, beginning or going on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.digests import digest, file_digest
+from jaxpar.data.prepare.files import TEMPORARY, alone_in, flush_folder, write_file
+from jaxpar.data.prepare.inputs import find_inputs
+from jaxpar.data.prepare.job import WORK, Job
+from jaxpar.data.prepare.options import Options
+from jaxpar.data.prepare.progress import metering
+from jaxpar.data.prepare.record import begin_or_go_on, check_usable
+from jaxpar.data.prepare.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
+from jaxpar.data.prepare.tokenize import UnitRecord, read_record, told_places, unit_maker
+from jaxpar.data.prepare.train_bpe import train_bpe
+from jaxpar.data.prepare.units import plan_units
+from jaxpar.data.prepare.workers import do_tasks
+from jaxpar.data.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, encode
+from jaxpar.data.tokenizer_file import end_of_document, load_tokenizer, vocabulary_size
+
+TOKENIZER = "tokenizer.json"
+_TOLD = 3
+"""Broken documents that are named in a message."""
+
+
+def prepare(options: Options, console: Console) -> TokenFolder:
+    """Make the token folder that `options` asks for, or go on making it; returns it opened and checked.
+
+    Raises:
+        UserError: one sentence about what is wrong with the options, the input or the output folder.
+    """
+    options.check()
+    try:
+        return _prepare(options, console)
+    except OSError as error:
+        raise UserError(
+            f"--out {str(options.out)!r}: {error.filename or options.out} cannot be written "
+            f"({error.strerror or error}); the same command goes on when it can"
+        ) from error
+
+
+def _prepare(options: Options, console: Console) -> TokenFolder:
+    inputs = find_inputs(options.inputs, options.format, options.out)
+    tokenizer = None
+    if options.tokenizer is not None:
+        loaded = load_tokenizer(options.tokenizer, f"--tokenizer {str(options.tokenizer)!r}")
+        end_of_document(loaded, options.separator)
+        tokenizer = options.tokenizer.read_bytes()
+    units = plan_units(inputs, options.unit_bytes, options.text_key)
+    check_usable(options.out)
+    work = options.out / WORK
+    work.mkdir(parents=True, exist_ok=True)
+    with alone_in(options.out, work / "lock"):
+        begin_or_go_on(options, inputs, None if tokenizer is None else digest(tokenizer))
+        if not (options.out / INDEX).exists():
+            job = Job(
+                out=options.out,
+                inputs=inputs,
+                units=units,
+                text_key=options.text_key,
+                heldout_fraction=options.heldout_fraction,
+                tokenizer=options.out / TOKENIZER,
+                vocab=0,
+                separator=0,
+            )
+            _Preparation(options, job, console).run(tokenizer)
+        else:
+            _say(console, f"{options.out} is prepared already; nothing was changed.")
+        shutil.rmtree(work)
+    return open_token_folder(options.out, key="--out")
+
+
+class _Preparation:
+    """One call: what is done, and what is said about it."""
+
+    def __init__(self, options: Options, job: Job, console: Console) -> None:
+        self.options, self.job, self.console = options, job, console
+        self.began = time.monotonic()
+
+    def run(self, tokenizer: bytes | None) -> None:
+        job = self.job
+        for leftover in (*job.out.glob(f"*{TEMPORARY}"), *job.work.rglob(f"*{TEMPORARY}")):
+            leftover.unlink(missing_ok=True)
+        job.unit_folder.mkdir(exist_ok=True)
+        job.shard_folder.mkdir(exist_ok=True)
+        size = sum(file.bytes for file in job.inputs)
+        _say(self.console, f"{len(job.inputs):,} files, {_bytes(size)}, in {len(job.units):,} units of work")
+        self._warn_of_idle_processes()
+        self._provide_tokenizer(tokenizer)
+        loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
+        self.job = replace(
+            job, vocab=vocabulary_size(loaded), separator=end_of_document(loaded, self.options.separator)
+        )
+        records = self._units()
+        shards = self._shards(records)
+        self._finish(records, shards)
+
+    def _warn_of_idle_processes(self) -> None:
+        job, processes = self.job, self.options.processes
+        if len(job.units) < processes and any(file.compression for file in job.inputs):
+            _say(
+                self.console,
+                f"Only {len(job.units)} of {processes} processes have work, because a compressed file is not divided; "
+                "more or uncompressed files would use them all.",
+            )
+
+    def _provide_tokenizer(self, tokenizer: bytes | None) -> None:
+        job, vocab = self.job, self.options.train_bpe
+        if job.tokenizer.exists():
+            return
+        if tokenizer is not None:
+            write_file(job.tokenizer, tokenizer)
+            return
+        assert vocab is not None, "options were checked"
+        total = sum(part.weight for unit in job.units for part in unit)
+        with metering(self.console, "training the tokenizer", total) as meter:
+            found = train_bpe(job, vocab, self.options.separator, meter.advance)
+        less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
+        _say(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
+
+    def _units(self) -> list[UnitRecord]:
+        """Make the units that are not finished; the records of all."""
+        job = self.job
+        weights = [sum(part.weight for part in unit) for unit in job.units]
+        records = {number: record for number in range(len(weights)) if (record := read_record(job, number))}
+        missing = [number for number in range(len(weights)) if number not in records]
+        if records:
+            _say(self.console, f"{len(records):,} units were finished before")
+        self._check_broken(records)
+        done = sum(weights[number] for number in records)
+        with metering(self.console, "tokenizing", sum(weights), done) as meter:
+            for number, record in do_tasks(unit_maker, job, missing, self.options.processes):
+                records[number] = record
+                if record.broken:
+                    self._check_broken(records)
+                seconds = max(time.monotonic() - self.began, 1e-9)
+                meter.advance(weights[number], f"{_tokens(records.values()):,} tokens, {seconds:.0f} s")
+        return [records[number] for number in range(len(weights))]
+
+    def _check_broken(self, records: dict[int, UnitRecord]) -> None:
+        broken = sum(record.broken for record in records.values())
+        if broken > self.options.max_broken:
+            documents = "document is" if broken == 1 else "documents are"
+            raise UserError(
+                f"{broken} {documents} broken, and --max-broken is {self.options.max_broken}: "
+                f"{self._first_broken(records)}; mend the input for another --out, or give the same command with a "
+                "higher --max-broken to go on without them"
+            )
+
+    def _first_broken(self, records: dict[int, UnitRecord]) -> str:
+        told: list[str] = []
+        for number in sorted(records):
+            if len(told) <= _TOLD:
+                told += told_places(self.job, records[number])
+        return ", ".join(told[:_TOLD]) + (", ..." if len(told) > _TOLD else "")
+
+    def _shards(self, records: Sequence[UnitRecord]) -> dict[str, dict[str, Shard]]:
+        job = self.job
+        if not any(TRAIN in record.splits for record in records):
+            raise UserError(
+                f"the {len(job.inputs)} files have no document to train on ("
+                f"{sum(record.empty for record in records)} are empty, {sum(record.broken for record in records)} "
+                f"broken, {sum(HELDOUT in record.splits for record in records)} units are held out whole)"
+            )
+        plans = plan_shards(records, self.options.shard_tokens)
+        shards = {plan: shard for plan in plans if (shard := read_shard(job, plan))}
+        missing = [plan for plan in plans if plan not in shards]
+        with metering(self.console, "writing shards", len(plans), len(shards)) as meter:
+            for plan, shard in do_tasks(shard_maker, job, missing, min(self.options.processes, max(1, len(missing)))):
+                shards[plan] = shard
+                remove_units(job, plan)
+                meter.advance(1)
+        for plan in shards:
+            remove_units(job, plan)
+        return {split: _named(shards, split) for split in SPLITS}
+
+    def _finish(self, records: Sequence[UnitRecord], shards: dict[str, dict[str, Shard]]) -> None:
+        job = self.job
+        index = Index(
+            dtype="uint16" if job.dtype == "uint16" else "uint32",
+            vocab=job.vocab,
+            separator=job.separator,
+            tokenizer=File(TOKENIZER, job.tokenizer.stat().st_size, file_digest(job.tokenizer)),
+            splits=shards,
+            skipped={
+                "empty": sum(record.empty for record in records),
+                "broken": sum(record.broken for record in records),
+            },
+        )
+        flush_folder(job.out)
+        write_file(job.out / INDEX, encode(index))
+        flush_folder(job.out)
+        self._tell(index, records)
+
+    def _tell(self, index: Index, records: Sequence[UnitRecord]) -> None:
+        for split, what in ((TRAIN, "to train on"), (HELDOUT, "held out")):
+            tokens, text = index.tokens_in(split), index.text_bytes_in(split)
+            per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
+            _say(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")
+        if index.skipped["empty"]:
+            _say(self.console, f"{index.skipped['empty']:,} empty documents were left out")
+        if index.skipped["broken"]:
+            where = self._first_broken(dict(enumerate(records)))
+            _say(self.console, f"{index.skipped['broken']:,} broken documents were left out: {where}")
+        seconds = time.monotonic() - self.began
+        size = sum(index.text_bytes_in(split) for split in SPLITS)
+        _say(self.console, f"{_bytes(size)} of text in {seconds:.1f} s, {_bytes(size / seconds)}/s")
+        _say(
+            self.console,
+            "Train on it: python -m jaxpar.train --config FILE "
+            f"--set data.source=tokens --set data.path={self.job.out}",
+        )
+
+
+def _named(shards: dict[ShardPlan, Shard], split: str) -> dict[str, Shard]:
+    return {plan.name: shard for plan, shard in shards.items() if plan.split == split}
+
+
+def _tokens(records: object) -> int:
+    return sum(part.tokens for record in records for part in record.splits.values())  # pyright: ignore
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _bytes(size: float) -> str:
+    for limit, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= limit:
+            return f"{size / limit:.1f} {unit}"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,144 @@
+"""Units laid end to end as shards: which units a shard has is a function of the units alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.typed import record_from_plain
+from jaxpar.data.digests import DIGEST_BYTES, SummingFile, digest
+from jaxpar.data.prepare.files import new_file, write_file
+from jaxpar.data.prepare.job import Job
+from jaxpar.data.prepare.tokenize import UnitRecord, UnitSplit, read_record
+from jaxpar.data.token_folder import npy_header
+from jaxpar.data.token_index import SPLITS, SUMS, File, Shard
+
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The units of a shard."""
+
+    split: str
+    number: int
+    units: tuple[int, ...]
+    """Those that have documents of the split."""
+
+    @property
+    def name(self) -> str:
+        """What the names of its files begin with."""
+        return f"{self.split}-{self.number:05d}"
+
+
+def plan_shards(records: Sequence[UnitRecord], shard_tokens: int) -> list[ShardPlan]:
+    """The shards of all splits: each ends with the unit that brings it to `shard_tokens` tokens."""
+    plans: list[ShardPlan] = []
+    for split in SPLITS:
+        found: list[tuple[int, ...]] = []
+        units, tokens = [], 0
+        for number, record in enumerate(records):
+            if split in record.splits:
+                units.append(number)
+                tokens += record.splits[split].tokens
+                if tokens >= shard_tokens:
+                    found.append(tuple(units))
+                    units, tokens = [], 0
+        found += [tuple(units)] if units else []
+        plans += [ShardPlan(split, number, members) for number, members in enumerate(found)]
+    return plans
+
+
+def read_shard(job: Job, plan: ShardPlan) -> Shard | None:
+    """The shard, where it is finished; None where it is not, or its record is not what was written."""
+    path = job.shard_folder / f"{plan.name}.json"
+    try:
+        plain = json.loads(path.read_bytes())
+        written, shard = plain.pop("digest"), record_from_plain(Shard, plain, str(path))
+    except (FileNotFoundError, ValueError, KeyError, AttributeError, RecursionError):
+        return None
+    return shard if written == digest(json.dumps(plain, sort_keys=True).encode()) else None
+
+
+def shard_maker(job: Job) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
+    """A function that makes the files of a shard, and then its record."""
+
+    def make(plan: ShardPlan) -> tuple[ShardPlan, Shard]:
+        parts = [(number, _unit_split(job, number, plan.split)) for number in plan.units]
+        starts = _make_starts(job, plan, parts)
+        tokens = _make_tokens(job, plan, parts)
+        shard = Shard(
+            tokens=tokens,
+            starts=starts,
+            token_count=sum(part.tokens for _, part in parts),
+            document_count=sum(part.documents for _, part in parts),
+            text_bytes=sum(part.text_bytes for _, part in parts),
+        )
+        plain = asdict(shard)
+        plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
+        write_file(job.shard_folder / f"{plan.name}.json", json.dumps(plain, sort_keys=True).encode())
+        return plan, shard
+
+    return make
+
+
+def remove_units(job: Job, plan: ShardPlan) -> None:
+    """Delete the tokens of units that a finished shard has."""
+    for number in plan.units:
+        for kind in ("tokens", "lengths"):
+            job.unit_file(number, f"{plan.split}.{kind}").unlink(missing_ok=True)
+
+
+def _make_tokens(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]]) -> File:
+    name = f"{plan.name}.npy"
+    header = npy_header(np.dtype(job.dtype).newbyteorder("<"), sum(part.tokens for _, part in parts))
+    size = len(header)
+    with new_file(job.out / name) as raw:
+        file = SummingFile(raw)
+        file.write(header)
+        for number, part in parts:
+            for chunk in _content(job, number, f"{plan.split}.tokens", part.tokens_digest):
+                file.write(chunk)
+                size += len(chunk)
+        sums = file.sums()
+    write_file(job.out / (name + SUMS), sums)
+    return File(name, size, digest(sums))
+
+
+def _make_starts(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]]) -> File:
+    name = f"{plan.name}.starts.npy"
+    raw = b"".join(
+        chunk for number, part in parts for chunk in _content(job, number, f"{plan.split}.lengths", part.lengths_digest)
+    )
+    ends = np.cumsum(np.frombuffer(raw, "<i8"), dtype="<i8")
+    starts = np.append(np.zeros(1, "<i8"), ends[:-1])
+    content = npy_header(starts.dtype, len(starts)) + starts.tobytes()
+    write_file(job.out / name, content)
+    return File(name, len(content), digest(content))
+
+
+def _unit_split(job: Job, number: int, split: str) -> UnitSplit:
+    record = read_record(job, number)
+    if record is None or split not in record.splits:
+        raise UserError(f"{job.unit_file(number, 'json')} was changed; give the same command again")
+    return record.splits[split]
+
+
+def _content(job: Job, number: int, kind: str, wanted: str) -> Iterator[bytes]:
+    """The bytes of a unit's file. A unit that is not what was written loses its record, so it is made again."""
+    path, found = job.unit_file(number, kind), hashlib.blake2b(digest_size=DIGEST_BYTES)
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                found.update(chunk)
+                yield chunk
+    except FileNotFoundError:
+        found = None
+    if found is None or found.hexdigest() != wanted:
+        job.unit_file(number, "json").unlink(missing_ok=True)
+        raise UserError(f"{path} is missing or damaged, so its unit is dropped; the same command makes it again")

@@ -1,0 +1,208 @@
+"""A unit's documents as tokens: encoded, divided into training and held-out, written, and recorded.
+
+The record is written last, so a unit with a record is finished and is never made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.typed import record_from_plain
+from jaxpar.data.digests import DIGEST_BYTES, digest
+from jaxpar.data.prepare.documents import Found, documents, place_of
+from jaxpar.data.prepare.files import new_file, write_file
+from jaxpar.data.prepare.job import Job
+from jaxpar.data.token_index import HELDOUT, TRAIN
+from jaxpar.data.tokenizer_file import load_tokenizer
+
+_BATCH_DOCUMENTS, _BATCH_LETTERS = 512, 2**20
+LONGEST_PIECE = 2**22
+"""Letters that are encoded at once; a longer document is cut at the end of a line."""
+_REPORTED = 10
+"""Broken documents of a unit whose places are kept."""
+
+
+@dataclass(frozen=True)
+class UnitSplit:
+    """What a unit has for one split."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    tokens_digest: str
+    lengths_digest: str
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """What a finished unit is."""
+
+    splits: dict[str, UnitSplit]
+    """A split for which the unit has no document is absent, and has no files."""
+    empty: int
+    broken: int
+    first_broken: dict[str, str]
+    """`input:place` of some broken documents to the reason."""
+    digest: str = field(default="", compare=False)
+    """Of the other fields."""
+
+    def encode(self) -> bytes:
+        """The text of the record."""
+        plain = asdict(self) | {"digest": ""}
+        plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
+        return json.dumps(plain, sort_keys=True).encode()
+
+
+def read_record(job: Job, number: int) -> UnitRecord | None:
+    """The record of a unit; None where it is not finished, or its record is not what was written (then it is made
+    again, with the same result)."""
+    path = job.unit_file(number, "json")
+    try:
+        raw = path.read_bytes()
+        record = record_from_plain(UnitRecord, json.loads(raw), str(path))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return record if record.encode() == raw else None
+
+
+def unit_maker(job: Job) -> Callable[[int], tuple[int, UnitRecord]]:
+    """A function that makes the unit of a number."""
+    tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
+
+    def make(number: int) -> tuple[int, UnitRecord]:
+        record = _make_unit(job, tokenizer, number)
+        write_file(job.unit_file(number, "json"), record.encode())
+        return number, record
+
+    return make
+
+
+def unit_documents(job: Job, number: int) -> Iterator[tuple[int, Found]]:
+    """The documents of a unit, each with the number of its input. Raises `UserError` when an input cannot be read."""
+    for part in job.units[number]:
+        file = job.inputs[part.input]
+        for found in documents(file, part.first, part.last, key=job.text_key, scratch=job.work):
+            yield part.input, found
+
+
+def held_out(raw: bytes, fraction: float) -> bool:
+    """Whether a document is held out: a hash of its text decides, so that equal documents are never parted."""
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
+
+
+def told_places(job: Job, record: UnitRecord) -> list[str]:
+    """`file:line: reason` of the broken documents that a record keeps."""
+    told = []
+    for where, reason in record.first_broken.items():
+        number, place = map(int, where.split(":"))
+        told.append(f"{place_of(job.inputs[number], place)}: {reason}")
+    return told
+
+
+def _make_unit(job: Job, tokenizer: Any, number: int) -> UnitRecord:
+    broken: dict[str, str] = {}
+    counts = {"empty": 0, "broken": 0}
+
+    def texts() -> Iterator[tuple[str, bytes]]:
+        for input, found in unit_documents(job, number):
+            reason = found.broken
+            if not reason:
+                try:
+                    raw = found.text.encode()
+                except UnicodeEncodeError:
+                    reason = "half of a surrogate pair, which is no text"
+                else:
+                    if raw:
+                        yield found.text, raw
+                    else:
+                        counts["empty"] += 1
+                    continue
+            counts["broken"] += 1
+            if len(broken) < _REPORTED:
+                broken[f"{input}:{found.place}"] = reason
+
+    with ExitStack() as stack:
+        writers: dict[str, _SplitWriter] = {}
+        for batch in _batches(texts()):
+            arrays = _encode(tokenizer, [text for text, _ in batch], job)
+            for (_, raw), tokens in zip(batch, arrays, strict=True):
+                split = HELDOUT if held_out(raw, job.heldout_fraction) else TRAIN
+                if split not in writers:
+                    writers[split] = _SplitWriter(job, number, split, stack)
+                writers[split].add(tokens, len(raw))
+        splits = {split: writer.finish() for split, writer in writers.items()}
+    return UnitRecord(splits, counts["empty"], counts["broken"], broken)
+
+
+class _SplitWriter:
+    """The two files of a unit for one split: tokens, and the length of each document."""
+
+    def __init__(self, job: Job, number: int, split: str, stack: ExitStack) -> None:
+        self._tokens: BinaryIO = stack.enter_context(new_file(job.unit_file(number, f"{split}.tokens")))
+        self._lengths: BinaryIO = stack.enter_context(new_file(job.unit_file(number, f"{split}.lengths")))
+        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._documents = array("q")
+        self._text_bytes = 0
+
+    def add(self, tokens: np.ndarray, text_bytes: int) -> None:
+        content = tokens.tobytes()
+        self._digest.update(content)
+        self._tokens.write(content)
+        self._documents.append(len(tokens))
+        self._text_bytes += text_bytes
+
+    def finish(self) -> UnitSplit:
+        lengths = np.array(self._documents, "<i8")
+        content = lengths.tobytes()
+        self._lengths.write(content)
+        return UnitSplit(
+            documents=len(lengths),
+            tokens=int(lengths.sum()),
+            text_bytes=self._text_bytes,
+            tokens_digest=self._digest.hexdigest(),
+            lengths_digest=digest(content),
+        )
+
+
+def _batches(texts: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    batch, letters = [], 0
+    for text in texts:
+        batch.append(text)
+        letters += len(text[0])
+        if letters >= _BATCH_LETTERS or len(batch) == _BATCH_DOCUMENTS:
+            yield batch
+            batch, letters = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(tokenizer: Any, texts: list[str], job: Job) -> Iterator[np.ndarray]:
+    """The tokens of each text, the end-of-document token last."""
+    pieces = [list(_pieces(text)) for text in texts]
+    encoded = iter(tokenizer.encode_batch_fast(list(chain.from_iterable(pieces)), add_special_tokens=False))
+    for of_text in pieces:
+        tokens = [token for _ in of_text for token in next(encoded).ids]
+        tokens.append(job.separator)
+        if max(tokens) >= job.vocab:
+            raise UserError(f"{job.tokenizer} made token {max(tokens)}, beyond its own vocabulary of {job.vocab}")
+        yield np.array(tokens, np.dtype(job.dtype).newbyteorder("<"))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A text in pieces of at most `LONGEST_PIECE` letters: what a library needs for one grows with it."""
+    first = 0
+    while len(text) - first > LONGEST_PIECE:
+        last = text.rfind("\n", first, first + LONGEST_PIECE) + 1 or first + LONGEST_PIECE
+        yield text[first:last]
+        first = last
+    yield text[first:] if first else text

@@ -1,0 +1,67 @@
+"""A byte-level BPE trained on the inputs (Sennrich, Haddow and Birch, ACL 2016, on bytes as in GPT-2)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.files import write_file
+from jaxpar.data.prepare.job import Job
+from jaxpar.data.prepare.tokenize import held_out, unit_documents
+from jaxpar.data.tokenizer_file import END_NAMES, tokenizers_installed
+
+TRAINED_ON = 2**30
+"""Bytes of input, more or less, that a tokenizer is trained on: evenly spaced units where there is more."""
+
+
+def train_bpe(job: Job, vocab: int, separator: str | None, progress: Callable[[int], None]) -> int:
+    """Train on the training documents of `job` and write its tokenizer; the size of the vocabulary that came out.
+
+    The result is a function of the inputs: a tie between two merges goes to the pair with the smaller tokens.
+
+    Args:
+        job: a preparation whose tokenizer is not there yet.
+        vocab: size of the vocabulary, the end-of-document token and the 256 bytes included.
+        separator: how the end-of-document token is spelled; None takes a usual name.
+        progress: called with the bytes of each unit that was read.
+
+    Raises:
+        UserError: `tokenizers` is not installed, an input cannot be read, or there is no text.
+        OSError: the file cannot be written.
+    """
+    if not tokenizers_installed():
+        raise UserError("--train-bpe needs the package tokenizers, which is not installed: pip install 'jaxpar[data]'")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[separator or END_NAMES[0]],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    texts = _texts(job, progress)
+    tokenizer.train_from_iterator(texts, trainer)
+    write_file(job.tokenizer, (tokenizer.to_str(pretty=True) + "\n").encode())
+    return tokenizer.get_vocab_size()
+
+
+def chosen_units(job: Job) -> list[int]:
+    """The units that a tokenizer is trained on."""
+    total = sum(part.weight for unit in job.units for part in unit)
+    return list(range(0, len(job.units), max(1, -(-total // TRAINED_ON))))
+
+
+def _texts(job: Job, progress: Callable[[int], None]) -> Iterator[str]:
+    for number in chosen_units(job):
+        for _, found in unit_documents(job, number):
+            if found.text and not found.broken:
+                raw = found.text.encode(errors="replace")
+                if not held_out(raw, job.heldout_fraction):
+                    yield raw.decode()
+        progress(sum(part.weight for part in job.units[number]))

@@ -1,0 +1,68 @@
+"""Units of work: parts of the inputs, a function of the inputs and of the size of a unit alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxpar.data.prepare.documents import open_parquet
+from jaxpar.data.prepare.inputs import Input
+
+SMALLEST, LARGEST, WANTED = 2**20, 2**26, 1024
+"""Bytes of a unit, when they are not given: so many that there are about 1024 units, within these limits."""
+TYPICAL_COMPRESSION = 4
+"""How many times its size a compressed file is taken to hold."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an input; see `documents`."""
+
+    input: int
+    """Number of the input."""
+    first: int
+    last: int
+    weight: int
+    """Bytes of the input that it stands for, more or less; for progress and for the size of units."""
+
+
+type Unit = tuple[Part, ...]
+
+
+def plan_units(inputs: list[Input], unit_bytes: int | None, key: str) -> list[Unit]:
+    """The units, in the order of the documents.
+
+    Args:
+        inputs: the files.
+        unit_bytes: bytes of input in a unit; None goes by the size of the whole input. A compressed file, a text file
+            and a row group of a Parquet file are never divided.
+        key: column that Parquet files must have.
+
+    Raises:
+        UserError: a Parquet file cannot be read, or does not have the column.
+    """
+    total = sum(file.bytes for file in inputs)
+    limit = unit_bytes or min(max(total // WANTED, SMALLEST), LARGEST)
+    units: list[Unit] = []
+    unit: list[Part] = []
+    for part in _parts(inputs, limit, key):
+        if unit and sum(other.weight for other in unit) + part.weight > limit:
+            units.append(tuple(unit))
+            unit = []
+        unit.append(part)
+    return [*units, tuple(unit)] if unit else units
+
+
+def _parts(inputs: list[Input], limit: int, key: str) -> Iterator[Part]:
+    for number, file in enumerate(inputs):
+        if file.format == "parquet" and file.compression is None:
+            with open_parquet(file, file.path, key) as parquet:
+                sizes = [parquet.metadata.row_group(group).total_byte_size for group in range(parquet.num_row_groups)]
+            scale = file.bytes / max(1, sum(sizes))
+            for group, size in enumerate(sizes):
+                yield Part(number, group, group + 1, round(size * scale))
+        elif file.divisible:
+            for first in range(0, file.bytes, limit):
+                yield Part(number, first, min(first + limit, file.bytes), min(limit, file.bytes - first))
+        else:
+            yield Part(number, 0, file.bytes, file.bytes)

@@ -1,0 +1,136 @@
+"""Tasks done by several processes, which end with the process that started them, however that ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from jaxpar.config.errors import UserError
+
+type Maker[A, T, R] = Callable[[A], Callable[[T], R]]
+
+
+def do_tasks[A, T, R](make: Maker[A, T, R], argument: A, tasks: Sequence[T], processes: int) -> Iterator[R]:
+    """The results of the tasks, as they come.
+
+    Args:
+        make: makes, once per process, the function that does a task; a function of a module.
+        argument: what it is made with.
+        tasks: given out one by one.
+        processes: how many work; with 1 it is this one.
+
+    Raises:
+        UserError: a task did, or a process was ended by force.
+        OSError: a task did.
+    """
+    # Each process works on one document at a time; the library's own threads would only be in each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if processes == 1:
+        work = make(argument)
+        yield from (work(task) for task in tasks)
+        return
+    crew = [_start(make, argument) for _ in range(min(processes, len(tasks)))]
+    try:
+        yield from _hand_out(crew, iter(tasks))
+    finally:
+        for worker in crew:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+
+
+class _Worker(NamedTuple):
+    process: BaseProcess
+    pipe: Connection
+
+
+def _start(make: Maker[Any, Any, Any], argument: Any) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(make, argument, there), daemon=True)
+    process.start()
+    there.close()
+    return _Worker(process, here)
+
+
+def _hand_out[T](crew: list[_Worker], tasks: Iterator[T]) -> Iterator[Any]:
+    busy: dict[Connection, _Worker] = {}
+
+    def give(worker: _Worker) -> None:
+        for task in tasks:
+            worker.pipe.send(task)
+            busy[worker.pipe] = worker
+            return
+
+    for worker in crew:
+        give(worker)
+    while busy:
+        for pipe in wait(list(busy)):
+            assert isinstance(pipe, Connection)
+            worker = busy.pop(pipe)
+            try:
+                kind, answer = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                raise UserError(_ended(worker.process)) from None
+            if kind == "done":
+                give(worker)
+                yield answer
+            elif kind == "user":
+                raise UserError(answer)
+            elif kind == "system":
+                raise OSError(*answer)
+            else:
+                raise RuntimeError(f"a worker process failed:\n{answer}")
+
+
+def _ended(process: BaseProcess) -> str:
+    process.join(5)
+    code = process.exitcode
+    if code is not None and code < 0:
+        how = f"by {signal.Signals(-code).name}" + (", as when memory runs out" if -code == signal.SIGKILL else "")
+    else:
+        how = f"with exit code {code}"
+    return f"a worker process was ended {how}; the same command goes on (fewer --processes need less memory)"
+
+
+def _work(make: Maker[Any, Any, Any], argument: Any, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    made: list[Callable[[Any], Any]] = []
+
+    def do(task: Any) -> Any:
+        if not made:
+            made.append(make(argument))
+        return made[0](task)
+
+    try:
+        while True:
+            pipe.send(_outcome(do, pipe.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # The other side is gone.
+
+
+def _outcome(do: Callable[[Any], Any], task: Any) -> tuple[str, Any]:
+    try:
+        return "done", do(task)
+    except UserError as error:
+        return "user", str(error)
+    except OSError as error:
+        return "system", (error.errno, error.strerror, error.filename)
+    except Exception:  # Raised again by the process that hands out the tasks.
+        return "bug", traceback.format_exc()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
+    wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,118 @@
+"""`python -m jaxpar.prepare --input 'data/*.jsonl' --tokenizer tokenizer.json --out tokens/`: text to tokens."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpar.config import UserError
+
+EPILOG = """\
+Formats go by the names, with .gz or .zst after them: .txt, .md and the like (a file is a document), .jsonl (a line is
+a JSON object), .parquet (a row). Give the same command again after a kill, a full disk or a change of --processes: it
+goes on, and the folder comes out the same, byte for byte. docs/data.md has more.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare from the command line; returns the exit code: 0 done, 2 the user's mistake, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _prepare(options)
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxpar: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.prepare",
+        description="Turn text into a folder of tokens to train on, or look at one.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_argument_group("what to make")
+    what.add_argument(
+        "--input", metavar="PATTERN", nargs="+", action="extend", help="files, or patterns such as 'd/*.jsonl'"
+    )
+    what.add_argument("--out", metavar="FOLDER", type=Path, help="new or empty folder, or one that was begun")
+    what.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json of Hugging Face's tokenizers")
+    what.add_argument("--train-bpe", metavar="VOCAB", type=int, help="train a byte-level BPE of that size on the input")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--text-key", "--column", metavar="NAME", default="text", help="key or column of the text (default: text)"
+    )
+    how.add_argument(
+        "--format",
+        choices=("text", "lines", "jsonl", "parquet"),
+        help="of every file, whatever its name; lines: a line is a document",
+    )
+    how.add_argument(
+        "--heldout-fraction", metavar="SHARE", type=float, default=0.005,
+        help="share of the documents to hold out, chosen by a hash of their text (default: 0.005)",
+    )  # fmt: skip
+    how.add_argument("--separator", metavar="TOKEN", help="token that ends a document (default: the tokenizer's)")
+    how.add_argument(
+        "--max-broken", metavar="N", type=int, default=0, help="broken documents to leave out and go on (default: 0)"
+    )
+    how.add_argument(
+        "--processes", metavar="N", type=int, help="processes that work (default: the processors there are)"
+    )
+    how.add_argument(
+        "--unit-bytes", metavar="N", type=int, help="input in a unit of work (default: by the input's size)"
+    )
+    how.add_argument("--shard-tokens", metavar="N", type=int, default=2**29, help="tokens in a shard (default: 2^29)")
+    look = parser.add_argument_group("look at a folder of tokens instead")
+    look.add_argument("--inspect", metavar="FOLDER", type=Path, help="show counts, lengths and decoded documents")
+    look.add_argument(
+        "--documents", metavar="N", type=int, default=3, help="documents that --inspect shows (default: 3)"
+    )
+    look.add_argument("--verify", metavar="FOLDER", type=Path, help="compare every byte with the index")
+    return parser
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    asked = [name for name in ("input", "inspect", "verify") if getattr(options, name) is not None]
+    if len(asked) != 1:
+        raise UserError("expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER")
+    from rich.console import Console
+
+    from jaxpar.data.prepare import Options, inspect_folder, prepare, verify_folder
+
+    # Without a terminal rich assumes 80 columns, too few for the table of counts.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    if options.inspect is not None:
+        inspect_folder(options.inspect, console, options.documents)
+    elif options.verify is not None:
+        verify_folder(options.verify, console)
+    elif options.out is None:
+        raise UserError("--out is missing: expected the folder to make")
+    else:
+        prepare(
+            Options(
+                inputs=tuple(options.input),
+                out=options.out.expanduser(),
+                tokenizer=options.tokenizer and options.tokenizer.expanduser(),
+                train_bpe=options.train_bpe,
+                text_key=options.text_key,
+                format=options.format,
+                heldout_fraction=options.heldout_fraction,
+                separator=options.separator,
+                max_broken=options.max_broken,
+                processes=len(os.sched_getaffinity(0)) if options.processes is None else options.processes,
+                unit_bytes=options.unit_bytes,
+                shard_tokens=options.shard_tokens,
+            ),
+            console,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
