@@ -38,12 +38,13 @@ def cells_of_time(simulation: Simulation, step: float | None = None) -> Cells:
     return cells
 
 
-def grid(cells: Cells, *, mark: tuple[int, int] | None = None, first_column: int = 0) -> str:
-    """Cells as aligned text under numbered columns, counted from `first_column`.
+def grid(cells: Cells, *, mark: tuple[int, int] | None = None, even: bool = False) -> str:
+    """Cells as aligned text under numbered columns; `even` makes all as wide as the widest, so that time is to scale.
 
-    With `mark`, a (row, column) of `cells`, that cell stands in > < and only the columns around it are shown.
+    With `mark`, a (row, column) of `cells` or behind a row's end, that cell stands in > < and only the columns around
+    it are shown.
     """
-    length = max(map(len, cells), default=0)
+    length = max([0 if mark is None else mark[1] + 1, *map(len, cells)])
     start, stop = 0, length
     if mark is not None:
         start, stop = max(0, mark[1] - AROUND), min(length, mark[1] + AROUND + 1)
@@ -51,12 +52,14 @@ def grid(cells: Cells, *, mark: tuple[int, int] | None = None, first_column: int
     if mark is not None:
         row, column = mark
         shown[row][column - start] = f">{shown[row][column - start] or ' '}<"
-    head = [str(column + first_column) for column in range(start, stop)]
+    head = [str(column) for column in range(start, stop)]
     widths = [max(map(len, column)) for column in zip(head, *shown, strict=True)]
-    label = max(len(f"rank {len(cells) - 1}"), 0)
-    lines = [" " * label + " | " + " ".join(text.ljust(width) for text, width in zip(head, widths, strict=True))]
-    lines += [
-        f"rank {rank}".ljust(label) + " | " + " ".join(text.ljust(w) for text, w in zip(row, widths, strict=True))
-        for rank, row in enumerate(shown)
+    if even:
+        widths = [max(widths, default=0)] * len(widths)
+    label = len(f"rank {len(cells) - 1}")
+    rows = [("", head), *((f"rank {rank}", row) for rank, row in enumerate(shown))]
+    lines = [
+        f"{name:{label}} | " + " ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        for name, row in rows
     ]
     return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,36 @@
+"""What ranks send, and when it is used."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+
+from jaxpar.pipeline.schedules import Kind, Schedule, make_schedule
+from jaxpar.pipeline.simulate import simulate
+from jaxpar.pipeline.transfers import lockstep_transfers
+from tests.pipeline.any_schedule import any_schedule
+
+
+def test_1f1b_uses_what_it_receives_in_the_next_tick():
+    transfers = lockstep_transfers(make_schedule("1f1b", ranks=3, microbatches=4))
+    assert len(transfers) == 2 * 2 * 4
+    assert all(t.used == t.sent + 1 for t in transfers)
+    assert {(t.source, t.target) for t in transfers if t.action.kind is Kind.FORWARD} == {(0, 1), (1, 2)}
+
+
+def test_interleaved_sends_from_the_last_rank_to_the_first():
+    transfers = lockstep_transfers(make_schedule("interleaved", ranks=3, microbatches=3, virtual_stages=2))
+    assert {(t.source, t.target) for t in transfers if t.action.chunk == 2 and t.action.kind is Kind.FORWARD} == {
+        (2, 0)
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(any_schedule())
+def test_everything_sent_is_used_later_and_a_link_carries_one_thing_of_a_kind_in_a_tick(schedule: Schedule):
+    transfers = lockstep_transfers(schedule)
+    assert len(transfers) == simulate(schedule).transfers
+    assert all(t.used > t.sent and t.source != t.target for t in transfers)
+    links = Counter((t.sent, t.source, t.target, t.action.kind) for t in transfers)
+    assert max(links.values(), default=0) <= 1
