@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from jaxpar.config import UserError
 from jaxpar.config.reference import help_text
+from jaxpar.mesh.liveness import depart
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,10 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _train(options.config, options.overrides)
     except UserError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
+        return depart(2, str(error))
     except KeyboardInterrupt:
         print("jaxpar: interrupted; the same command continues from the newest checkpoint", file=sys.stderr)
-        return 130
+        return depart(130, "interrupted")
 
 
 def _train(file: str | None, overrides: Sequence[str]) -> int:
@@ -54,12 +55,13 @@ def _train(file: str | None, overrides: Sequence[str]) -> int:
         Trainer(config).fit()
     except TrainingError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
-        return 1
+        return depart(1, str(error))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(f"jaxpar: the devices ran out of memory ({str(error).splitlines()[0]}); {ADVICE}", file=sys.stderr)
-        return 1
+        text = f"the devices ran out of memory ({str(error).splitlines()[0]}); {ADVICE}"
+        print(f"jaxpar: {text}", file=sys.stderr)
+        return depart(1, text)
     return 0
 
 

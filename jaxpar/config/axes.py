@@ -66,6 +66,12 @@ def virtual_devices_needed(parallel: ParallelConfig) -> int:
     return fixed if free is None else fixed * max(1, VIRTUAL_DEVICES // fixed)
 
 
+def fixed_devices(parallel: ParallelConfig) -> int | None:
+    """Devices that the layout takes, whatever there is; None when an axis is -1."""
+    sizes = axis_sizes(parallel).values()
+    return None if -1 in sizes else prod(sizes)
+
+
 def check_axes(parallel: ParallelConfig) -> str | None:
     """The name of the axis that is -1, if there is one.
 

@@ -236,7 +236,10 @@ class DataConfig:
     source: Literal["stdlib", "tokens", "synthetic"] = "stdlib"
     """`stdlib`: the sources of Python's standard library as bytes; `tokens`: token files; `synthetic`: generated."""
     path: str | None = None
-    """Token file for training (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
+    """Token folder to train on, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
+    sources: dict[str, float] | None = None
+    """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. Between two
+    runs of one job weights may change and sources come and go; each goes on where it was."""
     heldout_path: str | None = None
     """Token file for evaluation, for `source: tokens`; null means no evaluation."""
     separator: int | None = None

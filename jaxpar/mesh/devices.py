@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +20,10 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
+from jaxpar.mesh import liveness
+from jaxpar.mesh.job import Job, find_job
 from jaxpar.mesh.meeting import meet
+from jaxpar.mesh.relay import open_relay
 
 type Device = Any
 """A `jax.Device`, which type checkers take for a variable."""
@@ -31,8 +38,14 @@ COLLECTIVE_TIMEOUTS = (
 MOST_VIRTUAL = 64
 """Virtual CPU devices that one process may have: each has threads of its own."""
 
-CONNECT_S = 60
-"""How long JAX may take to connect processes that are all there, in seconds, at least: when it fails it aborts."""
+CONNECT_S = 300
+"""How long JAX may take to connect processes that are all there, in seconds: when it fails it aborts, and who is lost
+on the way is named by the watch long before."""
+
+JAX_HEARTBEAT_S = 3600
+"""JAX's own heartbeats abort the process; the watch has said who is lost long before."""
+
+HOST_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def has_gpu() -> bool:
@@ -43,23 +56,29 @@ def has_gpu() -> bool:
     return program is not None and subprocess.run([program], capture_output=True, check=False).returncode == 0
 
 
-def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
-    """Make `needed` devices exist in the job, as far as that is ours to decide.
+def host_gpus() -> int:
+    """NVIDIA GPUs of this machine, whether or not this process may use them."""
+    return len(list(HOST_GPUS.iterdir())) if HOST_GPUS.is_dir() else 0
+
+
+def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
+    """Make `needed` devices exist in the job, as far as that is ours to decide; the job when there are other processes.
 
     On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
     virtual CPU devices. On a machine with one, XLA gets the flags that programs for GPUs are compiled with, but for
-    those that the user set. With `distributed.coordinator` set, joins the other processes. Does nothing once JAX has
-    looked at its devices. Raises `UserError` when XLA does not know a flag, or when the other processes cannot be
-    reached.
+    those that the user set. Where the configuration or a launcher says so, joins the other processes, which are watched
+    from then on. Does nothing once JAX has looked at its devices. Raises `UserError` when XLA does not know a flag, or
+    when the other processes cannot be reached.
     """
+    job = find_job(distributed, os.environ, host_gpus())
     flags = os.environ.get("XLA_FLAGS", "")
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or (not platforms and not has_gpu()):
         if "xla_force_host_platform_device_count" not in flags:
             try:
-                jax.config.update("jax_num_cpu_devices", _virtual(needed, distributed.processes))
+                jax.config.update("jax_num_cpu_devices", _virtual(needed, 1 if job is None else job.processes))
             except RuntimeError:  # JAX has looked at its devices already: they are what they are
-                return
+                return job
         jax.config.update("jax_platforms", "cpu")
         os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)
     else:
@@ -68,8 +87,50 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> None:
         if not any(name in os.environ for name in POOL_VARIABLES):
             os.environ[POOL_VARIABLES[0]] = str(POOL_FRACTION)
         os.environ["XLA_FLAGS"] = flags
-    if distributed.coordinator is not None and not jax.distributed.is_initialized():
-        _join(distributed.coordinator, distributed.processes, distributed.process_id, distributed.timeout_s)
+    if job is not None and not jax.distributed.is_initialized():
+        _join(job, distributed)
+    return job
+
+
+def check_devices(job: Job, needed: int | None, devices: Sequence[Device]) -> None:
+    """Every process must have the devices that it should, and all the same number.
+
+    Args:
+        job: the processes.
+        needed: devices that the layout takes; None for all there are.
+        devices: those of the whole job.
+
+    Raises:
+        UserError: a process has another number of devices than the launcher or `distributed.devices_per_process` says,
+            than the layout takes per process, or than the other processes.
+    """
+    counts = Counter(device.process_index for device in devices)
+    own = counts[job.process_id]
+    me = f"process {job.process_id} of {job.processes} on {socket.gethostname()}"
+    # A launcher speaks of GPUs.
+    applies = devices[0].platform != "cpu" or job.expected_by.startswith("distributed.")
+    if applies and job.devices_expected not in (None, own):
+        raise UserError(
+            f"{job.expected_by}: {me} should have {job.devices_expected} devices and sees {own}; look at "
+            "CUDA_VISIBLE_DEVICES, and at how the launcher binds GPUs to processes (docs/clusters.md)"
+        )
+    if len(counts) != job.processes:
+        raise UserError(f"distributed.processes: {job.processes} joined, and devices are seen of {len(counts)} only")
+    usual = counts.most_common(1)[0][0]
+    odd = sorted(process for process, count in counts.items() if count != counts[usual])
+    if odd:
+        raise UserError(
+            f"distributed.processes: process {odd[0]} sees {counts[odd[0]]} devices and process {usual} sees "
+            f"{counts[usual]}; all must have the same number (docs/clusters.md)"
+        )
+    if needed is not None and needed != len(devices):
+        share = f"{needed // job.processes} in each of {job.processes} processes"
+        if needed % job.processes:
+            share = f"which do not divide among {job.processes} processes"
+        raise UserError(
+            f"parallel: the layout takes {needed} devices, {share}, and {me} sees {own}, which makes {len(devices)}; "
+            "start another number of processes, or set one axis, for example parallel.fsdp, to -1 to take what there is"
+        )
 
 
 def _virtual(needed: int, processes: int) -> int:
@@ -83,17 +144,22 @@ def _virtual(needed: int, processes: int) -> int:
     return share
 
 
-def _join(coordinator: str, processes: int, process_id: int, timeout_s: int) -> None:
-    meet(coordinator, processes, process_id, timeout_s)
+def _join(job: Job, limits: DistributedConfig) -> None:
+    peers = meet(job.coordinator, job.processes, job.process_id, limits.timeout_s)
+    liveness.watch_over(job.process_id, job.processes, peers, limits)
+    liveness.at("joining the other processes")
     try:
         jax.distributed.initialize(
-            coordinator_address=coordinator,
-            num_processes=processes,
-            process_id=process_id,
-            initialization_timeout=max(timeout_s, CONNECT_S),
+            coordinator_address=job.coordinator if job.process_id == 0 else open_relay(job.coordinator),
+            num_processes=job.processes,
+            process_id=job.process_id,
+            local_device_ids=job.local_devices,
+            cluster_detection_method="deactivate",  # it would give each process of Slurm and Open MPI a single GPU
+            initialization_timeout=CONNECT_S,
+            heartbeat_timeout_seconds=JAX_HEARTBEAT_S,
         )
     except RuntimeError as error:
         raise UserError(
-            f"distributed.coordinator is {coordinator!r}: process {process_id} of {processes} could not join "
-            f"({str(error).splitlines()[0]})"
+            f"distributed.coordinator is {job.coordinator!r}: process {job.process_id} of {job.processes} could not "
+            f"join ({str(error).splitlines()[0]})"
         ) from error

@@ -2,7 +2,7 @@
 
 `jax.distributed.initialize` ends the program with a stack trace when a process does not arrive. Here they come together
 first, over plain sockets at the coordinator's address: process 0 listens, the others say who they are, and all go on
-once everybody is there. Whoever is missing is named. The port is free again when JAX takes it, and the connections stay:
+once everybody is there. Whoever is missing is named. The port is free again when JAX takes it; connections stay, and
 over them the processes watch each other from then on (`watch.py`).
 """
 
@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from jaxpar.config.errors import UserError
 
 HELLO = "jaxpar"
+ASK, ANSWER = "there?", "here"
 GO = "go"
+ANSWER_S = 5.0
+"""How long an answer may take."""
 RETRY_S = 0.2
 LINE_BYTES = 4096
 SPARE_FILES = 1024
@@ -72,26 +75,31 @@ def _receive(port: int, processes: int, deadline: float) -> dict[int, Peer]:
     """Process 0: wait for the others, then send them on."""
     _allow_files(processes + SPARE_FILES)
     guests: dict[int, Peer] = {}
-    with contextlib.ExitStack() as stack:
+    try:
         with _listen(port) as door:
-            try:
-                while len(guests := _present(guests)) < processes - 1:
-                    door.settimeout(_left(deadline))
-                    connection = stack.enter_context(door.accept()[0])
-                    guest = _introduced(connection, processes, deadline)
-                    if guest is None:
-                        continue
-                    if guest.process in _present(guests):
-                        raise _Refused(f"two processes say that they are process {guest.process}")
-                    guests[guest.process] = guest
-            except (TimeoutError, _Refused) as error:
-                guests = _present(guests)
-                missing = [str(process) for process in range(1, processes) if process not in guests]
-                refusal = error if isinstance(error, _Refused) else _Refused(f"not there: process {_few(missing)}")
-                _tell(guests, str(refusal))
-                raise refusal from error
-        _tell(guests, f"{GO} {socket.gethostname()}")
-        stack.pop_all()
+            while not _complete(guests, processes - 1):
+                door.settimeout(_left(deadline))
+                connection = door.accept()[0]
+                guest = _introduced(connection, processes, deadline)
+                if guest is None:
+                    connection.close()
+                    continue
+                earlier = guests.get(guest.process)
+                guests[guest.process] = guest
+                if earlier is not None and not _is_gone(earlier.connection):
+                    guests[processes] = earlier  # under a number that nobody has: it hears of the refusal too
+                    raise _Refused(f"two processes say that they are process {guest.process}")
+                if earlier is not None:
+                    earlier.connection.close()
+    except (TimeoutError, _Refused) as error:
+        there = [process for process, guest in guests.items() if not _is_gone(guest.connection)]
+        missing = [str(process) for process in range(1, processes) if process not in there]
+        refusal = error if isinstance(error, _Refused) else _Refused(f"not there: process {_few(missing)}")
+        _tell(guests, str(refusal))
+        for guest in guests.values():
+            guest.connection.close()
+        raise refusal from error
+    _tell(guests, f"{GO} {socket.gethostname()}")
     return guests
 
 
@@ -142,13 +150,31 @@ def _introduced(connection: socket.socket, processes: int, deadline: float) -> P
     if len(words) != 4 or words[0] != HELLO or not all(word.isdigit() for word in words[1:3]):
         return None
     process, expected, host = int(words[1]), int(words[2]), words[3]
+    guest = Peer(process, host, connection)
     if expected != processes:
-        raise _Refused(f"process {process} on {host} expects {expected} processes and process 0 expects {processes}")
-    return Peer(process, host, connection)
+        why = f"process {process} on {host} expects {expected} processes and process 0 expects {processes}"
+        _tell({process: guest}, why)
+        connection.close()
+        raise _Refused(why)
+    return guest
 
 
-def _present(guests: dict[int, Peer]) -> dict[int, Peer]:
-    return {process: guest for process, guest in guests.items() if not _is_gone(guest.connection)}
+def _complete(guests: dict[int, Peer], wanted: int) -> bool:
+    """Whether as many as `wanted` are there. They are asked, for a hang-up takes time; who is gone is struck out."""
+    if len(guests) < wanted:
+        return False
+    _tell(guests, ASK)
+    for process in [process for process, guest in guests.items() if not _answers(guest.connection)]:
+        guests.pop(process).connection.close()
+    return len(guests) == wanted
+
+
+def _answers(guest: socket.socket) -> bool:
+    guest.settimeout(ANSWER_S)
+    try:
+        return _line(guest) == ANSWER
+    except OSError:
+        return False
 
 
 def _is_gone(guest: socket.socket) -> bool:
@@ -180,12 +206,11 @@ def _visit(host: str, port: int, processes: int, process_id: int, deadline: floa
                 last = "process 0 was there, and others were missing"
                 door.sendall(f"{HELLO} {process_id} {processes} {socket.gethostname()}\n".encode())
                 door.settimeout(_left(deadline, last))
-                answer = _line(door)
-            except socket.gaierror as error:
-                last = f"no address is known for {host!r}"
-                if error.errno not in MAY_COME:
-                    raise _Refused(last) from error
-                answer = ""
+                while (answer := _line(door)) == ASK:
+                    door.sendall(f"{ANSWER}\n".encode())
+                    door.settimeout(_left(deadline, last))
+            except socket.gaierror:  # Kubernetes gives a pod its name some time after the pod.
+                last, answer = f"no address is known for {host!r}", ""
             except OSError:  # Nobody listens yet, or process 0 went away: try again until the time is up.
                 answer = ""
             word, _, host_of_first = answer.partition(" ")

@@ -14,6 +14,7 @@ from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, config_to_dict
 from jaxpar.config.validate import profile_steps
+from jaxpar.mesh import liveness
 from jaxpar.model.flops import mfu
 from jaxpar.observe.console import ConsoleView
 from jaxpar.observe.environment import EnvironmentFile
@@ -85,7 +86,9 @@ class _Loop:
             self.saves.close()
 
     def _run(self) -> Summary:
+        liveness.at("looking into its folder")
         changes = from_first(self.folder.changes)
+        liveness.at("restoring a checkpoint")
         self._restore()
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self.folder.summary)) is not None:
@@ -97,6 +100,7 @@ class _Loop:
         self._announce(done + 1, changes)
         with termination() as asked_to_stop:
             stopped = self._train(done + 1, asked_to_stop)
+            liveness.at("waiting for the last save")
             self.saves.finish()
             if stopped:
                 self.listeners.message(f"Stopped by SIGTERM after step {stopped}; the same command continues the run.")
@@ -107,6 +111,7 @@ class _Loop:
         steps, previous = self.config.run.steps, None
         with self._profile() as profile:
             for number in range(first, steps + 1):
+                liveness.at(f"in step {number}", in_step=True)
                 if profile is not None:
                     profile.before_step(number)
                 with step_annotation(number):
@@ -141,6 +146,7 @@ class _Loop:
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config
         from_first(lambda: self.folder.write(trainer.plan, first - 1))
+        liveness.at("writing its folder")
         self.baseline = trainer.baseline()
         self.listeners.start(
             RunInfo(
@@ -164,6 +170,7 @@ class _Loop:
             self.listeners.message(f"All {first - 1} steps are done; what an earlier start left undone is the end.")
             return
         trainer.compiled  # noqa: B018 (compiles now, so that the time and the memory can be told)
+        liveness.at("compiling the step")
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {mebibytes(need)} per device"
         self.listeners.message(f"Compiled in {self.timer.compile_seconds:.1f} s{memory}.")
@@ -183,6 +190,7 @@ class _Loop:
     def _account(self, number: int, metrics: StepMetrics) -> None:
         """Wait for a step and count it; stop the run when too many in a row were skipped."""
         with self.timer.waiting():
+        liveness.at(f"waiting for step {number}", in_step=True)
             finite, in_row = bool(metrics.finite), int(metrics.skipped_in_row)
         if finite:
             self.tokens += int(metrics.tokens)
@@ -203,6 +211,7 @@ class _Loop:
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
         """Log, evaluate and save after step `number`, whichever is due."""
         config, last = self.config, self.config.run.steps
+        liveness.at(f"logging step {number}")
         lap = self.timer.lap(number - self.logged if self.logged else None)
         self.logged = number
         self.last_loss = float(metrics.loss)
@@ -210,6 +219,7 @@ class _Loop:
         every = config.evaluation.every
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
             with self.timer.paused():
+            liveness.at(f"evaluating after step {number}")
                 evaluated = self.eval_loss = self.trainer.evaluate()
                 self.listeners.evaluation(number, evaluated, self.baseline)
         tokens = config.data.batch_size * config.data.sequence_length
@@ -237,6 +247,7 @@ class _Loop:
         every = config.checkpoint.every
         if stop or number == last or (every and number % every == 0):
             with self.timer.paused():
+            liveness.at(f"saving step {number}")
                 self._save(number, must=stop or number == last)
 
     def _save(self, number: int, *, must: bool) -> None:
@@ -249,6 +260,7 @@ class _Loop:
     def _finish(self) -> Summary:
         """Sample and sum up."""
         trainer, timer, config = self.trainer, self.timer, self.config
+        liveness.at("finishing")
         finished = trainer.steps_done >= config.run.steps
         if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
             self.listeners.sample(*sample_heldout(trainer))

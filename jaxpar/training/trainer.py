@@ -11,11 +11,13 @@ import jax
 import numpy as np
 
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
+from jaxpar.config.axes import fixed_devices
 from jaxpar.config.validate import validate
 from jaxpar.data import Data, batch_rows, batches, bigram_loss, open_data
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.mesh import liveness
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.devices import Device, prepare_devices
+from jaxpar.mesh.devices import Device, check_devices, prepare_devices
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.events import Listener, Summary
@@ -54,10 +56,15 @@ class Trainer:
                 "overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])"
             )
         validate(config)
+        job = None
         if devices is None:
-            prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+            job = prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
         _use_compile_cache(config.run.compile_cache)
+        liveness.at("finding its devices")
         devices = list(jax.devices() if devices is None else devices)
+        if job is not None:
+            check_devices(job, fixed_devices(config.parallel), devices)
+        liveness.at("opening its data")
         config = resolve_config(config, len(devices))
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         self.config = with_vocab(config, self.data.vocab)

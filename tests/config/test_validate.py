@@ -141,10 +141,6 @@ def test_a_value_out_of_range_is_one_sentence(override, sentence):
             "distributed.process_id: expected less than distributed.processes (2), got 2",
         ),
         (
-            ["distributed.processes=2"],
-            "distributed.coordinator: null, and distributed.processes (2) need the host:port of process 0",
-        ),
-        (
             ["distributed.coordinator=localhost"],
             "distributed.coordinator: expected host:port, got 'localhost'",
         ),

@@ -22,13 +22,16 @@ def address() -> str:
 
 
 def outcome(*call: object) -> str:
-    """What `meet` says: `met`, or the words in parentheses of its sentence."""
+    """What `meet` says: `met` with whom, or the words in parentheses of its sentence."""
     try:
-        meet(*call)  # pyright: ignore[reportArgumentType]
+        peers = meet(*call)  # pyright: ignore[reportArgumentType]
     except UserError as error:
         said = str(error)
     else:
-        return "met"
+        for peer in peers.values():
+            peer.connection.close()
+        assert all(peer.host == socket.gethostname() for peer in peers.values())
+        return f"met {' '.join(map(str, sorted(peers)))}".rstrip()
     assert said.startswith(
         f"distributed.coordinator is {call[0]!r}: process {call[2]} of {call[1]} could not join within "
     )
@@ -51,7 +54,7 @@ def later(seconds: float, call: Callable[[], str]) -> Callable[[], str]:
 def test_all_go_on_once_everybody_is_there_whoever_comes_first(address: str):
     calls = [later(delay, lambda i=i: outcome(address, 5, i, 20)) for i, delay in enumerate((0.3, 0, 0.1, 0.6, 0.2))]
     began = time.monotonic()
-    assert together(*calls) == ["met"] * 5
+    assert together(*calls) == ["met 1 2 3 4", *["met 0"] * 4]
     assert 0.6 <= time.monotonic() - began < 10
 
 
@@ -61,7 +64,7 @@ def test_one_process_meets_itself(address: str):
 
 def test_the_port_is_free_again_at_once(address: str):
     for _ in range(3):
-        assert together(*[lambda i=i: outcome(address, 3, i, 20) for i in range(3)]) == ["met"] * 3
+        assert together(*[lambda i=i: outcome(address, 3, i, 20) for i in range(3)]) == ["met 1 2", "met 0", "met 0"]
         with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
             pass
 
@@ -88,20 +91,21 @@ def test_two_processes_of_one_number_are_told(address: str):
 
 
 def test_another_number_of_processes_is_told(address: str):
-    calls = [lambda: outcome(address, 3, 0, 20), lambda: outcome(address, 4, 1, 1)]
-    assert together(*calls)[0] == "process 1 expects 4 processes and process 0 expects 3"
+    calls = [lambda: outcome(address, 3, 0, 20), lambda: outcome(address, 4, 1, 20)]
+    said = f"process 1 on {socket.gethostname()} expects 4 processes and process 0 expects 3"
+    assert together(*calls) == [said, said]
 
 
 def test_a_restarted_process_and_a_stranger_disturb_nothing(address: str):
     port = int(address.split(":")[1])
 
     def disturb() -> str:
-        for said in (b"GET / HTTP/1.1\r\n", b"", b"jaxpar 1 2\n"):  # The last one is process 1, before its restart.
+        for said in (b"GET / HTTP/1.1\r\n", b"", b"jaxpar 1 2 host\n"):  # The last is process 1, before a restart.
             with contextlib.closing(_connect(port)) as door:
                 door.sendall(said)
         return outcome(address, 2, 1, 20)
 
-    assert together(lambda: outcome(address, 2, 0, 20), disturb) == ["met", "met"]
+    assert together(lambda: outcome(address, 2, 0, 20), disturb) == ["met 1", "met 0"]
 
 
 def _connect(port: int) -> socket.socket:
@@ -116,4 +120,19 @@ def test_a_taken_port_and_an_unknown_host_are_told(address: str):
     port = int(address.split(":")[1])
     with socket.create_server(("", port)):
         assert outcome(address, 2, 0, 5) == "Address already in use"
-    assert outcome("no-such-host.invalid:1234", 2, 1, 5) == "no address is known for 'no-such-host.invalid'"
+    assert outcome("no-such-host.invalid:1234", 2, 1, 1) == "no address is known for 'no-such-host.invalid'"
+
+
+def test_process_0_says_when_the_address_is_that_of_another_machine(address: str):
+    port = address.split(":")[1]
+    said = outcome(f"203.0.113.7:{port}", 2, 0, 0.2)  # An address that documents use and nobody has.
+    assert said == f"not there: process 1; 203.0.113.7 is no address of {socket.gethostname()}, where process 0 is"
+
+
+def test_the_connections_stay_and_carry_what_follows(address: str):
+    with ThreadPoolExecutor(2) as pool:
+        [first, second] = [pool.submit(meet, address, 2, i, 20).result for i in range(2)]
+        mine, yours = first()[1].connection, second()[0].connection
+    with mine, yours, socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
+        mine.sendall(b"hello")
+        assert yours.recv(5) == b"hello"

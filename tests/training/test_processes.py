@@ -101,7 +101,7 @@ def test_sigterm_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: 
 def test_a_process_that_never_arrives_is_one_sentence(tmp_path: Path):
     config = run_config(tmp_path, 4, parallel=MESH)
     address = f"127.0.0.1:{free_port()}"
-    job = [f"distributed.coordinator={address}", "distributed.processes=2", "distributed.timeout_s=1"]
+    job = [f"distributed.{key}" for key in (f"coordinator={address}", "processes=2", "process_id=0", "timeout_s=1")]
     [(code, out, errors)] = outputs([start(write_config(config, tmp_path / "job.yaml"), *job, devices=4)])
     assert (code, out) == (2, ""), errors
     said = f"distributed.coordinator is {address!r}: process 0 of 2 could not join within 1 s (not there: process 1)"

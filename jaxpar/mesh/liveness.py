@@ -1,0 +1,122 @@
+"""What this process tells the others about itself, and how it ends when one of them is lost.
+
+The loop says where it is with `at`; without other processes that does nothing. Nothing here imports JAX, so that a door
+can use it before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+
+from jaxpar.config.schema import DistributedConfig
+from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.verdicts import Mark
+from jaxpar.mesh.watch import Watch
+
+SETTLE_S = 5.0
+"""How long an error waits for the news that another process died, of which it may be a consequence."""
+WRITE_S = 2.0
+"""How long the last sentence may take to be written: whoever reads the screen may be gone."""
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+class _Job:
+    """The watch of this process, and the limits of the configuration."""
+
+    def __init__(self, watch: Watch, limits: DistributedConfig):
+        self.watch, self.limits = watch, limits
+
+
+_job: _Job | None = None
+
+
+def watch_over(process: int, processes: int, peers: dict[int, Peer], limits: DistributedConfig) -> None:
+    """Watch `peers` from now on until the interpreter ends; whoever is lost ends this process with exit code 1.
+
+    An exception that nobody catches is told to the others before the process ends.
+    """
+    global _job
+    mark = Mark(0, "starting", limits.pause_timeout_s, "distributed.pause_timeout_s")
+    watch = Watch(process, processes, peers, timeout_s=limits.heartbeat_timeout_s, mark=mark, end=_end)
+    _job = _Job(watch, limits)
+    atexit.register(_leave)
+    sys.excepthook = _unhandled
+
+
+def at(where: str, *, in_step: bool = False) -> None:
+    """The main thread is now at `where`, as it follows "it was": `compiling the step`, `in step 12`.
+
+    All processes say the same in the same order. In a step, `distributed.step_timeout_s` counts from here, and
+    elsewhere `distributed.pause_timeout_s`.
+    """
+    if _job is None:
+        return
+    key = "step_timeout_s" if in_step else "pause_timeout_s"
+    _job.watch.mark(where, getattr(_job.limits, key), f"distributed.{key}")
+
+
+def settle() -> None:
+    """Wait for the news that another process died, if that may be why an error came up here: it ends this process."""
+    if _job is not None:
+        time.sleep(SETTLE_S)
+
+
+def depart(code: int, why: str) -> int:
+    """Leave the job before its end: the others are told why, and this process ends with `code`.
+
+    Without other processes nothing happens, and `code` is returned.
+    """
+    if _job is None:
+        return code
+    _job.watch.fail(why)
+    _stop(code)
+    raise AssertionError("the process has ended")
+
+
+def _leave() -> None:
+    if _job is not None:
+        at("ending")
+        _job.watch.leave()
+
+
+def _end(sentence: str) -> None:
+    """The verdict of the watch: one sentence on the screen, and exit code 1."""
+    writer = threading.Thread(target=_write, args=(f"jaxpar: {sentence}\n",), daemon=True)
+    writer.start()
+    writer.join(WRITE_S)
+    _stop(1)
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        if os.isatty(1):  # A progress bar hides it.
+            os.write(1, SHOW_CURSOR)
+        # Not through sys.stderr: the main thread may hold its lock.
+        os.write(2, text.encode(errors="replace"))
+
+
+def _stop(code: int) -> None:
+    """End without JAX's own shut-down, which would wait minutes for the others."""
+    flusher = threading.Thread(target=_flush, daemon=True)
+    flusher.start()
+    flusher.join(WRITE_S)
+    os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _unhandled(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    settle()
+    sys.__excepthook__(kind, error, trace)
+    said = str(error).splitlines()
+    depart(1, f"{kind.__name__}{': ' + said[0] if said else ''}")

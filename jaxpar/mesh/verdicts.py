@@ -1,0 +1,96 @@
+"""Who is to blame when a job does not get on: from what is known of each process to one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST_NAMED = 4
+"""Processes that a sentence names one by one."""
+
+CONTINUES = "the job ends here, and the same command continues it from its newest checkpoint"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the main thread of a process is at."""
+
+    count: int
+    """Marks set before this one. All processes set the same marks in the same order, so it says who is behind."""
+    at: str
+    """Where, as it follows "it was": `in step 12`, `compiling the step`."""
+    limit_s: float
+    """How long it may stay there, in seconds."""
+    limit_key: str
+    """The key of the configuration that says so."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The last that is known of a process."""
+
+    process: int
+    host: str
+    mark: Mark
+    age_s: float
+    """Seconds since it set its mark."""
+    silent_s: float
+    """Seconds since it was heard of; 0 of oneself."""
+
+    @property
+    def name(self) -> str:
+        """`process 3 on node-b`."""
+        return f"process {self.process} on {self.host}"
+
+
+def died(sign: Sign) -> str:
+    """The sentence about a process whose connection ended without a word."""
+    return f"{sign.name} died (it was {sign.mark.at}, {_ago(sign.silent_s)}); {CONTINUES}"
+
+
+def failed(sign: Sign, why: str) -> str:
+    """The sentence about a process that ended and said why."""
+    return f"{sign.name} stopped (it was {sign.mark.at}) and said: {why}"
+
+
+def silent(signs: Sequence[Sign], timeout_s: float) -> str | None:
+    """The sentence about processes that have not been heard of for `timeout_s`; None when there are none."""
+    lost = [sign for sign in signs if sign.silent_s > timeout_s]
+    if not lost:
+        return None
+    return (
+        f"{_named(lost)} gave no sign of life for {timeout_s:g} s (distributed.heartbeat_timeout_s; "
+        f"{_was(lost)}): stopped, or its host or network is down; {CONTINUES}"
+    )
+
+
+def stalled(signs: Sequence[Sign]) -> str | None:
+    """The sentence about processes that stay where they are for too long, and hold up the others; None without one."""
+    late = [sign for sign in signs if sign.age_s > sign.mark.limit_s]
+    if not late:
+        return None
+    limit = f"{late[0].mark.limit_s:g} s ({late[0].mark.limit_key})"
+    behind = [sign for sign in signs if sign.mark.count == min(sign.mark.count for sign in signs)]
+    if len(behind) < len(signs):
+        return f"{_named(behind)} did not get on for {limit}, and the others wait for it ({_was(behind)}); {CONTINUES}"
+    return (
+        f"no process got on for {limit}, all of them {behind[0].mark.at}: a collective that does not end, or files "
+        f"that do not answer; {CONTINUES}"
+    )
+
+
+def _named(signs: Sequence[Sign]) -> str:
+    names = [sign.name for sign in signs[:MOST_NAMED]]
+    more = len(signs) - len(names)
+    if more:
+        return f"{', '.join(names)} and {more} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _was(signs: Sequence[Sign]) -> str:
+    places = list(dict.fromkeys(sign.mark.at for sign in signs))
+    return f"{'it was' if len(signs) == 1 else 'they were'} {' or '.join(places[:MOST_NAMED])}"
+
+
+def _ago(seconds: float) -> str:
+    return f"last heard of {seconds:.1f} s ago"

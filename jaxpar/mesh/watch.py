@@ -1,0 +1,256 @@
+"""The processes of a job watch each other, over the connections of their meeting.
+
+A thread in every process. The others tell process 0 a few times in each time-out that they are alive, and what their
+main thread is at; process 0 tells them that it is. So:
+
+- who dies is noticed at once (the connection ends without a word), by process 0, or by all when it is process 0;
+- who is stopped, or whose host or network is down, is noticed after `heartbeat_timeout_s`;
+- whose main thread does not get on is noticed by process 0, which knows who is behind the others.
+
+Process 0 tells the verdict to everybody, and `end` is called with it in every process. That has to come from a thread:
+the main thread waits inside a collective that nothing in Python can interrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jaxpar.mesh import verdicts
+from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.verdicts import Mark, Sign
+
+BEATS = 30
+"""Signs of life in one time-out, in a small job."""
+BEATS_PER_S = 500
+"""Signs of life that process 0 takes in per second, in a large one."""
+FEWEST_BEATS = 4
+GRACE_S = 2.0
+"""How long a process may end by itself after it heard that another one failed: often all fail for one reason."""
+LINGER_S = 3.0
+"""How long process 0 stays until the others have heard its last word: its end would cut them off."""
+WAKE_S = 0.125
+
+
+@dataclass
+class _Known:
+    """What is known of a peer."""
+
+    peer: Peer
+    mark: Mark
+    set_at: float
+    """When it set its mark, on the clock of this process."""
+    heard_at: float
+    left: bool = False
+    unread: bytes = field(default=b"", repr=False)
+
+
+class Watch:
+    """Watches the peers of this process until `leave`, and answers for it.
+
+    Args:
+        process: index of this process.
+        processes: how many the job has.
+        peers: what `meet` gave; the connections are closed at the end.
+        timeout_s: how long a peer may be silent.
+        mark: what the main thread is at now.
+        end: called once from the thread, with the sentence, when the job is over; it is expected to end the process.
+    """
+
+    def __init__(
+        self,
+        process: int,
+        processes: int,
+        peers: dict[int, Peer],
+        *,
+        timeout_s: float,
+        mark: Mark,
+        end: Callable[[str], None],
+    ):
+        self._process, self._timeout_s, self._end = process, timeout_s, end
+        self._host = socket.gethostname()
+        self._every_s = min(timeout_s / FEWEST_BEATS, max(timeout_s / BEATS, processes / BEATS_PER_S))
+        now = time.monotonic()
+        self._mark, self._marked_at = mark, now
+        self._known = {number: _Known(peer, mark, now, now) for number, peer in peers.items()}
+        self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
+        self._told_of_leaving = False
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        for known in self._known.values():
+            known.peer.connection.setblocking(False)
+            self._selector.register(known.peer.connection, selectors.EVENT_READ, known)
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def at(self) -> str:
+        """What the main thread is at."""
+        return self._mark.at
+
+    def mark(self, at: str, limit_s: float, limit_key: str) -> None:
+        """The main thread is now `at` something, and may stay there for `limit_s`. Costs a microsecond."""
+        self._mark = Mark(self._mark.count + 1, at, limit_s, limit_key)
+        self._marked_at = time.monotonic()
+
+    def fail(self, why: str) -> None:
+        """Tell the others that this process ends now, and why. Returns once they heard it, or after some seconds."""
+        self._failing.set()
+        if self._process == 0:
+            self._say({"end": verdicts.failed(self._own_sign(), why), "may_end_itself": True})
+            self._over.wait(GRACE_S + LINGER_S)
+        else:
+            self._say({"failed": why, "at": self._report()})
+
+    def leave(self) -> None:
+        """Wait until all processes have come to their end; who dies on the way is still named."""
+        self._leaving.set()
+        self._over.wait()
+        self._thread.join()
+
+    # Below: in the thread.
+
+    def _run(self) -> None:
+        try:
+            self._keep_watch()
+        except Exception as error:  # Nobody would be left to end this process.
+            self._end(f"the watch over the other processes broke ({error!r}); {verdicts.CONTINUES}")
+        for known in self._known.values():
+            known.peer.connection.close()
+        self._selector.close()
+
+    def _keep_watch(self) -> None:
+        woke, beat_at, judge_at = time.monotonic(), 0.0, 0.0
+        while not self._over.is_set():
+            events = self._selector.select(timeout=WAKE_S)
+            now = time.monotonic()
+            if now - woke > self._every_s + 1:  # This process was stopped itself: the others owe nothing for that time.
+                self._forgive(now - woke)
+            woke = now
+            for key, _ in events:
+                self._hear(key.data, now)
+            if self._failing.is_set():
+                if not self._selector.get_map():
+                    self._over.set()
+                continue
+            if now >= beat_at and not (self._leaving.is_set() and self._process != 0):
+                beat_at = now + self._every_s
+                self._say({"at": self._report()})
+            if now >= judge_at or self._leaving.is_set():
+                judge_at = now + self._every_s / 2
+                self._judge(now)
+                self._let_go()
+
+    def _forgive(self, seconds: float) -> None:
+        self._marked_at += seconds
+        for known in self._known.values():
+            known.heard_at += seconds
+            known.set_at += seconds
+
+    def _hear(self, known: _Known, now: float) -> None:
+        try:
+            said = known.peer.connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said:
+            self._selector.unregister(known.peer.connection)
+            if not known.left and not self._failing.is_set():
+                self._conclude(verdicts.died(self._sign_of(known, now)))
+            return
+        known.heard_at = now
+        *lines, known.unread = (known.unread + said).split(b"\n")
+        for line in lines:
+            self._take(known, json.loads(line), now)
+
+    def _take(self, known: _Known, message: dict[str, Any], now: float) -> None:
+        if "at" in message:
+            report = dict(message["at"])
+            known.set_at = now - report.pop("age_s")
+            known.mark = Mark(**report)
+        if "left" in message:
+            known.left = True
+        if "over" in message:
+            known.left = True
+            self._over.set()
+        if "failed" in message:
+            known.left = True
+            sentence = verdicts.failed(self._sign_of(known, now), message["failed"])
+            self._conclude(sentence, may_end_itself=True)
+        if "end" in message:
+            known.left = True
+            self._conclude(message["end"], may_end_itself=message.get("may_end_itself", False), told=True)
+
+    def _judge(self, now: float) -> None:
+        watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
+        sentence = verdicts.silent(watched, self._timeout_s)
+        if sentence is None and self._process == 0:
+            sentence = verdicts.stalled([self._own_sign(), *watched])
+        if sentence is not None:
+            self._conclude(sentence)
+
+    def _let_go(self) -> None:
+        """Once this process leaves: say so to process 0, or as process 0, when all others have, that it is over."""
+        if not self._leaving.is_set():
+            return
+        if self._process != 0:
+            if not self._told_of_leaving:
+                self._told_of_leaving = True
+                self._say({"left": True})
+        elif all(known.left for known in self._known.values()):
+            self._say({"over": True})
+            self._over.set()
+
+    def _conclude(self, sentence: str, *, may_end_itself: bool = False, told: bool = False) -> None:
+        """The job is over: tell the others, and end this process."""
+        if self._over.is_set():
+            return
+        if self._process == 0:
+            self._say({"end": sentence, "may_end_itself": may_end_itself})
+        elif not told:
+            self._say({"failed": sentence, "at": self._report()})
+        if may_end_itself and self._failing.wait(GRACE_S):
+            return
+        if self._process == 0:
+            self._linger()
+        self._over.set()
+        self._end(sentence)
+
+    def _linger(self) -> None:
+        """Wait for the others to hang up, but for those that are not heard of."""
+        now = time.monotonic()
+        for known in self._known.values():
+            if now - known.heard_at > self._timeout_s and known.peer.connection in self._selector.get_map():
+                self._selector.unregister(known.peer.connection)
+        until = now + LINGER_S
+        while self._selector.get_map() and time.monotonic() < until:
+            for key, _ in self._selector.select(timeout=WAKE_S):
+                with contextlib.suppress(OSError):
+                    if key.data.peer.connection.recv(65536):
+                        continue
+                self._selector.unregister(key.fileobj)
+
+    def _report(self) -> dict[str, Any]:
+        return asdict(self._mark) | {"age_s": time.monotonic() - self._marked_at}
+
+    def _own_sign(self) -> Sign:
+        return Sign(self._process, self._host, self._mark, time.monotonic() - self._marked_at, 0.0)
+
+    def _sign_of(self, known: _Known, now: float) -> Sign:
+        return Sign(known.peer.process, known.peer.host, known.mark, now - known.set_at, now - known.heard_at)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        """To all peers. A line is far smaller than the buffer; who does not empty it is silent, and judged for that."""
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            for known in self._known.values():
+                with contextlib.suppress(OSError):
+                    known.peer.connection.send(line)
