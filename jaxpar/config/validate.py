@@ -9,7 +9,7 @@ from jaxpar.config.axes import check_axes
 from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
-from jaxpar.config.schema import Config, ParallelConfig
+from jaxpar.config.schema import Config, DataConfig, ParallelConfig
 from jaxpar.config.sections import check_value, config_to_dict
 
 
@@ -57,10 +57,6 @@ def _check_run(config: Config) -> None:
     run = config.run
     if run.name in ("", ".", "..") or re.search(r"[/\\\0]", run.name):
         raise UserError(f"run.name: expected the name of one folder, got {run.name!r}; put parent folders in run.dir")
-    if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
-        raise UserError(
-            f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got {run.wandb!r}"
-        )
     if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
         raise UserError(
             f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got {run.wandb!r}"
@@ -122,6 +118,11 @@ def _check_pipeline(config: Config) -> None:
         for key, unused in (("schedule", "auto"), ("virtual_stages", None), ("stage_layers", None)):
             if (value := getattr(parallel, key)) not in (unused, "one-stage"):
                 raise UserError(f"parallel.{key}: {value} would not be used, because parallel.pipe is 1")
+    if parallel.pipe_ends == "shared" and parallel.pipe_ticks == "branching":
+        raise UserError(
+            "parallel.pipe_ends: shared needs all pipeline ranks in each loss, and parallel.pipe_ticks: branching lets "
+            "each rank do its own; expected last, or uniform ticks"
+        )
     if parallel.stage_layers is not None:
         if min(parallel.stage_layers, default=0) < 1:
             raise UserError(f"parallel.stage_layers: every chunk needs a layer, got {list(parallel.stage_layers)}")
@@ -160,15 +161,32 @@ def _check_optimizer(config: Config) -> None:
 def _check_data(config: Config) -> None:
     data = config.data
     if data.source == "tokens":
-        if not data.path:
-            raise UserError("data.path: null, and data.source: tokens needs the path of a token file (.npy)")
+        _check_tokens(data)
         return
-    for key in ("path", "heldout_path", "separator"):
+    for key in ("path", "sources", "heldout_path", "separator"):
         if getattr(data, key) is not None:
             raise UserError(
                 f"data.{key}: {getattr(data, key)!r} would not be used, because data.source is {data.source}; "
                 "expected data.source: tokens with it, or null"
             )
+
+
+def _check_tokens(data: DataConfig) -> None:
+    if data.path is None and data.sources is None:
+        raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
+    if data.path is not None and data.sources is not None:
+        raise UserError(
+            f"data.sources: expected null, or null for data.path, which is {data.path!r}: one of them is used"
+        )
+    if data.path == "":
+        raise UserError("data.path: expected the path of a token folder or a file of tokens, got nothing")
+    if data.sources is None:
+        return
+    for path, weight in data.sources.items():
+        if not path or weight < 0:
+            raise UserError(f"data.sources: expected paths with weights of at least 0, got {path!r}: {weight:g}")
+    if sum(data.sources.values()) <= 0:
+        raise UserError("data.sources: expected at least one path with a weight above 0")
 
 
 def _check_distributed(config: Config) -> None:

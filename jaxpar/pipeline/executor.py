@@ -8,21 +8,23 @@ while B computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from jaxtyping import Array, Float
 
+from jaxpar.config.errors import UserError
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_sum, shift_stage
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.parameters import Tree
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.program import EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
+from jaxpar.pipeline.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 
 type Row = dict[str, jax.Array]
 """One tick of this rank: a scalar for each of `jaxpar.pipeline.program.FIELDS`."""
@@ -117,12 +119,12 @@ class _Executor:
             held = self.stages.no_chunks(self.weights, slots["weights"])
             totals = self.stages.no_chunks(self.weights, slots["gradients"], gradients=True)
             carry = carry._replace(held=totals)
-        for run in self.program.runs:
-            held, carry = self._between(run.first, held, carry)
+        for part in self.program.loops:
+            held, carry = self._between(part.first, held, carry)
             executor = replace(self, layers=held if holds else layers)
-            tick = lambda carry, rows, run=run, e=executor: (e._tick(run, e._own(rows), carry, seed), None)
-            carry, _ = lax.scan(tick, carry, self._rows(run))
-        _, carry = self._between(len(self.program.schedule.ticks), held, carry)
+            tick = lambda run, row, carry, executor=executor: executor._tick(run, row, carry, seed)
+            carry = self._loop_over(part, tick, carry)
+        _, carry = self._between(self.program.ticks, held, carry)
         return carry.gradients, carry.reported
 
     def _between(self, tick: int, held: Tree, carry: Carry) -> tuple[Tree, Carry]:
@@ -150,30 +152,70 @@ class _Executor:
             counts = row["of_f_ends"] == 1 if self._shares_ends else last
             return self._arrive(run, "y", row, y, arrivals), total + jnp.where(counts, found, 0)
 
-        for run in self.program.runs:
-            body = lambda carry, rows, run=run: (tick(run, self._own(rows), carry), None)
-            carry, _ = lax.scan(body, carry, self._rows(run))
+        for part in self.program.loops:
+            carry = self._loop_over(part, tick, carry)
         return carry[1]
+
+    def _loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
+        """`tick(run, row, carry)` for each tick of a loop of the program."""
+
+        def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
+            for run in part.runs:
+                first = run.first - part.first
+                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
+                body = lambda carry, rows, run=run: (tick(run, self._own(rows), carry), None)
+                carry, _ = lax.scan(body, carry, own)
+            return carry, None
+
+        ticks = slice(part.first, part.first + part.repeats * part.ticks)
+        tables = {name: table[ticks] for name, table in self.program.rows.items()}
+        if part.repeats == 1:
+            return once(carry, {name: jnp.asarray(table) for name, table in tables.items()})[0]
+        shaped = {name: jnp.asarray(t.reshape(part.repeats, part.ticks, -1)) for name, t in tables.items()}
+        return lax.scan(once, carry, shaped)[0]
 
     # ---- one tick
 
     def _tick(self, run: Run, row: Row, carry: Carry, seed: jax.Array) -> Carry:
         y = g = None
         if Kind.FORWARD in run.kinds:
-            y, carry = self._forward(row, carry)
+            y, carry = self._act(row["f_counts"], ("stash", "outputs"), lambda carry: self._forward(row, carry), carry)
         if Kind.BACKWARD in run.kinds:
             at = self._at(carry.cotangents, row["b_cotangent"])
             if run.head:
-                g, carry = self._loss(row, carry, seed)
+                last = row["b_counts"] & row["b_last"]
+                g, carry = self._act(last, ("gradients", "reported"), lambda c: self._loss(row, c, seed), carry)
                 at = jnp.where(row["b_last"] == 1, g, at)
-            g, carry = self._backward(row, carry, at)
+            changed = ("gradients", "held", "kept")
+            g, carry = self._act(row["b_counts"], changed, lambda carry: self._backward(row, carry, at), carry)
         if Kind.WEIGHT in run.kinds:
-            carry = self._weight(row, carry)
+            _, carry = self._act(row["w_counts"], ("gradients",), lambda carry: ((), self._weight(row, carry)), carry)
         if y is not None:
             carry = carry._replace(arrivals=self._arrive(run, "y", row, y, carry.arrivals))
         if g is not None:
             carry = carry._replace(cotangents=self._arrive(run, "g", row, g, carry.cotangents))
         return carry
+
+    def _act(
+        self, counts: jax.Array, changed: Sequence[str], action: Callable[[Carry], tuple[Any, Carry]], carry: Carry
+    ) -> tuple[Any, Carry]:
+        """(value, carry) of an action that changes some fields of the carry.
+
+        In a branching program a rank whose action does not count leaves it out, and has zeros for the value.
+        """
+        if not self.program.branching:
+            return action(carry)
+
+        def act(state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            value, after = action(carry._replace(**state))
+            return vary(value), {name: getattr(after, name) for name in changed}
+
+        state = {name: getattr(carry, name) for name in changed}
+        program, (like, _) = jax.make_jaxpr(act, return_shape=True)(state)
+        refuse_permutes(program.jaxpr)
+        skip = lambda state: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), state)
+        value, state = lax.cond(counts == 1, act, skip, state)
+        return value, carry._replace(**state)
 
     def _forward(self, row: Row, carry: Carry) -> tuple[jax.Array, Carry]:
         data = self._microbatch(row["f_microbatch"])
@@ -255,10 +297,6 @@ class _Executor:
                 buffer = self._put(buffer, moved, jnp.maximum(row[field], 0), row[field] != NOTHING)
         return buffer
 
-    def _rows(self, run: Run) -> dict[str, jax.Array]:
-        ticks = slice(run.first, run.first + run.ticks)
-        return {name: jnp.asarray(table[ticks]) for name, table in self.program.rows.items()}
-
     def _own(self, rows: dict[str, jax.Array]) -> Row:
         """This rank's row, and beside it what the first and the last chunk's ranks have."""
         rank = lax.axis_index("pipe")
@@ -306,6 +344,24 @@ class _Executor:
             return buffer
         value = jnp.where(counts, value, self._at(buffer, slot))
         return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+
+
+def refuse_permutes(jaxpr: Jaxpr) -> None:
+    """Raises `UserError` where a program that ranks may leave out has a collective permute.
+
+    XLA matches a permute that only some ranks reach with an unrelated one, and corrupts data without a word. Group
+    collectives are right: all members of a group are on one pipeline rank, and take the same branch.
+    """
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "ppermute":
+            axes = equation.params["axis_name"]
+            raise UserError(
+                "parallel.pipe_ticks: branching needs layers without collective permutes, and these have one over "
+                f"{axes if isinstance(axes, str) else ' and '.join(axes)}, which XLA would match with an unrelated one "
+                "where ranks branch; expected uniform, or another parallel.context_strategy"
+            )
+        for inner in jaxprs_in_params(equation.params):
+            refuse_permutes(inner)
 
 
 def _with_layers(carry: Carry, gradients: Tree) -> Carry:

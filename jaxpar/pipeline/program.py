@@ -7,13 +7,14 @@ not have in a tick is computed all the same, and its result is not counted and g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from jaxpar.pipeline.actions import Action, Kind
+from jaxpar.pipeline.lockstep import branching_ticks
 from jaxpar.pipeline.slots import Lifetime, assign_slots, free_slot, slot_count
 from jaxpar.pipeline.table import Schedule, Tick
 
@@ -56,6 +57,25 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Runs that come one after the other, several times over."""
+
+    runs: tuple[Run, ...]
+    """Of the first time; each next time all tick numbers are `ticks` higher."""
+    repeats: int
+
+    @property
+    def first(self) -> int:
+        """Number of the first tick."""
+        return self.runs[0].first
+
+    @property
+    def ticks(self) -> int:
+        """Ticks of one time."""
+        return sum(run.ticks for run in self.runs)
+
+
+@dataclass(frozen=True)
 class Window:
     """A chunk of every rank that is held in a slot."""
 
@@ -72,11 +92,23 @@ class PipelineProgram:
     """For each of `FIELDS` an int32 array [tick, rank]."""
     slots: dict[str, int]
     """Slots of each of `BUFFERS`."""
-    runs: tuple[Run, ...]
+    loops: tuple[Loop, ...]
     loads: dict[int, list[Window]]
     """Where chunks are held: before a tick, the chunks to gather."""
     releases: dict[int, list[Window]]
     """Where chunks are held: before a tick (or after the last), the chunks whose gradients are complete."""
+    branching: bool
+    """Whether a rank computes its own actions alone, by branching on its row."""
+
+    @property
+    def ticks(self) -> int:
+        """Ticks of the whole program."""
+        return len(self.rows["f_counts"])
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs of all loops, each as often as it is written in the program."""
+        return tuple(run for loop in self.loops for run in loop.runs)
 
     @property
     def holds(self) -> bool:
@@ -95,18 +127,23 @@ class PipelineProgram:
         return self.schedule.rank_of[-1]
 
 
-def make_program(schedule: Schedule, ticks: Sequence[Tick] | None = None, *, hold: bool = False) -> PipelineProgram:
+def make_program(
+    schedule: Schedule, ticks: Sequence[Tick] | None = None, *, hold: bool = False, branching: bool = False
+) -> PipelineProgram:
     """The program of `schedule`, or of other ticks of its actions (a schedule of forwards alone is fine).
 
     With `hold`, the weights of a chunk are gathered once for all its forwards and once for all its backwards, and kept
-    meanwhile: right for a schedule that finishes with a chunk before it begins the next.
+    meanwhile: right for a schedule that finishes with a chunk before it begins the next. With `branching` each rank
+    takes one action a tick, in its published order.
     """
-    return _Maker(schedule, schedule.ticks if ticks is None else ticks, hold).make()
+    if ticks is None:
+        ticks = branching_ticks(schedule.orders, schedule.chunks) if branching else schedule.ticks
+    return _Maker(schedule, ticks, hold, branching).make()
 
 
 class _Maker:
-    def __init__(self, schedule: Schedule, ticks: Sequence[Tick], hold: bool):
-        self.schedule, self.ticks, self.hold = schedule, ticks, hold
+    def __init__(self, schedule: Schedule, ticks: Sequence[Tick], hold: bool, branching: bool):
+        self.schedule, self.ticks, self.hold, self.branching = schedule, ticks, hold, branching
         self.loads: dict[int, list[Window]] = {}
         self.releases: dict[int, list[Window]] = {}
         self.when = {a: t for t, tick in enumerate(ticks) for actions in tick for a in actions}
@@ -125,27 +162,31 @@ class _Maker:
             for rank, actions in enumerate(ranks):
                 for action in actions:
                     self._write(tick, rank, action)
-                self._idle(tick, rank, {action.kind for action in actions})
+                if not self.branching:
+                    self._idle(tick, rank, {action.kind for action in actions})
         if self.hold:
             self._hold()
-        runs = tuple(self._runs())
-        return PipelineProgram(self.schedule, self.rows, dict(self.counts), runs, self.loads, self.releases)
+        runs = self._runs()
+        loops = tuple(Loop((run,), 1) for run in runs) if self.hold else tuple(fold(runs))
+        return PipelineProgram(
+            self.schedule, self.rows, dict(self.counts), loops, self.loads, self.releases, self.branching
+        )
 
     def _hold(self) -> None:
         """Slots for the chunks in use, over all ranks: gathered and scattered by all of them at once."""
         windows: dict[tuple[str, int], Lifetime] = {}
-        for action, tick in self.when.items():
-            rank = self.schedule.rank_of[action.chunk]
-            name = action.kind.value.lower(), self.schedule.chunks_of[rank].index(action.chunk)
-            life = windows.get(name, Lifetime(tick, tick))
-            windows[name] = Lifetime(min(life.first, tick), max(life.last, tick))
+        # A forward that is repeated into the stash must find the weights that it was run with.
+        uses = {"f": (self.rows["f_counts"] == 1) | (self.rows["f_source"] == STASHED), "b": self.rows["b_counts"] == 1}
+        for kind, used in uses.items():
+            for chunk in range(self.schedule.virtual_stages):
+                ticks = np.flatnonzero((used & (self.rows[f"{kind}_chunk"] == chunk)).any(axis=1))
+                windows[kind, chunk] = Lifetime(int(ticks[0]), int(ticks[-1]))
         backwards = {name: life for name, life in windows.items() if name[0] == "b"}
         for buffer, lives in (("weights", windows), ("gradients", backwards)):
             slots = assign_slots(lives)
             self.counts[buffer] = slot_count(slots.values())
             for (kind, chunk), slot in slots.items():
-                column = self.rows[f"{kind}_{buffer}"]
-                column[(self.rows[f"{kind}_chunk"] == chunk) & (self.rows[f"{kind}_counts"] == 1)] = slot
+                self.rows[f"{kind}_{buffer}"][uses[kind] & (self.rows[f"{kind}_chunk"] == chunk)] = slot
                 if buffer == "weights":
                     self.loads.setdefault(lives[kind, chunk].first, []).append(Window(chunk, slot))
                 else:
@@ -244,3 +285,30 @@ class _Maker:
             arrivals = frozenset(name for name in FIELDS[-6:] if (self.rows[name][numbers] != NOTHING).any())
             runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals))
         return runs
+
+
+MOST_RUNS = 4
+"""Runs that a repeated pattern is looked for in."""
+
+
+def fold(runs: Sequence[Run]) -> Iterator[Loop]:
+    """Loops that stand for `runs`: a pattern of runs that repeats is written once.
+
+    Interleaved schedules alternate between ticks with and without the loss, as often as there are microbatches for it.
+    """
+    key = lambda run: (run.kinds, run.head, run.ticks)
+    at = 0
+    while at < len(runs):
+        best = 1, 1
+        for length in range(1, MOST_RUNS + 1):
+            pattern = [key(run) for run in runs[at : at + length]]
+            repeats = 1
+            while [key(run) for run in runs[at + repeats * length : at + (repeats + 1) * length]] == pattern:
+                repeats += 1
+            if repeats > 1 and repeats * length > best[0] * best[1]:
+                best = length, repeats
+        length, repeats = best
+        folded = [runs[at + place : at + length * repeats : length] for place in range(length)]
+        together = [replace(same[0], arrivals=frozenset().union(*(run.arrivals for run in same))) for same in folded]
+        yield Loop(tuple(together), repeats)
+        at += length * repeats

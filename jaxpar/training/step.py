@@ -79,7 +79,7 @@ class TrainStep:
         self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
         self.schedule = schedule_of(plan)
-        self.program = make_program(self.schedule, hold=holds_chunks(plan))
+        self.program = make_program(self.schedule, hold=holds_chunks(plan), branching=plan.pipe_ticks == "branching")
 
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""
