@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AxisType, Mesh
 
 from jaxpar.mesh.axes import AXES
@@ -23,8 +24,12 @@ def mesh_of(**sizes: int) -> Mesh:
 
 
 def operations(function: Any, *arguments: Any) -> list[tuple[Any, int]]:
-    """Every equation of `function` traced on `arguments`, loops and calls opened, and how often it runs."""
-    return list(_walk(jax.make_jaxpr(function)(*arguments).jaxpr, 1))
+    """Every equation of `function` traced on `arguments`, loops and calls opened, and how often it runs.
+
+    What no result needs is left out, as every compiler leaves it out.
+    """
+    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+    return list(_walk(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0], 1))
 
 
 def _walk(jaxpr: Jaxpr, times: int) -> Iterator[tuple[Any, int]]:

@@ -12,9 +12,13 @@ from jaxpar.config.plan import AxisSizes, Choice, Dtypes, Plan
 from jaxpar.config.schema import ParallelConfig
 
 PLAN = Plan(
-    axes=AxisSizes(replica=2, fsdp=3, expert=5, context=7, tensor=11),
+    axes=AxisSizes(pipe=2, replica=2, fsdp=3, expert=5, context=7, tensor=11),
     zero=2,
-    schedule="one_stage",
+    schedule="interleaved",
+    virtual_stages=2,
+    stage_layers=(2, 3, 3, 1),
+    pipe_ends="shared",
+    pipe_ticks="uniform",
     microbatches=4,
     microbatch_rows=2,
     remat="selective",
@@ -38,9 +42,9 @@ def test_a_plan_can_be_a_key():
 
 
 def test_axis_sizes_read_like_a_mapping_in_mesh_order():
-    assert dict(PLAN.axes) == {"pipe": 1, "replica": 2, "fsdp": 3, "expert": 5, "context": 7, "tensor": 11}
+    assert dict(PLAN.axes) == {"pipe": 2, "replica": 2, "fsdp": 3, "expert": 5, "context": 7, "tensor": 11}
     assert tuple(PLAN.axes.keys()) == AXES and PLAN.axes["tensor"] == 11
-    assert (PLAN.axes.devices, PLAN.axes.data) == (2 * 3 * 5 * 7 * 11, 2 * 3 * 5)
+    assert (PLAN.axes.devices, PLAN.axes.data) == (2 * 2 * 3 * 5 * 7 * 11, 2 * 3 * 5)
     assert AxisSizes(**axis_sizes(ParallelConfig(fsdp=4))) == AxisSizes(fsdp=4)
     with pytest.raises(KeyError):
         PLAN.axes["devices"]
@@ -57,6 +61,9 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (("axes",), 8, "plan.axes: expected a mapping, got 8"),
         (("axes", "fsdp"), 0, "plan.axes.fsdp: must be at least 1, got 0"),
         (("axes", "fsdp"), 2.0, "plan.axes.fsdp: expected a whole number, got 2.0"),
+        (("stage_layers",), 4, "plan.stage_layers: expected a list, got 4"),
+        (("stage_layers",), [2, "3"], "plan.stage_layers[1]: expected a whole number, got '3'"),
+        (("pipe_ends",), "first", "plan.pipe_ends: expected last or shared, got 'first'"),
         (("microbatches",), 0, "plan.microbatches: must be at least 1, got 0"),
         (
             ("activations", "query"),

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
@@ -78,10 +78,11 @@ def sharded(placements: Placements, policy: Any) -> Any:
         weights = to_storage(master, placements)["layers"]
         loop, tokens = loop_of(placements, policy, weights["up"].shape[0]), vary(tokens_of(1))
         stash = loop.stash(weights, vary(x), tokens, 1)
-        y, stash = loop.forward(weights, 0, vary(x), tokens, stash, 0)
-        sinks = zero_sinks(weights, placements, part="layers")
-        dx, gradients, _ = loop.backward(weights, 0, vary(dy), tokens, stash, 0, sinks)
-        alone = loop.run(weights, 0, vary(x), tokens)
+        chunk = Chunk(weights, 0, 0)
+        y, stash = loop.forward(chunk, vary(x), tokens, stash, 0)
+        sinks = Chunk(zero_sinks(weights, placements, part="layers"), 0, 0)
+        dx, gradients, _ = loop.backward(chunk, vary(dy), tokens, stash, 0, sinks)
+        alone = loop.run(chunk, vary(x), tokens)
         return alike(y), alike(alone), alike(dx), to_optimizer({"layers": gradients}, placements)
 
     return jax.shard_map(program, mesh=MESH, in_specs=(layout, ROWS, ROWS), out_specs=(ROWS, ROWS, ROWS, layout))
@@ -156,12 +157,13 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights, tokens = to_storage(master, placements)["layers"], vary(tokens_of(1))
         loop, gradients = LayerLoop(layer, placements, None, order), zero_sinks(weights, placements, part="layers")
-        stash = loop.stash(weights, vary(x), tokens, 3)
-        h, stash = loop.forward(weights, 0, vary(x), tokens, stash, 2)
-        y, stash = loop.forward(weights, 1, h, tokens, stash, 0)
-        _, gradients, _ = loop.backward(weights, 1, vary(dy), tokens, stash, 2, gradients, counts=jnp.bool(False))
-        dh, gradients, _ = loop.backward(weights, 1, vary(dy), tokens, stash, 0, gradients, counts=jnp.bool(True))
-        dx, gradients, _ = loop.backward(weights, 0, dh, tokens, stash, 2, gradients, counts=jnp.bool(True))
+        first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
+        stash, no, yes = loop.stash(weights, vary(x), tokens, 3), jnp.bool(False), jnp.bool(True)
+        h, stash = loop.forward(first, vary(x), tokens, stash, 2)
+        y, stash = loop.forward(second, h, tokens, stash, 0)
+        _, gradients, _ = loop.backward(second, vary(dy), tokens, stash, 2, Chunk(gradients, 1, 1), no)
+        dh, gradients, _ = loop.backward(second, vary(dy), tokens, stash, 0, Chunk(gradients, 1, 1), yes)
+        dx, gradients, _ = loop.backward(first, dh, tokens, stash, 2, Chunk(gradients, 0, 0), yes)
         return alike(y), alike(dx), to_optimizer({"layers": gradients}, placements)
 
     layout = placements.optimizer.layout

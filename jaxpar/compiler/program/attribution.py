@@ -21,6 +21,7 @@ DUALS = {
     "scatter_gradient": "gather_weight",
     "gather_matrices": "scatter_matrices",
     "scatter_matrices": "gather_matrices",
+    "shift_stage": "shift_stage",
     "reduce_sum": "reduce_sum",
     "reduce_max": "reduce_max",
 }
