@@ -32,8 +32,6 @@ class RunConfig:
     """Folder of the persistent compilation cache; null turns it off."""
     wandb: str | None = None
     """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
-    wandb: str | None = None
-    """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
 
 
 @dataclass(frozen=True)
@@ -234,16 +232,17 @@ class DataConfig:
     """Where tokens come from and how they become a batch."""
 
     source: Literal["stdlib", "tokens", "synthetic"] = "stdlib"
-    """`stdlib`: the sources of Python's standard library as bytes; `tokens`: token files; `synthetic`: generated."""
+    """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or
+    a file of tokens; `synthetic`: generated."""
     path: str | None = None
-    """Token folder to train on, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
+    """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
     sources: dict[str, float] | None = None
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. Between two
     runs of one job weights may change and sources come and go; each goes on where it was."""
     heldout_path: str | None = None
-    """Token file for evaluation, for `source: tokens`; null means no evaluation."""
+    """Token folder (or file) to evaluate on; null means what the folders hold out, and nothing for a file."""
     separator: int | None = None
-    """Token that ends a document in a token file; null means that the file is one document."""
+    """Token that ends a document in a file of tokens; null means that the file is one document."""
     sequence_length: int = 1024
     """Tokens per row."""
     batch_size: int = 8

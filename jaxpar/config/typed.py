@@ -51,6 +51,8 @@ def spell(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{spell(name)}: {spell(entry)}" for name, entry in value.items()) + "}"
     return str(value)
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import yaml
 from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from jaxpar.config.errors import UserError
 
@@ -40,6 +41,13 @@ class _Loader(yaml.SafeLoader):
         if getattr(event, "tag", None) is not None:
             raise ComposerError(None, None, "tags (!) have no meaning here", event.start_mark)
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping that is the value of a key; of names that appear twice YAML would take the last in silence."""
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            raise ConstructorError(None, None, "a name appears twice in a mapping", node.start_mark)
+        return found
 
 
 class _Dumper(yaml.SafeDumper):

@@ -41,6 +41,10 @@ class Rows(Protocol):
         """The row of an example, the same whenever and wherever it is asked for."""
         ...
 
+    def epochs(self, examples: int) -> dict[str, float]:
+        """Name of each source to how often it was gone through, once the examples below `examples` are used."""
+        ...
+
 
 @dataclass(frozen=True)
 class _Order:
@@ -62,17 +66,21 @@ class PackedRows:
         sequence_length: tokens per row.
         packed: keep the documents of a row apart (see `assemble`).
         seed: with the epoch's number it decides the epoch's order.
+        name: what to call the source of the documents.
 
     Raises:
         UserError: the stream is shorter than a row.
     """
 
-    def __init__(self, stream: TokenStream, *, sequence_length: int, packed: bool, seed: int) -> None:
+    def __init__(
+        self, stream: TokenStream, *, sequence_length: int, packed: bool, seed: int, name: str = "the data"
+    ) -> None:
         if len(stream) < sequence_length:
             raise UserError(
-                f"data.sequence_length={sequence_length} is longer than the data, which has {len(stream)} tokens; "
+                f"data.sequence_length={sequence_length} is longer than {name}, which has {len(stream)} tokens; "
                 f"expected at most {len(stream)}, or more data"
             )
+        self.name = name
         self.stream = stream
         self.sequence_length = sequence_length
         self.packed = packed
@@ -94,6 +102,10 @@ class PackedRows:
         start_in_epoch = order.ends[place_of] - self._lengths(document)
         tokens = self.stream.tokens[self.stream.starts[document] + offsets - start_in_epoch]
         return assemble(tokens, place_of, sequence_length=self.sequence_length, packed=self.packed)
+
+    def epochs(self, examples: int) -> dict[str, float]:
+        """How often the documents were gone through, once the examples below `examples` are used."""
+        return {self.name: examples / self.rows_per_epoch}
 
     def _lengths(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
         starts, last = self.stream.starts, len(self.stream.starts) - 1

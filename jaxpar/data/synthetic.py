@@ -56,6 +56,10 @@ class SyntheticRows:
         tokens, documents = generate(self.sequence_length + 1, self.vocab, self.seed, self.split, _ROW, example)
         return assemble(tokens, documents, sequence_length=self.sequence_length, packed=self.packed)
 
+    def epochs(self, examples: int) -> dict[str, float]:
+        """Nothing: generated text does not come to its end."""
+        return {}
+
     @property
     def stream(self) -> TokenStream:
         """A sample of the language: 2**18 tokens, drawn apart from the rows."""

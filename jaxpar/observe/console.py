@@ -107,6 +107,8 @@ class ConsoleView(Listener):
         if summary.eval_loss is not None:
             against = _against(summary.eval_loss, summary.baseline_loss)
             self._line(f"            {summary.eval_loss:.4f} held-out{against}")
+        for source, epochs in (summary.epochs or {}).items():
+            self._line(f"  data      {epochs:.3g} epochs of {source}")
         if summary.peak_bytes is not None:
             whose = "on the fullest device" if summary.memory_kind == "device" else "of host memory in this process"
             self._line(f"  memory    peak {_bytes(summary.peak_bytes)} {whose}")

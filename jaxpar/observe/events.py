@@ -78,6 +78,8 @@ class StepRecord:
     """Held-out loss, where this step was evaluated."""
     memory_kind: MemoryKind = "device"
     """Whose memory `memory_bytes` is."""
+    epochs: dict[str, float] | None = None
+    """Source of data to how often it was gone through so far."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Summary:
     """Mean time of a step that the host neither dispatched nor waited in, after the first step."""
     memory_kind: MemoryKind = "device"
     """Whose memory `peak_bytes` is."""
+    epochs: dict[str, float] | None = None
+    """Source of data to how often it was gone through, the time before a restore included."""
 
 
 class Listener:

@@ -25,7 +25,7 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
     scalars = {tag: values[field] for field, tag in _TAGS.items() if values[field] is not None}
     if record.memory_bytes is not None:
         scalars[f"memory/{record.memory_kind}_bytes"] = record.memory_bytes
-    return scalars
+    return scalars | {f"epochs/{source}": epochs for source, epochs in (record.epochs or {}).items()}
 
 
 def evaluation_scalars(loss: float, baseline: float | None) -> dict[str, float]:

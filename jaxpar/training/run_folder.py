@@ -27,6 +27,7 @@ MAY_CHANGE_KEYS = (
     "run.compile_cache",
     "run.wandb",
     "data.prefetch",
+    "data.sources",
     "optimizer.learning_rate",
     "optimizer.muon_learning_rate",
     "optimizer.clip_norm",

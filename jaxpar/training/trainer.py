@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -146,6 +147,25 @@ class Trainer:
     def evaluates(self) -> bool:
         """Whether there is held-out data and the configuration asks to use it."""
         return self.data.heldout is not None and self.config.evaluation.batches > 0
+
+    def epochs(self, steps: int) -> dict[str, float]:
+        """Source to how often it was gone through after so many steps; empty where text is generated."""
+        return self.data.train.epochs(steps * self.config.data.batch_size)
+
+    def continue_data(self, facts: dict[str, Any] | None) -> str | None:
+        """Go on with the data where a checkpoint of the current step was; what there is to tell of it.
+
+        Args:
+            facts: `Data.facts` of the run that made the checkpoint; None where it had none.
+        """
+        example = self.steps_done * self.config.data.batch_size
+        before, self.data, self._batches = facts, self.data.continued(facts, example), None
+        if before is None or self.data.facts == before:
+            return None
+        return (
+            f"The mixture is another one from example {example} on, and each source goes on where it was: epochs "
+            f"{self.data.epochs_told(example)}."
+        )
 
     def heldout_batches(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
         """The held-out batches: `rows` of each, by default those that this process loads."""

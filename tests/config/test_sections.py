@@ -29,6 +29,8 @@ _PLAIN: dict[Any, st.SearchStrategy] = {
     str: st.text(max_size=8),
     str | None: st.none() | st.text(max_size=8),
     float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    dict[str, float] | None: st.none()
+    | st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 }
 
 
@@ -76,3 +78,9 @@ def test_the_difference_names_each_key_with_both_values():
         "model.tied: false -> true",
     ]
     assert config_difference(old, old) == []
+
+
+def test_the_difference_spells_mappings_as_yaml_does():
+    old = load_config(None, ["data.sources={a/b: 1, c: 0.5}"])
+    new = load_config(None, ["data.sources={a/b: 1}"])
+    assert config_difference(old, new) == ["data.sources: {a/b: 1.0, c: 0.5} -> {a/b: 1.0}"]

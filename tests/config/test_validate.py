@@ -61,7 +61,10 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("run.profile=15:10", "run.profile: expected first:last, for example 10:15, got '15:10'"),
         ("run.profile=0:3", "run.profile: expected first:last, for example 10:15, got '0:3'"),
         ("run.profile=5000:5001", "run.profile: 5000:5001 begins after the last of run.steps (1000)"),
-        ("data.source=tokens", "data.path: null, and data.source: tokens needs the path of a token file (.npy)"),
+        (
+            "data.source=tokens",
+            "data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens",
+        ),
         (
             "data.path=train.npy",
             "data.path: 'train.npy' would not be used, because data.source is stdlib; expected data.source: tokens "

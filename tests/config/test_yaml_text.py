@@ -57,6 +57,14 @@ def test_a_number_survives_to_the_last_bit(number):
     assert read == number and math.copysign(1, read) == math.copysign(1, number)
 
 
+def test_a_name_that_appears_twice_in_a_mapping_of_a_key_is_refused():
+    assert parse_value("{a: 1, b: 2}") == {"a": 1, "b": 2}
+    with pytest.raises(UserError, match="a name appears twice in a mapping"):
+        parse_value("{a: 1, a: 2}")
+    with pytest.raises(UserError, match=r"^x.yaml:3: .*a name appears twice"):
+        parse_document("data:\n  path: a\n  sources: {a: 1, a: 2}\n", "x.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -1,0 +1,203 @@
+"""Several sources mixed by weight: which source an example is from, and which row of it, are functions of its number.
+
+Example `e` stands at `u(e)`, the fractional part of `e` times the golden ratio plus a shift that the seed decides, and
+belongs to the source in whose share of [0, 1) that lies. These points are spread as evenly as points can be (Weyl 1916;
+Knuth, The Art of Computer Programming 3, section 6.4), so every stretch of n examples has each source's share to within
+a few rows. Rows of a source are taken in their order: the number of a row is how many examples before it went to the
+source, which `_points_below` counts without listing them.
+
+When the weights change during a run, at an example that a checkpoint stands at, each source goes on where it was: an
+`Era` says since which example the weights hold, and how many rows of each source were used before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from jaxpar.data.packing import PackedRows, Row
+from jaxpar.data.randomness import random_bits
+from jaxpar.data.stream import TokenStream
+
+CIRCLE = 2**64
+STRIDE = 0x9E3779B97F4A7C15
+"""The golden ratio's fractional part times 2**64, odd, so that 2**64 examples stand at different points."""
+SAMPLE_TOKENS = 2**25
+"""Tokens of the sample that `Mixture.stream` is."""
+
+_SHIFT = 2
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """A source of a mixture."""
+
+    name: str
+    """What the configuration calls it."""
+    identity: str
+    """What it is known by in checkpoints, wherever it lies."""
+    rows: PackedRows
+    weight: float
+
+
+@dataclass(frozen=True)
+class Era:
+    """A stretch of a run with the same weights."""
+
+    first: int
+    """Its first example."""
+    weights: dict[str, float]
+    """Identity of each source to its weight."""
+    used: dict[str, int]
+    """Identity of each source there ever was to the rows of it that were used before `first`."""
+
+
+class Mixture:
+    """Rows of several sources, mixed by weight; see the module's text.
+
+    Args:
+        sources: at least one; weights are at least 0, and one of them is above.
+        seed: with the weights it decides which source an example is from.
+        era: since when these weights hold; None means since the beginning.
+    """
+
+    def __init__(self, sources: Sequence[MixedSource], *, seed: int, era: Era | None = None) -> None:
+        # In an order that does not depend on how the configuration is written.
+        self._sources = sorted(sources, key=lambda source: source.identity)
+        self._by_identity = {source.identity: source for source in self._sources}
+        assert len(self._by_identity) == len(self._sources), "each source once"
+        self._seed = seed
+        self._era = era or Era(0, {source.identity: source.weight for source in self._sources}, {})
+        self._shares = _Shares(self._era.weights, seed)
+        self._before = self._shares.counts(self._era.first)
+        self.sequence_length = self._sources[0].rows.sequence_length
+
+    def place(self, example: int) -> tuple[MixedSource, int]:
+        """The source of an example, and the number of its row there."""
+        assert example >= self._era.first, "an example of this era"
+        identity, count = self._shares.owner(example)
+        row = self._era.used.get(identity, 0) + count - self._before[identity]
+        return self._by_identity[identity], row
+
+    def row(self, example: int) -> Row:
+        """The row of an example."""
+        source, row = self.place(example)
+        return source.rows.row(row)
+
+    def used(self, examples: int) -> dict[str, int]:
+        """Identity of each source there ever was to the rows of it that the examples below `examples` have."""
+        counts = self._shares.counts(examples)
+        used = dict(self._era.used)
+        for identity, count in counts.items():
+            used[identity] = used.get(identity, 0) + count - self._before[identity]
+        return used
+
+    def epochs(self, examples: int) -> dict[str, float]:
+        """Name of each source to how often it was gone through, once the examples below `examples` are used."""
+        used = self.used(examples)
+        return {source.name: used[source.identity] / source.rows.rows_per_epoch for source in self._sources}
+
+    @property
+    def rows_used(self) -> dict[str, int]:
+        """Name of each source to the rows of it that were used before these weights held."""
+        return {source.name: self._era.used.get(source.identity, 0) for source in self._sources}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint must know to go on: the era, as JSON."""
+        return asdict(self._era)
+
+    def continued(self, facts: Mapping[str, Any], example: int) -> Mixture:
+        """This mixture, going on at `example` after the era of a checkpoint: the same one while the weights are the
+        same, otherwise a new one, in which each source goes on where it was."""
+        old = Era(facts["first"], dict(facts["weights"]), dict(facts["used"]))
+        if (
+            _Shares(old.weights, self._seed).ends == self._shares.ends
+            and old.weights.keys() == self._era.weights.keys()
+        ):
+            return Mixture(self._sources, seed=self._seed, era=old)
+        shares = _Shares(old.weights, self._seed)
+        before, now = shares.counts(old.first), shares.counts(example)
+        used = dict(old.used)
+        for identity in old.weights:
+            used[identity] = used.get(identity, 0) + now[identity] - before[identity]
+        return Mixture(self._sources, seed=self._seed, era=replace(self._era, first=example, used=used))
+
+    @property
+    def stream(self) -> TokenStream:
+        """A sample of the mixture: the first documents of each source, by weight, in memory."""
+        return self._sample
+
+    @cached_property
+    def _sample(self) -> TokenStream:
+        total = sum(source.weight for source in self._sources)
+        parts, starts, size = [], [], 0
+        for source in self._sources:
+            stream = source.rows.stream
+            wanted = min(round(SAMPLE_TOKENS * source.weight / total), len(stream))
+            tokens = stream.tokens[:wanted]
+            starts.append(stream.starts[stream.starts < wanted] + size)
+            parts.append(tokens)
+            size += len(tokens)
+        return TokenStream(np.concatenate(parts), np.concatenate(starts))
+
+
+class _Shares:
+    """The circle of 2**64 points, divided among the sources by weight.
+
+    Args:
+        weights: identity to weight; in the order of the identities.
+        seed: shifts the examples on the circle.
+    """
+
+    def __init__(self, weights: Mapping[str, float], seed: int) -> None:
+        self._names = sorted(weights)
+        exact = [Fraction(weights[name]) for name in self._names]  # A source without weight gets not a single example.
+        self.ends = [int(so_far / sum(exact) * CIRCLE) for so_far in accumulate(exact)]
+        self._shift = int(random_bits(1, seed, _SHIFT)[0])
+
+    def owner(self, example: int) -> tuple[str, int]:
+        """Whose an example is, and how many before it are."""
+        number = bisect_right(self.ends, (STRIDE * example + self._shift) % CIRCLE)
+        low = self.ends[number - 1] if number else 0
+        return self._names[number], self._below(example, self.ends[number]) - self._below(example, low)
+
+    def counts(self, examples: int) -> dict[str, int]:
+        """How many of the first `examples` examples each source has."""
+        below = [0, *(self._below(examples, end) for end in self.ends)]
+        return {name: high - low for name, low, high in zip(self._names, below, below[1:], strict=False)}
+
+    def _below(self, examples: int, end: int) -> int:
+        return points_below(end, examples, STRIDE, self._shift, CIRCLE)
+
+
+def points_below(end: int, count: int, stride: int, shift: int, circle: int) -> int:
+    """How many of the points `(stride * i + shift) mod circle`, for i from 0 to `count - 1`, are below `end`.
+
+    A point x is below `end` when floor(x / circle) and floor((x - end) / circle) differ.
+    """
+    return (
+        count
+        + _sum_of_floors(count, circle, stride, shift)
+        - _sum_of_floors(count, circle, stride, shift + circle - end)
+    )
+
+
+def _sum_of_floors(count: int, divisor: int, stride: int, shift: int) -> int:
+    """The sum of floor((stride * i + shift) / divisor) for i from 0 to `count - 1`, by Euclid's algorithm (Graham,
+    Knuth and Patashnik, Concrete Mathematics, section 3.5)."""
+    total = 0
+    while True:
+        total += (count - 1) * count // 2 * (stride // divisor) + count * (shift // divisor)
+        stride, shift = stride % divisor, shift % divisor
+        last = stride * count + shift
+        if last < divisor:
+            return total
+        count, divisor, stride, shift = last // divisor, stride, divisor, last % divisor

@@ -1,0 +1,183 @@
+"""`data.source: tokens`: a token folder, several mixed by weight, or a plain file of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DataConfig
+from jaxpar.data.mixture import MixedSource, Mixture
+from jaxpar.data.opened import HELDOUT_SEED, Data, heldout_size, packed_rows, size, split_sizes
+from jaxpar.data.packing import Rows
+from jaxpar.data.sharded_tokens import ShardedTokens
+from jaxpar.data.stream import TokenStream
+from jaxpar.data.token_file import read_token_file
+from jaxpar.data.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.tokenizer_file import tokenizers_installed
+
+ROOM = 0.05
+"""How much larger than the tokenizer's a model's vocabulary may be: published models leave room for more tokens."""
+
+
+def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
+    """The data of `data.path` or `data.sources`; see `open_data`."""
+    if config.sources is not None:
+        return _open_folders(config, dict(config.sources), vocab, seed)
+    if config.path is None:
+        raise UserError("data.path is not set; data.source=tokens expects the path of a token folder or a .npy file")
+    if Path(config.path).expanduser().is_dir():
+        return _open_folders(config, {config.path: 1.0}, vocab, seed)
+    return _open_file(config, config.path, vocab, seed)
+
+
+def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | None, seed: int) -> Data:
+    key = "data.path" if config.sources is None else "data.sources"
+    folders = {path: _open_folder(path, key) for path in weights}
+    _check_alike(folders, key)
+    first = next(iter(folders.values()))
+    heldout, note = _heldout(config, folders, key)
+    index = first.index
+    if config.separator not in (None, index.separator):
+        raise UserError(
+            f"data.separator={config.separator} is not the token that ends documents in {key}={str(first.path)!r}, "
+            f"which is {index.separator}; expected {index.separator}, or null"
+        )
+    known = tokenizers_installed()
+    if not known:
+        note += "; the package tokenizers is not installed, so samples are shown as token numbers"
+    sizes = {path: size(folder.train, "documents") for path, folder in folders.items()}
+    total = sum(weights.values())
+    if config.sources is None:
+        told = ", ".join(f"{path}: {sizes[path]} to train on" for path in folders)
+    else:
+        told = "; ".join(f"{weights[path] / total:.1%} {path}: {sizes[path]}" for path in folders)
+    return Data(
+        train=_train(config, folders, weights, seed),
+        heldout=None if heldout is None else packed_rows(heldout, config, HELDOUT_SEED, "the held-out data"),
+        vocab=_model_vocab(vocab, index.vocab, key, first.path),
+        separator=index.separator,
+        decode=first.codec.decode if known else None,
+        encode=first.codec.encode if known else None,
+        description=f"{told}{', ' if config.sources is None else '; '}{heldout_size(heldout)}{note}",
+    )
+
+
+def _open_folder(path: str, key: str) -> TokenFolder:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"{key}: {path!r} {what}; expected a token folder (python -m jaxpar.prepare makes one)")
+    return open_token_folder(path, key=key)
+
+
+def _check_alike(folders: dict[str, TokenFolder], key: str) -> None:
+    """Tokens of two tokenizers cannot be told apart, and a folder that is there twice would have one place in two."""
+    (first_path, first), *others = folders.items()
+    for path, folder in others:
+        if folder.index.tokenizer.digest != first.index.tokenizer.digest or (
+            (folder.index.vocab, folder.index.separator) != (first.index.vocab, first.index.separator)
+        ):
+            raise UserError(
+                f"{key}: {path!r} was made with another tokenizer than {first_path!r}; expected folders that were "
+                "prepared with the same tokenizer file"
+            )
+    by_identity: dict[str, str] = {}
+    for path, folder in folders.items():
+        if folder.identity in by_identity:
+            raise UserError(
+                f"{key}: {path!r} and {by_identity[folder.identity]!r} hold the same tokens; name one of them, with "
+                "the sum of their weights"
+            )
+        by_identity[folder.identity] = path
+
+
+def _train(config: DataConfig, folders: dict[str, TokenFolder], weights: dict[str, float], seed: int) -> Rows:
+    rows = {path: packed_rows(folder.train, config, seed, path) for path, folder in folders.items()}
+    if config.sources is None:
+        return next(iter(rows.values()))
+    sources = [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders]
+    return Mixture(sources, seed=seed)
+
+
+def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> tuple[TokenStream | None, str]:
+    """What to evaluate on, and words about it.
+
+    Without `data.heldout_path` it is what all folders hold out, whatever their weights: then losses compare between
+    runs with other weights.
+    """
+    if config.heldout_path is not None:
+        path = config.heldout_path
+        if not Path(path).expanduser().is_dir():
+            raise UserError(
+                f"data.heldout_path={path!r} is not a token folder, and {key} names token folders; expected one that "
+                "was prepared with the same tokenizer file"
+            )
+        other = open_token_folder(path, key="data.heldout_path")
+        first_path, first = next(iter(folders.items()))
+        if other.index.tokenizer.digest != first.index.tokenizer.digest:
+            raise UserError(
+                f"data.heldout_path={path!r} was made with another tokenizer than {key}={first_path!r}; expected a "
+                "folder that was prepared with the same tokenizer file"
+            )
+        return other.heldout or other.train, ""
+    streams = [folder.heldout for folder in folders.values() if folder.heldout is not None]
+    if not streams:
+        return None, ""
+    joined = _joined(streams)
+    if len(joined) < config.sequence_length:
+        return None, f" ({len(joined)} tokens are, which is less than a row of data.sequence_length)"
+    return joined, ""
+
+
+def _joined(streams: list[TokenStream]) -> TokenStream:
+    """The documents of several folders, one after the other."""
+    tokens, starts, length = None, [], 0
+    for stream in streams:
+        assert isinstance(stream.tokens, ShardedTokens)
+        tokens = stream.tokens if tokens is None else tokens.followed_by(stream.tokens)
+        starts.append(stream.starts + length)
+        length += len(stream)
+    assert tokens is not None, "at least one stream"
+    return TokenStream(tokens, np.concatenate(starts))
+
+
+def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
+    if vocab is None:
+        return tokens
+    largest = int(tokens * (1 + ROOM))
+    if not tokens <= vocab <= largest:
+        raise UserError(
+            f"model.vocab={vocab} does not match the tokenizer of {key}={str(path)!r}, whose vocabulary is {tokens}; "
+            f"expected {tokens} (up to {largest} leaves room), or null"
+        )
+    return vocab
+
+
+def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> Data:
+    separator = config.separator
+    train, largest = read_token_file(path, key="data.path", separator=separator, vocab=vocab)
+    if separator is not None and len(train.starts) == 1 and train.tokens[-1] != separator:
+        raise UserError(
+            f"data.separator={separator} does not occur in data.path={path!r}; expected the token that ends "
+            "its documents, or null for a file that is one document"
+        )
+    heldout = None
+    if config.heldout_path is not None:
+        if Path(config.heldout_path).expanduser().is_dir():
+            raise UserError(
+                f"data.heldout_path={config.heldout_path!r} is a folder, and data.path is a file of tokens, whose "
+                "tokenizer is not known; expected a .npy file with one dimension of unsigned integers"
+            )
+        heldout, other = read_token_file(config.heldout_path, key="data.heldout_path", separator=separator, vocab=vocab)
+        largest = max(largest, other)
+    return Data(
+        train=packed_rows(train, config, seed, path),
+        heldout=None if heldout is None else packed_rows(heldout, config, HELDOUT_SEED, config.heldout_path or ""),
+        vocab=vocab or largest + 1,
+        separator=separator,
+        decode=None,
+        encode=None,
+        description=f"{path}: {split_sizes(train, heldout, 'documents')}",
+    )
