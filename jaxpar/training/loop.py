@@ -130,23 +130,27 @@ class _Loop:
         return None
 
     def _restore(self) -> None:
-        restored = self.saves.restore(self.trainer.functions.abstract_state())
+        restored = self.saves.restore(self.trainer.functions.saved_state.abstract)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
             return
-        self.trainer.state, facts = restored
+        state, facts = restored
+        self.trainer.state = self.trainer.functions.saved_state.incoming(state)
         self.tokens, self.skipped = facts["tokens"], facts["skipped"]
         self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
         self.eval_loss = facts["eval_loss"]
-        if facts["data"] != self.trainer.data.description:
+        told = self.trainer.continue_data(facts.get("mixture"))
+        if told is not None:
+            self.listeners.message(told)
+        elif facts["data"] != self.trainer.data.description:
             self.listeners.message(
                 f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
             )
 
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config
-        from_first(lambda: self.folder.write(trainer.plan, first - 1))
         liveness.at("writing its folder")
+        from_first(lambda: self.folder.write(trainer.plan, first - 1))
         self.baseline = trainer.baseline()
         self.listeners.start(
             RunInfo(
@@ -169,8 +173,8 @@ class _Loop:
         if first > config.run.steps:
             self.listeners.message(f"All {first - 1} steps are done; what an earlier start left undone is the end.")
             return
-        trainer.compiled  # noqa: B018 (compiles now, so that the time and the memory can be told)
         liveness.at("compiling the step")
+        trainer.compiled  # noqa: B018 (compiles now, so that the time and the memory can be told)
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {mebibytes(need)} per device"
         self.listeners.message(f"Compiled in {self.timer.compile_seconds:.1f} s{memory}.")
@@ -189,8 +193,8 @@ class _Loop:
 
     def _account(self, number: int, metrics: StepMetrics) -> None:
         """Wait for a step and count it; stop the run when too many in a row were skipped."""
-        with self.timer.waiting():
         liveness.at(f"waiting for step {number}", in_step=True)
+        with self.timer.waiting():
             finite, in_row = bool(metrics.finite), int(metrics.skipped_in_row)
         if finite:
             self.tokens += int(metrics.tokens)
@@ -210,16 +214,16 @@ class _Loop:
 
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
         """Log, evaluate and save after step `number`, whichever is due."""
-        config, last = self.config, self.config.run.steps
         liveness.at(f"logging step {number}")
+        config, last = self.config, self.config.run.steps
         lap = self.timer.lap(number - self.logged if self.logged else None)
         self.logged = number
         self.last_loss = float(metrics.loss)
         evaluated = None
         every = config.evaluation.every
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
-            with self.timer.paused():
             liveness.at(f"evaluating after step {number}")
+            with self.timer.paused():
                 evaluated = self.eval_loss = self.trainer.evaluate()
                 self.listeners.evaluation(number, evaluated, self.baseline)
         tokens = config.data.batch_size * config.data.sequence_length
@@ -241,26 +245,28 @@ class _Loop:
                 loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
                 eval_loss=evaluated,
                 memory_kind=memory_kind(),
+                epochs=self.trainer.epochs(number),
             )
         )
         self.saves.tell_complete()
         every = config.checkpoint.every
         if stop or number == last or (every and number % every == 0):
-            with self.timer.paused():
             liveness.at(f"saving step {number}")
+            with self.timer.paused():
                 self._save(number, must=stop or number == last)
 
     def _save(self, number: int, *, must: bool) -> None:
         facts = strict_json(
             {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
         )
-        facts |= {"data": self.trainer.data.description, "config": config_to_dict(self.config), "jaxpar": __version__}
-        self.saves.begin(number, self.trainer.state, facts, must=must)
+        facts |= {"mixture": self.trainer.data.facts, "data": self.trainer.data.description}
+        facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
+        self.saves.begin(number, self.trainer.functions.saved_state.outgoing(self.trainer.state), facts, must=must)
 
     def _finish(self) -> Summary:
         """Sample and sum up."""
-        trainer, timer, config = self.trainer, self.timer, self.config
         liveness.at("finishing")
+        trainer, timer, config = self.trainer, self.timer, self.config
         finished = trainer.steps_done >= config.run.steps
         if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
             self.listeners.sample(*sample_heldout(trainer))
@@ -278,6 +284,7 @@ class _Loop:
             predicted_bytes=trainer.predicted_bytes,
             host_step_seconds=timer.host_step_seconds or 0.0,
             memory_kind=memory_kind(),
+            epochs=trainer.epochs(trainer.steps_done),
         )
         self.listeners.end(summary)
         return summary
