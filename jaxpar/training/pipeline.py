@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
@@ -12,6 +15,7 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
+from jaxpar.pipeline.tables import read_schedule
 
 
 def choose_schedule(config: Config) -> Schedule:
@@ -58,8 +62,39 @@ def schedule_of(plan: Plan) -> Schedule:
     return _schedule(plan.schedule, plan.axes.pipe, plan.microbatches, plan.virtual_stages)
 
 
+def pipeline_program(plan: Plan) -> PipelineProgram:
+    """What the executor runs for a plan."""
+    return make_program(schedule_of(plan), hold=holds_chunks(plan), branching=plan.pipe_ticks == "branching")
+
+
+TABLE = ".csv"
+"""How the name of a schedule ends that is the path of a table."""
+
+
+def _table(file: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    """The schedule in a file, called by its path. Raises `ScheduleError` where it is for other sizes."""
+    try:
+        schedule = read_schedule(Path(file).expanduser())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"the table {file!r} cannot be read ({error})") from error
+    found = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
+    wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
+    for what, number in found.items():
+        if number != wanted[what]:
+            raise ScheduleError(f"the table {file!r} is for {number} {what}, and the configuration has {wanted[what]}")
+    for chunk, (before, after) in enumerate(pairwise(schedule.rank_of)):
+        if (after - before) % ranks not in (0, 1, ranks - 1):
+            raise ScheduleError(
+                f"the table {file!r} has chunk {chunk} on rank {before} and chunk {chunk + 1} on rank {after}; the "
+                "executor sends between neighbouring ranks alone"
+            )
+    return replace(schedule, name=file)
+
+
 @cache
 def _schedule(name: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    if name.endswith(TABLE):
+        return _table(name, ranks, microbatches, virtual_stages)
     return make_schedule(schedule_name(name), ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
 
 

@@ -25,10 +25,9 @@ from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import make_optimizer
 from jaxpar.optim.schedule import learning_rate
 from jaxpar.pipeline.executor import evaluate, execute
-from jaxpar.pipeline.program import make_program
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
-from jaxpar.training.pipeline import forward_program, holds_chunks, layer_order, schedule_of
+from jaxpar.training.pipeline import forward_program, layer_order, pipeline_program, schedule_of
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
 
@@ -79,7 +78,7 @@ class TrainStep:
         self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
         self.schedule = schedule_of(plan)
-        self.program = make_program(self.schedule, hold=holds_chunks(plan), branching=plan.pipe_ticks == "branching")
+        self.program = pipeline_program(plan)
 
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""

@@ -19,7 +19,7 @@ device; `host` is pinned memory of the host, and no part of the device's peak.""
 _BETWEEN = r"(?:^|[/(:]){}(?:[/):]|$)"
 _SCOPES = (
     ("gradients", re.compile(_BETWEEN.format("(?:gradients|scatter_gradient)"))),
-    ("saved_activations", re.compile(_BETWEEN.format("saved_activations"))),
+    ("saved_activations", re.compile(_BETWEEN.format("(?:saved_activations|kept_for_weights)"))),
     ("weights", re.compile(_BETWEEN.format("(?:stored_weights|gather_weight)"))),
 )
 """Scopes that name a class; the first that is found counts."""
