@@ -113,7 +113,7 @@ def _zb_h1(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
     return Bubble(
         (schedule.ranks - 1) * (f + b - min(f, b, w)),
         True,
-        "(p-1)(F+B-W) where W is not the longest (arXiv:2401.10241, table 2); a longer W fills no more than F or B",
+        "(p-1)(F+B-W) where W is not the longest (arXiv:2401.10241, section 2); a longer W fills no more than F or B",
     )
 
 
@@ -127,7 +127,7 @@ def _zb_v(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
     return Bubble(
         (schedule.ranks - 1) * f,
         True,
-        "no rank waits between its actions where F = B = W (arXiv:2401.10241, section 6); rank r starts r F later",
+        "no rank waits between its actions where F = B = W (ZB-V, arXiv:2401.10241); rank r starts r F later",
     )
 
 
@@ -149,7 +149,7 @@ def _v_half(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
     return Bubble(
         (3 * (p - 1) - (p % 2 if p > 1 else 0)) * f,
         True,
-        "half of 1F1B's (p-1)(F+B+W) over two chunks where F = B = W (arXiv:2405.15362, table 2); one F less for odd p",
+        "half of 1F1B's (p-1)(F+B+W) over two chunks where F = B = W (arXiv:2405.15362); one F less for odd p",
     )
 
 

@@ -99,15 +99,12 @@ class _Lockstep:
         return tuple(actions)
 
     def _ready(self, rank: int, action: Action, same_tick: list[Action]) -> bool:
-        """Whether all that `action` needs was done before this tick, or in it on its own rank and chunk."""
+        """Whether all that `action` needs was done before this tick, or by its own rank in it."""
         if action.kind is Kind.BACKWARD:
             earlier = self.forwards_before[rank][self.position[Kind.BACKWARD][rank]]
             if self.position[Kind.FORWARD][rank] < earlier:
                 return False
-        return all(
-            need in self.done or (need in same_tick and need.chunk == action.chunk)
-            for need in needs(action, self.chunks)
-        )
+        return all(need in self.done or need in same_tick for need in needs(action, self.chunks))
 
     def _first_left(self, order: Order) -> int:
         """Position of the first F or B that is not done; the length of the order where all are."""

@@ -92,6 +92,18 @@ def test_v_half_has_half_of_1f1bs_bubble_and_memory(p: int):
     assert max(half.peak_in_flight) / 2 == (p + 2) // 2 <= max(whole.peak_in_flight) / 2 + 1
 
 
+@pytest.mark.parametrize("p", [2, 3, 4, 6])
+@pytest.mark.parametrize("times", [(2, 3, 2), (3, 2, 2), (3, 4, 3), (4, 3, 3)])
+def test_v_half_has_no_bubble_in_its_steady_state_where_its_paper_says_so(p: int, times: tuple[int, int, int]):
+    """W + 2 B >= 2 F and W + 2 F >= 2 B (arXiv:2405.15362): more microbatches then do not lengthen the bubble."""
+    f, b, w = times
+    bubbles = [
+        simulate(make_schedule("v-half", ranks=p, microbatches=m), Durations(f, b + w, w)).bubble
+        for m in (3 * p, 6 * p)
+    ]
+    assert bubbles[0] == bubbles[1]
+
+
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (3, 8), (4, 8), (4, 11), (6, 12)])
 @pytest.mark.parametrize("times", [(1, 1, 1), (2, 2, 1), (3, 3, 2)])
 def test_dualpipe_v_with_forward_and_backward_as_one_action_has_the_bubble_that_its_authors_state(

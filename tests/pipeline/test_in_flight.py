@@ -23,6 +23,7 @@ def test_bytes_of_a_chunk_change_from_stash_to_kept_when_b_ends():
     sizes = ChunkBytes(stash=[100, 10], kept=[30, 3])
     assert peak(actions("0F0 1F0 1B0 0B0 1W0 0W0"), True, sizes).bytes == 110
     assert peak(actions("1F0 1B0 1F1 1B1 1W0 1W1"), True, sizes).bytes == 3 + 10
+    assert peak(actions("1F0 1B0 1W0 1F1 1B1 1W1"), True, sizes).bytes == 10
     assert peak(actions("0F0 0F1 0B0 0B1"), False, sizes).bytes == 200
 
 

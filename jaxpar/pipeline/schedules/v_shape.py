@@ -11,7 +11,7 @@ FORWARD, BACKWARD, WEIGHT = Kind
 
 
 def zb_v(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order, ...]:
-    """ZB-V (arXiv:2401.10241, section 6), handcrafted for F, B and W of one length, where it has no bubble.
+    """ZB-V (arXiv:2401.10241), handcrafted for F, B and W of one length, where it has no bubble.
 
     Rank r starts after r actions and then never waits, with 1F1B's memory on every rank. It takes 2 * ranks - 1
     microbatches to fill the pipeline; with fewer, the actions of those that are missing are left out.
