@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.lockstep import branching_ticks, circle
+from jaxpar.pipeline.per_chunk import Number
 from jaxpar.pipeline.table import Schedule, Tick, kinds_in, needs
 from jaxpar.pipeline.transfers import receiver
 
@@ -17,11 +18,11 @@ class Event:
 
     rank: int
     action: Action
-    start: float
-    end: float
+    start: Number
+    end: Number
 
 
-type Clock = tuple[tuple[Event, ...], float]
+type Clock = tuple[tuple[Event, ...], Number]
 """Events in the order in which ranks start them, and when all is over."""
 
 
@@ -31,8 +32,8 @@ def async_clock(schedule: Schedule, durations: Durations) -> Clock:
     Raises ScheduleError where ranks wait for each other in a circle.
     """
     position = [0] * schedule.ranks
-    free: list[float] = [0] * schedule.ranks
-    ended: dict[Action, float] = {}
+    free: list[Number] = [0] * schedule.ranks
+    ended: dict[Action, Number] = {}
     events: list[Event] = []
     waiting = list(range(schedule.ranks))
     while waiting:
@@ -59,7 +60,7 @@ def async_clock(schedule: Schedule, durations: Durations) -> Clock:
     return tuple(events), max(free)
 
 
-def _arrival(need: Action, rank: int, end: float, schedule: Schedule, durations: Durations) -> float:
+def _arrival(need: Action, rank: int, end: Number, schedule: Schedule, durations: Durations) -> Number:
     return end if schedule.rank_of[need.chunk] == rank else end + durations.transfer
 
 
@@ -71,13 +72,13 @@ def lockstep_clock(schedule: Schedule, durations: Durations) -> Clock:
     transfers overlap, B and W of the same tick hide it; what B sends is hidden by W alone.
     """
     events: list[Event] = []
-    now: float = 0
+    now: Number = 0
     for tick in schedule.ticks:
         now = _tick_in_phases(tick, now, schedule, durations, events)
     return tuple(events), now
 
 
-def _tick_in_phases(tick: Tick, now: float, schedule: Schedule, durations: Durations, events: list[Event]) -> float:
+def _tick_in_phases(tick: Tick, now: Number, schedule: Schedule, durations: Durations, events: list[Event]) -> Number:
     """Adds the events of a tick that starts `now`, and returns when it ends."""
     arrived = now
     present = kinds_in(tick)
@@ -98,7 +99,7 @@ def branching_clock(schedule: Schedule, durations: Durations) -> Clock:
     where transfers overlap, those with shorter actions send while others still compute.
     """
     events: list[Event] = []
-    now: float = 0
+    now: Number = 0
     for tick in branching_ticks(schedule.orders, schedule.chunks):
         computed = arrived = now
         for rank, action in ((rank, action) for rank, actions in enumerate(tick) for action in actions):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.durations import Durations
+from jaxpar.pipeline.per_chunk import Number
 from jaxpar.pipeline.table import Schedule
 
 
@@ -18,13 +19,13 @@ from jaxpar.pipeline.table import Schedule
 class Bubble:
     """A bubble by formula: time on top of the ideal, in the unit of the durations."""
 
-    time: float
+    time: Number
     exact: bool
     """Whether the simulation must be equal to it; else it must not be above."""
     source: str
 
 
-type Formula = Callable[[Schedule, float, float, float], Bubble | None]
+type Formula = Callable[[Schedule, Number, Number, Number], Bubble | None]
 """(schedule, F, B, W) -> the bubble; None where the formula does not hold."""
 
 
@@ -99,7 +100,7 @@ def _apply(formulas: dict[str, Formula], schedule: Schedule, durations: Duration
     return formula(schedule, forward, backward, weight)
 
 
-def _one_f_one_b(schedule: Schedule, f: float, b: float, w: float) -> Bubble:
+def _one_f_one_b(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble:
     return Bubble(
         (schedule.ranks - 1) * (f + b),
         True,
@@ -107,7 +108,7 @@ def _one_f_one_b(schedule: Schedule, f: float, b: float, w: float) -> Bubble:
     )
 
 
-def _zb_h1(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
+def _zb_h1(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble | None:
     if schedule.microbatches < schedule.ranks:
         return None
     return Bubble(
@@ -117,11 +118,11 @@ def _zb_h1(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
     )
 
 
-def _zb_uniform(schedule: Schedule, f: float, b: float, w: float) -> Bubble:
+def _zb_uniform(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble:
     return Bubble((schedule.ranks - 1) * (f + b), False, "(p-1)(F+B) of a chunk, as in uniform ticks")
 
 
-def _zb_v(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
+def _zb_v(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble | None:
     if not f == b == w or schedule.microbatches < 2 * schedule.ranks - 1:
         return None
     return Bubble(
@@ -131,7 +132,7 @@ def _zb_v(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
     )
 
 
-def _dualpipe_v(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
+def _dualpipe_v(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble | None:
     if w > min(f, b) or f > b:
         return None
     return Bubble(
@@ -142,7 +143,7 @@ def _dualpipe_v(schedule: Schedule, f: float, b: float, w: float) -> Bubble | No
     )
 
 
-def _v_half(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
+def _v_half(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble | None:
     if not f == b == w or schedule.microbatches < schedule.ranks:
         return None
     p = schedule.ranks
@@ -153,7 +154,7 @@ def _v_half(schedule: Schedule, f: float, b: float, w: float) -> Bubble | None:
     )
 
 
-def _uniform_v(schedule: Schedule, f: float, b: float, w: float) -> Bubble:
+def _uniform_v(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble:
     return Bubble(2 * (schedule.ranks - 1) * (f + b), True, "2(p-1)(F+B) of a chunk: a V's length in uniform ticks")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxpar.pipeline.per_chunk import Number
 from jaxpar.pipeline.simulate import Simulation
 from jaxpar.pipeline.table import Order, Tick
 
@@ -25,7 +26,7 @@ def cells_of_orders(orders: Sequence[Order]) -> Cells:
     return [[*map(str, order), *[""] * (longest - len(order))] for order in orders]
 
 
-def cells_of_time(simulation: Simulation, step: float | None = None) -> Cells:
+def cells_of_time(simulation: Simulation, step: Number | None = None) -> Cells:
     """A column for each `step` of time, the shortest action by default; an action goes on where a cell has a dash."""
     lengths = [event.end - event.start for event in simulation.timeline]
     step = step or min((length for length in lengths if length > 0), default=1)

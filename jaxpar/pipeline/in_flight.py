@@ -7,21 +7,19 @@ from dataclasses import dataclass
 
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.per_chunk import Number, PerChunk, check_per_chunk, frozen, of_chunk
 from jaxpar.pipeline.table import Schedule, Tick
-
-type Sizes = float | Sequence[float]
-"""Bytes for all chunks, or for each in the order of the model."""
 
 
 @dataclass(frozen=True)
 class ChunkBytes:
     """Bytes of one microbatch on one chunk."""
 
-    stash: Sizes = 0
+    stash: PerChunk = 0
     """Kept from F until the end of B: activations saved for the backward, and the chunk's input."""
-    kept: Sizes = 0
+    kept: PerChunk = 0
     """Kept from B until W where the backward is split: output gradients of the matmuls, and the inputs they meet."""
-    sent: float = 0
+    sent: Number = 0
     """What goes from one chunk to the next; the gradient that comes back is as large."""
 
     def __post_init__(self) -> None:
@@ -46,7 +44,7 @@ class Peak:
     """Chunks between F and B."""
     kept: int
     """Chunks between B and W."""
-    bytes: float
+    bytes: Number
     """Bytes of both together; a chunk's stash is let go when its B ends."""
 
 
@@ -69,10 +67,10 @@ def peak(actions: Iterable[Action], splits_backward: bool, sizes: ChunkBytes | N
     """The peak of a rank that runs `actions` in turn: it depends on their order alone, not on how long they take."""
     sizes = sizes or ChunkBytes()
     stash = kept = most_stash = most_kept = most_in_flight = 0
-    held: float = 0
-    most_held: float = 0
+    held: Number = 0
+    most_held: Number = 0
     for action in actions:
-        stash_bytes, kept_bytes = per_chunk(sizes.stash, action.chunk), per_chunk(sizes.kept, action.chunk)
+        stash_bytes, kept_bytes = of_chunk(sizes.stash, action.chunk), of_chunk(sizes.kept, action.chunk)
         match action.kind:
             case Kind.FORWARD:
                 stash, held = stash + 1, held + stash_bytes
@@ -85,22 +83,3 @@ def peak(actions: Iterable[Action], splits_backward: bool, sizes: ChunkBytes | N
         most_stash, most_kept = max(most_stash, stash), max(most_kept, kept)
         most_in_flight, most_held = max(most_in_flight, stash + kept), max(most_held, held)
     return Peak(most_in_flight, most_stash, most_kept, most_held)
-
-
-def per_chunk(value: float | Sequence[float], chunk: int) -> float:
-    """The value for one chunk of a value for all, or of one for each."""
-    return value[chunk] if isinstance(value, Sequence) else value
-
-
-def frozen(value: float | Sequence[float]) -> float | tuple[float, ...]:
-    """A sequence as a tuple, a number as it is."""
-    return tuple(value) if isinstance(value, Sequence) else value
-
-
-def check_per_chunk(name: str, value: float | Sequence[float], schedule: Schedule) -> None:
-    """Raises ScheduleError where `value` has not one entry for each chunk of `schedule`, or a negative one."""
-    values = value if isinstance(value, Sequence) else [value]
-    if isinstance(value, Sequence) and len(value) != schedule.chunks:
-        raise ScheduleError(f"{name} has {len(value)} entries for {schedule.chunks} chunks ({schedule.name})")
-    if min(values) < 0:
-        raise ScheduleError(f"{name} must not be negative, got {min(values)}")

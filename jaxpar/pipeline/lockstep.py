@@ -119,6 +119,8 @@ def with_weights(ticks: Sequence[Tick], weights: Sequence[Sequence[Action]]) -> 
     flight, so that no slots are needed for it, and a program has one loop with W more instead of many.
     `weights[rank]` are the W of a rank in their order.
     """
+    if not any(weights):
+        return tuple(ticks)
     when = {action: t for t, tick in enumerate(ticks) for actions in tick for action in actions}
     forwards = [
         [when[a] for tick in ticks for a in tick[rank] if a.kind is Kind.FORWARD] for rank in range(len(weights))

@@ -11,6 +11,7 @@ from jaxpar.pipeline.clocks import Clock, Event, async_clock, branching_clock, l
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.in_flight import ChunkBytes, Peak, lockstep_peaks, published_peaks
+from jaxpar.pipeline.per_chunk import Number
 from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.transfers import receiver
 
@@ -31,9 +32,9 @@ class Simulation:
 
     schedule: Schedule
     mode: Mode
-    makespan: float
+    makespan: Number
     """From the start of the first action to the end of the last, in the unit of the durations."""
-    ideal: float
+    ideal: Number
     """The time if every rank worked all the time: all work, over the ranks."""
     timeline: tuple[Event, ...]
     """(rank, action, start, end), by start."""
@@ -41,16 +42,16 @@ class Simulation:
     """What each rank keeps at most."""
     transfers_of: tuple[int, ...]
     """Activations and gradients that each rank sends to another."""
-    bytes_sent: tuple[float, ...]
+    bytes_sent: tuple[Number, ...]
     """Bytes that each rank sends to others."""
 
     @property
-    def bubble(self) -> float:
+    def bubble(self) -> Number:
         """Time on top of the ideal."""
         return self.makespan - self.ideal
 
     @property
-    def bubble_fraction(self) -> float:
+    def bubble_fraction(self) -> Number:
         """(makespan - ideal) / ideal."""
         return self.bubble / self.ideal if self.ideal else 0.0
 
@@ -60,7 +61,7 @@ class Simulation:
         return tuple(peak.in_flight for peak in self.peaks)
 
     @property
-    def peak_bytes(self) -> tuple[float, ...]:
+    def peak_bytes(self) -> tuple[Number, ...]:
         """For each rank, the most bytes that it keeps between actions."""
         return tuple(peak.bytes for peak in self.peaks)
 
@@ -70,7 +71,7 @@ class Simulation:
         return sum(self.transfers_of)
 
     @cached_property
-    def longest_rank(self) -> float:
+    def longest_rank(self) -> Number:
         """The longest time of a rank from its first start to its last end: the cost by which zero-bubble papers count.
 
         Where optimizer steps need not wait for each other, the next batch starts on rank 0 while the last rank still
@@ -108,7 +109,7 @@ def simulate(
     )
 
 
-def work(schedule: Schedule, durations: Durations) -> float:
+def work(schedule: Schedule, durations: Durations) -> Number:
     """The time of all actions of all ranks together."""
     return sum(durations.of(action, schedule) for order in schedule.orders for action in order)
 

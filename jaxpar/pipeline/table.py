@@ -45,11 +45,6 @@ class Schedule:
     """`ticks[t][rank]`: the same actions in uniform ticks, as a program runs them that is the same on every rank."""
 
     @property
-    def stages(self) -> int:
-        """Pipeline ranks."""
-        return self.ranks
-
-    @property
     def chunks(self) -> int:
         """Chunks of the whole model."""
         return len(self.rank_of)
