@@ -121,5 +121,5 @@ def _near_miss(value: object, annotation: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, str) else spell(value)
+    text = repr(value) if isinstance(value, str | Mapping) else spell(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -218,6 +218,6 @@ def _check_shard(shard: Shard, index: Index, said: str) -> None:
 
 def _check_file(file: File, said: str) -> None:
     if not _NAME.match(file.name) or file.name == INDEX:
-        raise UserError(f"{said}: {file.name!r} is not the plain name of a file in the folder")
+        raise UserError(f"{said}: {file.name[:60]!r} is not the plain name of a file in the folder")
     if not _HEX.match(file.digest) or file.bytes < 0:
         raise UserError(f"{said}: {file.name}: expected a size and a digest of {2 * DIGEST_BYTES} hex digits")

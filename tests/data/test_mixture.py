@@ -1,0 +1,128 @@
+"""Which row of which source an example is, is a function of its number; sources have their shares and go on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpar.data.loader import batch_rows
+from jaxpar.data.mixture import MixedSource, Mixture, points_below
+from jaxpar.data.packing import PackedRows
+from jaxpar.data.stream import TokenStream
+
+LENGTH = 4
+
+
+def source(name: str, weight: float, *, rows: int = 50, identity: str | None = None) -> MixedSource:
+    """A source of `rows` rows an epoch whose tokens are all its own."""
+    first = 1000 * (ord(name) - ord("a"))
+    stream = TokenStream(np.arange(first, first + rows * LENGTH, dtype=np.uint16), np.arange(0, rows * LENGTH, 8))
+    packed = PackedRows(stream, sequence_length=LENGTH, packed=True, seed=1, name=name)
+    return MixedSource(name, identity or f"digest of {name}", packed, weight)
+
+
+def mixture(seed: int = 5, **weights: float) -> Mixture:
+    return Mixture([source(name, weight) for name, weight in weights.items()], seed=seed)
+
+
+def places(mixed: Mixture, examples) -> list[tuple[str, int]]:
+    return [(found.name, row) for found, row in map(mixed.place, examples)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), circle=st.integers(1, 80), count=st.integers(0, 90), stride=st.integers(0, 300))
+def test_points_are_counted_as_if_they_were_listed(data, circle, count, stride):
+    shift, end = data.draw(st.integers(0, circle - 1)), data.draw(st.integers(0, circle))
+    listed = sum((stride * i + shift) % circle < end for i in range(count))
+    assert points_below(end, count, stride, shift, circle) == listed
+
+
+def test_each_source_is_read_row_after_row_without_a_gap():
+    found = places(mixture(a=0.6, b=0.3, c=0.1), range(2000))
+    for name in "abc":
+        assert [row for owner, row in found if owner == name] == list(range(sum(owner == name for owner, _ in found)))
+
+
+def test_every_stretch_has_the_shares_of_the_weights():
+    owners = [name for name, _ in places(mixture(a=6, b=3, c=1), range(3000))]
+    for first in range(0, 2700, 37):
+        counts = Counter(owners[first : first + 300])
+        assert abs(counts["a"] - 180) <= 3 and abs(counts["b"] - 90) <= 3 and abs(counts["c"] - 30) <= 3
+
+
+def test_an_example_is_the_same_whoever_asks_and_however_the_sources_are_written():
+    mixed, turned = mixture(a=2, b=1, c=0), mixture(c=0, b=1, a=2)
+    assert places(mixed, range(300)) == places(turned, range(300))
+    assert places(mixed, reversed(range(300))) == places(mixed, range(300))[::-1]
+    whole = batch_rows(mixed, 7, 8, range(8))
+    for host in range(4):
+        part = batch_rows(mixed, 7, 8, range(host, 8, 4))
+        for name, values in part.items():
+            np.testing.assert_array_equal(values, whole[name][host::4])
+
+
+def test_the_place_of_an_example_far_ahead_is_known_at_once():
+    mixed = mixture(a=2, b=1)
+    found, row = mixed.place(10**12)
+    assert abs(row - 10**12 * (2 / 3 if found.name == "a" else 1 / 3)) < 100
+
+
+def test_seeds_differ_and_a_source_without_weight_gets_nothing():
+    assert places(mixture(0, a=1, b=1), range(60)) != places(mixture(1, a=1, b=1), range(60))
+    assert {name for name, _ in places(mixture(a=1, b=0, c=0), range(500))} == {"a"}
+    assert {name for name, _ in places(mixture(a=0.1, b=0.2, c=0.7, d=0), range(500))} == {"a", "b", "c"}
+
+
+def test_orders_are_those_of_earlier_versions():
+    assert "".join(name for name, _ in places(mixture(0, a=0.5, b=0.3, c=0.2), range(24))) == "bacaabacbacaabacbabacbac"
+
+
+def test_epochs_are_rows_used_by_rows_there_are():
+    epochs = mixture(a=3, b=1).epochs(400)
+    assert epochs["a"] == pytest.approx(300 / 50, abs=0.05)
+    assert epochs["b"] == pytest.approx(100 / 50, abs=0.05)
+
+
+def test_when_weights_change_each_source_goes_on_where_it_was():
+    first = mixture(a=3, b=1)
+    early = places(first, range(200))
+    second = mixture(a=1, b=1, c=2).continued(json.loads(json.dumps(first.facts)), 200)
+    later = places(second, range(200, 600))
+    third = mixture(a=1, c=1).continued(json.loads(json.dumps(second.facts)), 600)
+    last = places(third, range(600, 700))
+    fourth = mixture(a=1, b=1).continued(json.loads(json.dumps(third.facts)), 700)
+    end = places(fourth, range(700, 800))
+    for name in "abc":
+        rows = [row for owner, row in [*early, *later, *last, *end] if owner == name]
+        assert rows == list(range(len(rows))), name
+    counts = Counter(name for name, _ in later)
+    assert abs(counts["c"] - 200) <= 3 and abs(counts["a"] - 100) <= 3
+    assert fourth.epochs(800)["b"] == pytest.approx((50 + 100 + 50) / 50, abs=0.1)
+
+
+def test_the_same_weights_however_they_are_written_change_nothing():
+    first = mixture(a=3, b=1)
+    again = mixture(b=2, a=6).continued(json.loads(json.dumps(first.facts)), 200)
+    assert places(again, range(150, 400)) == places(first, range(150, 400))
+    assert again.facts == first.facts
+
+
+def test_a_source_that_was_moved_goes_on():
+    first = mixture(a=1, b=1)
+    moved = [source("z", 1, identity="digest of a"), source("b", 3)]
+    used = first.used(100)["digest of a"]
+    later = places(Mixture(moved, seed=5).continued(first.facts, 100), range(100, 200))
+    assert next(row for name, row in later if name == "z") == used
+
+
+def test_the_sample_has_documents_of_each_source_by_weight(monkeypatch):
+    monkeypatch.setattr("jaxpar.data.mixture.SAMPLE_TOKENS", 100)
+    stream = mixture(a=3, b=1, c=0).stream
+    counts = Counter((stream.tokens[:] // 1000).tolist())
+    assert counts == {0: 75, 1: 25}
+    assert stream.starts.tolist() == [*range(0, 75, 8), *range(75, 100, 8)]

@@ -1,0 +1,151 @@
+"""Token folders as data: alone or mixed, with their tokenizer, their held-out documents and their vocabulary."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DataConfig
+from jaxpar.data import token_sources
+from jaxpar.data.mixture import Mixture
+from jaxpar.data.packing import PackedRows
+from jaxpar.data.sources import open_data
+from tests.data.folders import prepared, texts, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sources")
+    other = write_tokenizer(root / "other.json", more=("<x>",))
+    prepared(root / "a", texts(80, seed=1))
+    prepared(root / "b", texts(40, seed=2))
+    prepared(root / "bare", texts(40, seed=3), heldout_fraction=0.0)
+    prepared(root / "other", texts(40, seed=4), tokenizer=other)
+    np.save(root / "plain.npy", np.arange(100, dtype=np.uint16))
+    return root
+
+
+def config(path=None, **changes) -> DataConfig:
+    return DataConfig(**({"source": "tokens", "path": path and str(path), "sequence_length": 16} | changes))
+
+
+def test_a_folder_is_data_with_text_and_a_split(folders):
+    data = open_data(config(folders / "a"), vocab=None, seed=0)
+    assert isinstance(data.train, PackedRows) and isinstance(data.heldout, PackedRows)
+    assert (data.vocab, data.separator) == (257, 256)
+    assert data.encode is not None and data.decode is not None
+    assert data.decode([*data.encode("a word"), 256]) == "a word"
+    train, heldout = data.train.stream, data.heldout.stream
+    assert data.description == (
+        f"{folders / 'a'}: {len(train):,} tokens in {len(train.starts)} documents to train on, "
+        f"{len(heldout):,} in {len(heldout.starts)} held out"
+    )
+    assert data.train.epochs(data.train.rows_per_epoch * 3) == {str(folders / "a"): 3.0}
+
+
+def test_sources_are_mixed_and_all_that_is_held_out_is_evaluated(folders):
+    a, b = str(folders / "a"), str(folders / "b")
+    data = open_data(config(sources={a: 3, b: 1}), vocab=None, seed=0)
+    alone = [open_data(config(path), vocab=None, seed=0) for path in (a, b)]
+    assert isinstance(data.train, Mixture)
+    assert data.train.epochs(0) == {a: 0.0, b: 0.0}
+    assert data.description.startswith(f"75.0% {a}: ")
+    heldout = np.concatenate([each.heldout.stream.tokens[:] for each in alone])
+    assert data.heldout is not None
+    np.testing.assert_array_equal(data.heldout.stream.tokens[:], heldout)
+    changed = open_data(config(sources={b: 1, a: 1}), vocab=None, seed=0)
+    assert changed.heldout is not None
+    assert sorted(changed.heldout.stream.lengths) == sorted(data.heldout.stream.lengths)
+    found, row = data.train.place(11)
+    for name, values in alone[found.name == b].train.row(row).items():
+        np.testing.assert_array_equal(data.train.row(11)[name], values)
+
+
+def test_what_is_held_out_may_come_from_another_folder(folders):
+    data = open_data(config(folders / "bare"), vocab=None, seed=0)
+    assert data.heldout is None and data.description.endswith("nothing held out")
+    other = open_data(config(folders / "bare", heldout_path=str(folders / "a")), vocab=None, seed=0)
+    of_a = open_data(config(folders / "a"), vocab=None, seed=0).heldout
+    assert other.heldout is not None and of_a is not None
+    np.testing.assert_array_equal(other.heldout.stream.tokens[:], of_a.stream.tokens[:])
+    whole = open_data(config(folders / "a", heldout_path=str(folders / "bare")), vocab=None, seed=0)
+    assert whole.heldout is not None
+    assert len(whole.heldout.stream.starts) == 40
+
+
+def test_held_out_documents_that_are_less_than_a_row_are_said_to_be(folders):
+    data = open_data(config(folders / "b", sequence_length=1000), vocab=None, seed=0)
+    assert data.heldout is None
+    assert "nothing held out (" in data.description
+    assert data.description.endswith("tokens are, which is less than a row of data.sequence_length)")
+
+
+def test_a_model_may_leave_room_in_its_vocabulary(folders):
+    assert open_data(config(folders / "a"), vocab=257, seed=0).vocab == 257
+    assert open_data(config(folders / "a"), vocab=264, seed=0).vocab == 264
+
+
+def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
+    monkeypatch.setattr(token_sources, "tokenizers_installed", lambda: False)
+    data = open_data(config(folders / "a"), vocab=None, seed=0)
+    assert (data.decode, data.encode) == (None, None)
+    assert data.description.endswith("; the package tokenizers is not installed, so samples are shown as token numbers")
+
+
+MISTAKES = {
+    "a small vocabulary": (
+        {"path": "a"},
+        200,
+        "model.vocab=200 does not match the tokenizer of data.path=.*is 257; exp",
+    ),
+    "a large vocabulary": ({"path": "a"}, 50257, r"expected 257 \(up to 269 leaves room\), or null"),
+    "a separator": (
+        {"path": "a", "separator": 3},
+        None,
+        "data.separator=3 is not the token .* is 256; expected 256, or",
+    ),
+    "two tokenizers": (
+        {"sources": ["a", "other"]},
+        None,
+        "other' was made with another tokenizer than .*a'; expected fol",
+    ),
+    "held-out of another": ({"path": "a", "heldout_path": "other"}, None, "data.heldout_path=.* was made with another"),
+    "held-out without one": ({"path": "a", "heldout_path": "plain.npy"}, None, "is not a token folder, and data.path"),
+    "held-out with one": (
+        {"path": "plain.npy", "heldout_path": "a"},
+        None,
+        "is a folder, and data.path is a file of to",
+    ),
+    "a file among sources": (
+        {"sources": ["a", "plain.npy"]},
+        None,
+        "data.sources: '.*npy' is not a folder; expected a",
+    ),
+    "a missing source": (
+        {"sources": ["a", "gone"]},
+        None,
+        "data.sources: '.*gone' does not exist; expected a token fol",
+    ),
+    "the same twice": ({"sources": ["a", "copy"]}, None, "copy' and '.*a' hold the same tokens; name one of them"),
+    "a long row": ({"path": "b", "sequence_length": 10**6}, None, "is longer than .*b, which has [0-9]+ tokens"),
+    "a bare folder": ({"path": "empty"}, None, "data.path='.*empty': .*has no index.json, so it is no token folder"),
+    "a missing folder": ({"path": "gone"}, None, r"data.path='.*gone' does not exist"),
+}
+
+
+@pytest.mark.parametrize(("keys", "vocab", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, words):
+    if not (folders / "copy").exists():
+        shutil.copytree(folders / "a", folders / "copy")
+        (folders / "empty").mkdir()
+    named = {
+        key: {str(folders / name): 1.0 for name in value} if key == "sources" else
+        str(folders / value) if isinstance(value, str) else value
+        for key, value in keys.items()
+    }  # fmt: skip
+    with pytest.raises(UserError, match=words) as caught:
+        open_data(config(**named), vocab=vocab, seed=0)
+    assert "\n" not in str(caught.value)
