@@ -33,14 +33,25 @@ class Located:
     value: Any
 
 
+DEEPEST = 20
+"""Levels of a document; the deepest that anything here has is four."""
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
         if getattr(event, "tag", None) is not None:
             raise ComposerError(None, None, "tags (!) have no meaning here", event.start_mark)
-        return super().compose_node(parent, index)
+        # Each level takes several frames of the stack, of which Python has a thousand.
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping that is the value of a key; of names that appear twice YAML would take the last in silence."""

@@ -7,7 +7,7 @@ run adds a `start`. An object has `time` (ISO 8601, UTC), `event`, and `step`, t
 |---|---|
 | `start` | `steps` (where the run ends), `baseline_loss`, `plan`: rows of [name, value, why] |
 | `message` | `text` |
-| `saved` | `path`, in the run's folder where it lies there |
+| `saved` | `checkpoint`, the step whose state it is, and `path`, in the run's folder where it lies there |
 | `sample` | `prompt`, `continuation` |
 | `end` | nothing: the run reached its end, or was asked to stop and saved |
 | `close` | `ended`: false where the run failed |
@@ -53,8 +53,7 @@ class EventLog(Listener):
     def saved(self, step: int, path: str) -> None:
         place = Path(path)
         shown = place.relative_to(self._folder) if place.is_relative_to(self._folder) else place
-        self._step = max(self._step, step)
-        self._write("saved", path=str(shown))
+        self._write("saved", checkpoint=step, path=str(shown))
 
     def sample(self, prompt: str, continuation: str) -> None:
         self._write("sample", prompt=prompt, continuation=continuation)

@@ -22,18 +22,18 @@ def test_every_event_has_its_time_its_name_and_the_step_before_it(tmp_path: Path
     log.message("Compiled in 1.0 s.")
     log.step(record(10))
     log.message("Step 11 skipped")
-    log.saved(20, str(tmp_path / "checkpoints" / "20"))
+    log.saved(10, str(tmp_path / "checkpoints" / "10"))
     log.sample("def", " main")
     log.end(summary())
     log.close()
     told = events(tmp_path)
     assert [(e["event"], e["step"]) for e in told] == [
-        ("start", 0), ("message", 0), ("message", 10), ("saved", 20), ("sample", 20), ("end", 20), ("close", 20),
+        ("start", 0), ("message", 0), ("message", 10), ("saved", 10), ("sample", 10), ("end", 10), ("close", 10),
     ]  # fmt: skip
     assert told[0]["plan"][0] == ["mesh", "fsdp 2 x tensor 4", "as written"]
     assert (told[0]["steps"], told[0]["baseline_loss"]) == (20, 2.5)
     assert told[2]["text"] == "Step 11 skipped"
-    assert told[3]["path"] == "checkpoints/20"
+    assert (told[3]["checkpoint"], told[3]["path"]) == (10, "checkpoints/10")
     assert (told[4]["prompt"], told[4]["continuation"]) == ("def", " main")
     assert told[6]["ended"] is True
     times = [datetime.fromisoformat(e["time"]) for e in told]
@@ -67,7 +67,7 @@ def test_what_a_kill_left_unfinished_is_removed_and_the_rest_of_the_past_stays(t
     again.start(run_info(tmp_path, first_step=11))
     again.close()
     assert [(e["event"], e["step"]) for e in events(tmp_path)] == [
-        ("start", 0), ("saved", 10), ("close", 10), ("start", 10), ("close", 10),
+        ("start", 0), ("saved", 0), ("close", 0), ("start", 10), ("close", 10),
     ]  # fmt: skip
     assert events(tmp_path)[1]["path"] == "elsewhere/10"
 

@@ -1,0 +1,108 @@
+"""The curves of a run as the page's script takes them: short lists of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from jaxpar.observe.report.run_record import RunRecord, number
+
+MOST_POINTS = 2000
+"""Points of a curve on the page: more than a screen has columns."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture."""
+
+    title: str
+    unit: str
+    """How the script writes its values: nats, plain, rate, seconds, bytes or share."""
+    series: tuple[str, ...]
+    """Fields of `metrics.jsonl`, in the order in which they are drawn."""
+    smooth: bool = True
+    """Whether smoothing applies."""
+
+
+CHARTS = (
+    Chart("Loss, nats per token", "nats", ("loss", "eval_loss")),
+    Chart("Gradient norm", "plain", ("grad_norm",)),
+    Chart("Learning rate", "plain", ("learning_rate",), smooth=False),
+    Chart("Tokens per second", "rate", ("tokens_per_second",)),
+    Chart("Time of a step", "seconds", ("step_time_s",)),
+    Chart("Memory in use", "bytes", ("memory_bytes",), smooth=False),
+    Chart("Model FLOPs utilisation", "share", ("mfu",)),
+    Chart("Loss scale", "plain", ("loss_scale",), smooth=False),
+)
+
+type Points = list[tuple[int, float]]
+
+
+def page_data(runs: list[RunRecord]) -> dict[str, Any]:
+    """What the script draws: `charts` that have anything to show, and `runs` with their series."""
+    drawn = [_run(run) for run in runs]
+    there = {name for run in drawn for name in run["series"]}
+    return {"charts": [asdict(chart) for chart in CHARTS if there & set(chart.series)], "runs": drawn}
+
+
+def is_thinned(run: RunRecord) -> bool:
+    """Whether a curve leaves out points."""
+    return len(run.metrics) > MOST_POINTS
+
+
+def _run(run: RunRecord) -> dict[str, Any]:
+    series = {name: points(run, name) for chart in CHARTS for name in chart.series}
+    config = run.config
+    return {
+        "name": run.label,
+        "baseline": run.baseline,
+        "tokens_per_step": max(1, config.data.batch_size * config.data.sequence_length) if config else None,
+        "clock": _columns(thin(training_clock(run))),
+        "restarts": sorted({step for event in run.events if (step := _restart(event))}),
+        "skipped": skipped_at(run),
+        "series": {name: _columns(thin(found)) for name, found in series.items() if found},
+    }
+
+
+def points(run: RunRecord, name: str) -> Points:
+    """(step, value) of each logged step that has a finite value."""
+    return [(line["step"], value) for line in run.metrics if (value := number(line, name)) is not None]
+
+
+def training_clock(run: RunRecord) -> Points:
+    """(step, seconds spent in steps up to it), evaluations and saves left out."""
+    seconds, before, clock = 0.0, 0, [(0, 0.0)]
+    for step, step_time in points(run, "step_time_s"):
+        seconds += (step - before) * max(step_time, 0.0)
+        before = step
+        clock.append((step, seconds))
+    return clock
+
+
+def skipped_at(run: RunRecord) -> list[int]:
+    """Logged steps since whose predecessor a step was skipped."""
+    counts = points(run, "skipped_steps")
+    return [step for (_, earlier), (step, later) in pairwise([(0, 0.0), *counts]) if later > earlier][:MOST_POINTS]
+
+
+def thin(found: Points, most: int = MOST_POINTS) -> Points:
+    """At most `most` points: of each stretch the least and the greatest, so that no spike is lost, and both ends."""
+    if len(found) <= most:
+        return found
+    stretches = most // 2 - 1
+    kept = {0, len(found) - 1}
+    for part in range(stretches):
+        stretch = range(part * len(found) // stretches, (part + 1) * len(found) // stretches)
+        kept |= {min(stretch, key=lambda i: found[i][1]), max(stretch, key=lambda i: found[i][1])}
+    return [found[i] for i in sorted(kept)]
+
+
+def _columns(found: Points) -> list[list[float]]:
+    """Steps, and values to six digits, which is more than a screen shows."""
+    return [[step for step, _ in found], [float(f"{value:.6g}") for _, value in found]]
+
+
+def _restart(event: dict[str, Any]) -> int:
+    step = event.get("step")
+    return step if event["event"] == "start" and type(step) is int and step > 0 else 0

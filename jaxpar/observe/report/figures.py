@@ -1,0 +1,136 @@
+"""The numbers that a run comes to, one row each: what is read first, and what two runs are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from jaxpar.observe.amounts import seconds, size
+from jaxpar.observe.report.curves import points
+from jaxpar.observe.report.run_record import RunRecord, number
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a run."""
+
+    name: str
+    value: Callable[[RunRecord], float | None]
+    words: Callable[[float], str]
+    """How it is written, also a difference of two."""
+    relative: bool = True
+    """Whether a difference is also told in percent."""
+
+
+def nats(value: float) -> str:
+    """A loss."""
+    return f"{value:.4f}"
+
+
+def count(value: float) -> str:
+    """A whole number, in thousands and millions where it is large."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit * (10 if unit == 'k' else 1):.4g}{unit}"
+    return f"{value:,.0f}"
+
+
+def share(value: float) -> str:
+    """A fraction of 1."""
+    return f"{100 * value:.1f}%"
+
+
+def plain(value: float) -> str:
+    """Any other number."""
+    return f"{value:.4g}"
+
+
+def last(name: str) -> Callable[[RunRecord], float | None]:
+    """The last finite value of a curve."""
+    return lambda run: found[-1][1] if (found := points(run, name)) else None
+
+
+def least(name: str) -> Callable[[RunRecord], float | None]:
+    """The least value of a curve."""
+    return lambda run: min((value for _, value in points(run, name)), default=None)
+
+
+def of_summary(name: str) -> Callable[[RunRecord], float | None]:
+    """A number of `summary.json`."""
+    return lambda run: number(run.summary, name)
+
+
+def tokens(run: RunRecord) -> float | None:
+    """Tokens trained on: the summary's, or those of the logged steps, padding included."""
+    known = number(run.summary, "tokens")
+    if known is not None or run.config is None:
+        return known
+    return float(run.last_step * run.config.data.batch_size * run.config.data.sequence_length)
+
+
+def gain(run: RunRecord) -> float | None:
+    """How far the last held-out loss is below the baseline."""
+    loss, baseline = last("eval_loss")(run), run.baseline
+    return None if loss is None or baseline is None else baseline - loss
+
+
+def usual(name: str) -> Callable[[RunRecord], float | None]:
+    """The median of a curve, without its first point, which has the first step in it."""
+    return lambda run: median(values) if (values := [value for _, value in points(run, name)][1:]) else None
+
+
+def host_share(run: RunRecord) -> float | None:
+    """Share of a steady step in which the host neither dispatched nor waited."""
+    host, step = number(run.summary, "host_step_seconds"), number(run.summary, "steady_step_seconds")
+    return None if host is None or not step else host / step
+
+
+def memory_words(run: RunRecord) -> str:
+    """Whose memory was measured."""
+    kind = run.summary.get("memory_kind") or (run.metrics[-1].get("memory_kind") if run.metrics else None)
+    return "host" if kind == "host" else "device"
+
+
+FIGURES = (
+    Figure("steps", lambda run: float(run.last_step), count),
+    Figure("tokens", tokens, count),
+    Figure("training loss, last", last("loss"), nats),
+    Figure("held-out loss, last", last("eval_loss"), nats),
+    Figure("held-out loss, best", least("eval_loss"), nats),
+    Figure("baseline", lambda run: run.baseline, nats),
+    Figure("below the baseline", gain, nats, relative=False),
+    Figure("gradient norm, last", last("grad_norm"), plain),
+    Figure("skipped steps", last("skipped_steps"), count),
+    Figure("time of a step, median", usual("step_time_s"), seconds),
+    Figure("tokens per second, median", usual("tokens_per_second"), count),
+    Figure("model FLOPs utilisation, median", usual("mfu"), share, relative=False),
+    Figure("compilation", of_summary("compile_seconds"), seconds),
+    Figure("time in steps", of_summary("train_seconds"), seconds),
+    Figure("memory, peak", of_summary("peak_bytes"), size),
+    Figure("memory per device, predicted", of_summary("predicted_bytes"), size),
+)
+
+
+def figure_rows(runs: list[RunRecord]) -> list[tuple[str, ...]]:
+    """(name, a value per run, and of two runs the difference) for each figure that a run has."""
+    rows = []
+    for figure in FIGURES:
+        values = [figure.value(run) for run in runs]
+        if all(value is None for value in values):
+            continue
+        shown = ["" if value is None else figure.words(value) for value in values]
+        rows.append((figure.name, *shown, *([_difference(figure, *values)] if len(values) == 2 else [])))
+    return rows
+
+
+def _difference(figure: Figure, first: float | None, second: float | None) -> str:
+    """How the second differs from the first."""
+    if first is None or second is None:
+        return ""
+    change = second - first
+    if change == 0:
+        return "the same"
+    sign = "+" if change > 0 else "-"
+    relative = f" ({100 * change / abs(first):+.1f}%)" if first and figure.relative else ""
+    return f"{sign}{figure.words(abs(change))}{relative}"

@@ -1,0 +1,210 @@
+"""A run as its folder tells it, also when the run is going on, was killed, or a file is damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.spelling import did_you_mean
+
+CONFIG, PLAN, SUMMARY, METRICS = "config.yaml", "plan.json", "summary.json", "metrics.jsonl"
+ENVIRONMENT, EVENTS = "environment.json", "events.jsonl"
+
+LARGEST_STEP, LARGEST_NUMBER, LEAST_NUMBER = 10**12, 1e30, 1e-30
+"""What is larger is damage, what is smaller counts as 0: neither would be drawn rightly."""
+
+DEEPEST = 12
+"""Levels of lists and objects in a file; what is nested deeper is damage."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that a page says of a run. What a file does not hold is empty or None, and `notes` says why."""
+
+    label: str
+    """What the page calls the run."""
+    folder: Path
+    config: Config | None = None
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Logged steps, each once, in their order; values as they stand in the file."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is missing or cannot be read, a sentence each."""
+
+    @property
+    def last_start(self) -> dict[str, Any]:
+        """The event of the last start; empty where none was logged."""
+        return next((event for event in reversed(self.events) if event["event"] == "start"), {})
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged."""
+        return self.metrics[-1]["step"] if self.metrics else 0
+
+    @property
+    def baseline(self) -> float | None:
+        """Held-out loss of the simple model of the same data."""
+        known = number(self.summary, "baseline_loss")
+        return number(self.last_start, "baseline_loss") if known is None else known
+
+
+def number(values: Mapping[str, Any], key: str) -> float | None:
+    """A finite number, or None where there is none."""
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    if abs(value) < LEAST_NUMBER:
+        return 0.0
+    return value if math.isfinite(value) and abs(value) <= LARGEST_NUMBER else None
+
+
+def moment(event: Mapping[str, Any]) -> datetime | None:
+    """When an event happened, in UTC."""
+    try:
+        time = datetime.fromisoformat(event["time"])
+        return time.astimezone(UTC) if time.tzinfo is not None else None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def read_runs(folders: list[Path]) -> list[RunRecord]:
+    """The runs of `folders`, by their folders' names, or by their paths where two have one name.
+
+    Raises:
+        UserError: a folder is not there or is no run, or a run is given twice.
+    """
+    for index, folder in enumerate(folders):
+        _check_is_run(folder)
+        if any(folder.resolve() == other.resolve() for other in folders[:index]):
+            raise UserError(f"{folder}: given twice; expected two runs to compare")
+    names = [folder.resolve().name for folder in folders]
+    by_path = len(set(names)) < len(names)
+    return [_read(folder, str(folder) if by_path else name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _check_is_run(folder: Path) -> None:
+    try:
+        if not folder.exists():
+            near = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
+            raise UserError(f"{folder}: there is no such folder{did_you_mean(folder.name, near)}")
+        if not folder.is_dir():
+            raise UserError(f"{folder}: a file, expected the folder of a run")
+        if any((folder / name).is_file() for name in (CONFIG, METRICS)):
+            return
+        runs = sorted(entry.parent.name for entry in folder.glob(f"*/{CONFIG}"))
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{folder}: cannot be read ({_reason(error)})") from None
+    inside = f"; it holds the runs {', '.join(runs[:5])}{' ...' * (len(runs) > 5)}" if runs else ""
+    raise UserError(f"{folder}: no run of jaxpar, because it has neither {CONFIG} nor {METRICS}{inside}")
+
+
+def _read(folder: Path, label: str) -> RunRecord:
+    notes: list[str] = []
+    record = RunRecord(
+        label=label,
+        folder=folder,
+        config=_config(folder / CONFIG, notes),
+        metrics=_steps(_lines(folder / METRICS, "no step was logged", notes)),
+        summary=_object(folder / SUMMARY, notes),
+        plan=_object(folder / PLAN, notes),
+        environment=_object(folder / ENVIRONMENT, notes),
+        events=[
+            event
+            for event in _lines(folder / EVENTS, "messages and saves are not known", notes)
+            if isinstance(event.get("event"), str)
+        ],
+        notes=notes,
+    )
+    if not (folder / PLAN).is_file():
+        notes.append(f"{PLAN} is missing: the run did not come to its start, or the file was removed.")
+    return record
+
+
+def _config(file: Path, notes: list[str]) -> Config | None:
+    if not file.is_file():
+        notes.append(f"{file.name} is missing.")
+        return None
+    try:
+        return load_config(file)
+    except UserError as error:
+        notes.append(f"{file.name} cannot be used: {error}")
+    return None
+
+
+def _object(file: Path, notes: list[str]) -> dict[str, Any]:
+    """The object in `file`; empty where there is no file or it is damaged."""
+    content = _content(file, notes)
+    if content is None:
+        return {}
+    value = _json(content)
+    if isinstance(value, dict):
+        return value
+    notes.append(f"{file.name} is damaged: it is not a JSON object.")
+    return {}
+
+
+def _lines(file: Path, otherwise: str, notes: list[str]) -> list[dict[str, Any]]:
+    """The objects in the lines of `file`. A last line without an end is being written, or a kill left it so."""
+    content = _content(file, notes)
+    if content is None:
+        if not file.exists():
+            notes.append(f"{file.name} is missing: {otherwise}.")
+        return []
+    found = [(number, _json(line)) for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
+    damaged = [number for number, value in found if not isinstance(value, dict)]
+    if damaged:
+        others = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        notes.append(f"{file.name} is damaged: line {damaged[0]}{others} cannot be read and is left out.")
+    return [value for _, value in found if isinstance(value, dict)]
+
+
+def _content(file: Path, notes: list[str]) -> bytes | None:
+    if not file.is_file():  # neither a folder nor a pipe, which would be waited for
+        if file.exists():
+            notes.append(f"{file.name} is no file.")
+        return None
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        notes.append(f"{file.name} cannot be read ({_reason(error)}).")
+    return None
+
+
+def _json(text: bytes) -> Any:
+    """The value, or None where the text is not JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if _is_shallow(value, DEEPEST) else None
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return not isinstance(value, list) or (levels > 0 and all(_is_shallow(inner, levels - 1) for inner in value))
+
+
+def _steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each step once, the last line of it, in order."""
+    by_step = {
+        line["step"]: line for line in lines if type(line.get("step")) is int and 0 <= line["step"] <= LARGEST_STEP
+    }
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

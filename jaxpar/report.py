@@ -1,0 +1,68 @@
+"""`python -m jaxpar.report runs/a [runs/b]`: one or two runs as an HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpar.config import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a report from the command line; returns the exit code: 0 done, 2 the user's mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.report",
+        description="Write a page about a run, or about two side by side: curves, plan, memory, time, environment, "
+        "events. It needs no network, and works while the run goes on (docs/reports.md).",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run; of two for a comparison")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: report.html in the first folder)")
+    options = parser.parse_args(arguments)
+    try:
+        print(f"Page: {_report(options.runs, options.out)}")
+        return 0
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+
+
+def _report(folders: list[Path], out: Path | None) -> Path:
+    from jaxpar.observe.report.page import html_page
+    from jaxpar.observe.report.run_record import read_runs
+
+    if len(folders) > 2:
+        raise UserError(f"{len(folders)} runs: expected one, or two to compare")
+    runs = read_runs(folders)
+    page = folders[0] / "report.html" if out is None else out
+    _check_is_ours(page)
+    from jaxpar.observe.files import write_atomically
+
+    try:
+        # A file's text may have half of a surrogate pair, which UTF-8 has no bytes for.
+        write_atomically(page, html_page(runs).encode(errors="replace"))
+    except OSError as error:
+        raise UserError(f"--out {page}: cannot be written ({error.strerror})") from error
+    return page
+
+
+def _check_is_ours(page: Path) -> None:
+    """Raises `UserError` where `page` is something that must not be written over."""
+    from jaxpar.observe.html import GENERATOR
+
+    try:
+        if page.is_dir():
+            raise UserError(f"--out {page}: a folder, expected the name of a file")
+        if page.exists() and GENERATOR.encode() not in page.read_bytes()[:1000]:
+            raise UserError(f"--out {page}: the file is there and is no page of jaxpar; choose another name")
+        if not page.parent.is_dir():
+            raise UserError(f"--out {page}: the folder {page.parent} does not exist")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--out {page}: cannot be read ({getattr(error, 'strerror', error)})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

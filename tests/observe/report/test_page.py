@@ -1,0 +1,89 @@
+"""What the page says, read as text; `test_in_browser.py` looks at it."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+from jaxpar.observe.report.figures import figure_rows
+from jaxpar.observe.report.page import html_page
+from jaxpar.observe.report.run_record import read_runs
+from tests.observe.report.written_runs import BASELINE, loss_at, write_run
+
+
+def page_of(*folders: Path) -> str:
+    return html_page(read_runs(list(folders)))
+
+
+def words(page: str) -> str:
+    """The page without its script, style and tags."""
+    body = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    return html.unescape(re.sub(r"<[^>]*>", "\n", body))
+
+
+def test_the_page_has_every_part_of_a_run(tmp_path: Path) -> None:
+    told = words(page_of(write_run(tmp_path / "first")))
+    for part in (
+        "trained to step 60 of 60", f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", "245.8k",
+        "fsdp 2, tensor 2", "not cudnn: it needs <an NVIDIA GPU> & the platform is cpu",
+        "predicted per device", "88.0 MiB", "peak of host memory in the process", "3.0 GiB", "not to be compared",
+        "compilation", "4.50 s", "host's own part of it", "2.0%",
+        "packages: jax", "Compiled in 4.5 s; the step needs 87.9 MiB per device.", "saved checkpoints/00000040",
+        "came to its end", "information </script><b>", "optimizer.weight_decay",
+    ):  # fmt: skip
+        assert part in told, part
+
+
+def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
+    runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", optimizer="muon", floor=2.0, steps=40)])
+    rows = {row[0]: row[1:] for row in figure_rows(runs)}
+    first, second = loss_at(60), loss_at(40, 2.0)
+    change = second - first
+    assert rows["training loss, last"][:2] == (f"{first:.4f}", f"{second:.4f}")
+    assert rows["training loss, last"][2] == f"{change:+.4f} ({100 * change / first:+.1f}%)"
+    assert rows["baseline"] == (f"{BASELINE:.4f}", f"{BASELINE:.4f}", "the same")
+    assert rows["steps"][2] == "-20 (-33.3%)"
+    told = words(html_page(runs))
+    difference = told[told.index("What differs in the configuration") : told.index("Curves")].split()
+    assert difference[-8:] == ["a", "b", "run.steps", "60", "40", "optimizer.name", "adamw", "muon"]
+
+
+def test_runs_alike_are_said_to_be(tmp_path: Path) -> None:
+    told = words(page_of(write_run(tmp_path / "a"), write_run(tmp_path / "b")))
+    assert "The two runs have the same configuration." in told
+
+
+def test_a_number_that_one_run_lacks_is_left_empty(tmp_path: Path) -> None:
+    rows = figure_rows(read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", until=20)]))
+    assert ("compilation", "4.50 s", "", "") in rows
+    assert all(row[0] != "model FLOPs utilisation, median" for row in rows)
+
+
+def test_nothing_in_a_run_can_break_the_page_and_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "<b>&'\"run"))
+    assert "<b>&'" not in page
+    assert "information </script>" not in page
+    assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
+    assert not re.search(r"<(img|link|script)[^>]+(src|href)=[\"'](?!data:)", page)
+
+
+def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
+    assert "No step was logged." in words(page_of(write_run(tmp_path / "run", until=0)))
+
+
+def test_a_run_that_failed_is_said_to_have(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", until=20)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"time": "2026-01-01T00:00:00+00:00", "event": "close", "step": 20, "ended": false}\n')
+    told = words(page_of(folder))
+    assert "failed after step 20 of 60" in told
+
+
+def test_many_events_are_cut_in_the_middle(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", until=2)
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(f'{{"event": "message", "step": {n}, "text": "told {n}."}}\n' for n in range(2000))
+    told = words(page_of(folder))
+    assert "events between are left out" in told
+    assert "told 0." in told and "told 1999." in told and "told 1000." not in told

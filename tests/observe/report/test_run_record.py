@@ -1,0 +1,156 @@
+"""A run is told from its folder, whatever state its files are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from jaxpar.config import UserError
+from jaxpar.observe.report.page import html_page
+from jaxpar.observe.report.run_record import number, read_runs
+from tests.observe.report.written_runs import BASELINE, write_run
+
+FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "plan.json", "environment.json", "summary.json")
+
+
+def notes(folder: Path) -> str:
+    [run] = read_runs([folder])
+    assert html_page([run]).endswith("</html>\n")
+    return " | ".join(run.notes)
+
+
+def test_a_whole_run_has_nothing_missing(tmp_path: Path) -> None:
+    [run] = read_runs([write_run(tmp_path / "whole")])
+    assert run.notes == []
+    assert (run.label, run.last_step, len(run.metrics), run.baseline) == ("whole", 60, 30, BASELINE)
+
+
+def test_a_run_that_goes_on_is_told_as_far_as_it_came(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", until=30)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 32, "lo')
+    [run] = read_runs([folder])
+    assert run.notes == [], "an unfinished line and no summary are what a run looks like while it goes on"
+    assert (run.last_step, run.baseline) == (30, BASELINE)
+    assert "at step 30 of 60, still running or killed" in html_page([run])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named_unless_the_run_just_has_not_ended(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink()
+    expected = {"summary.json": "", "environment.json": ""}
+    assert notes(folder).startswith(expected.get(name, f"{name} is missing"))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{", b"[1, 2]\n", b"[" * 100_000 + b"\n", b'{"step": NaN}{\n'])
+def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_bytes(content)
+    told = notes(folder)
+    unfinished = name.endswith("jsonl") and not content.endswith(b"\n")
+    assert (name in told) is not unfinished
+    assert "Traceback" not in told and "\n" not in told
+
+
+def test_a_damaged_line_is_counted_and_the_others_are_used(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines[3] = lines[3][:20]
+    lines[7] = "null"
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    [run] = read_runs([folder])
+    assert run.notes == ["metrics.jsonl is damaged: line 4 and 1 more cannot be read and is left out."]
+    assert len(run.metrics) == 28
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for name in ("events.jsonl", "summary.json"):
+        (folder / name).unlink()
+    os.mkfifo(folder / "events.jsonl")
+    (folder / "summary.json").mkdir()
+    assert notes(folder) == "summary.json is no file. | events.jsonl is no file."
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("run", "there is no such folder; did you mean runs?"),
+        ("runs", "no run of jaxpar, because it has neither config.yaml nor metrics.jsonl; it holds the runs a, b"),
+        ("runs/a/config.yaml", "a file, expected the folder of a run"),
+        ("empty", "no run of jaxpar, because it has neither config.yaml nor metrics.jsonl"),
+        ("a\0b", "cannot be read"),
+    ],
+)
+def test_what_is_no_run_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:
+    for run in "ab":
+        write_run(tmp_path / "runs" / run, steps=4)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError) as error:
+        read_runs([tmp_path / name])
+    assert said in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / name}: ")
+
+
+def test_runs_of_one_name_are_called_by_their_paths_and_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / parent / "run", steps=4) for parent in "ab"]
+    assert [run.label for run in read_runs(folders)] == [str(folder) for folder in folders]
+    with pytest.raises(UserError, match="given twice"):
+        read_runs([folders[0], tmp_path / "a" / "." / "run"])
+
+
+@pytest.mark.parametrize("value", [None, True, "1", [1], 10**400, float("nan"), float("inf"), 1e31])
+def test_what_is_no_finite_number_is_none(value: object) -> None:
+    assert number({"key": value}, "key") is None
+    assert number({}, "key") is None
+    assert number({"key": 3}, "key") == 3.0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "whole", steps=6)
+
+
+@settings(max_examples=200, deadline=None, phases=[Phase.generate])
+@given(data=st.data())
+def test_any_content_gives_a_page(whole: Path, data: st.DataObject) -> None:
+    folder = whole.with_name("fuzzed")
+    shutil.copytree(whole, folder, dirs_exist_ok=True)
+    chance = random.Random(data.draw(st.integers(0, 2**32)))
+    for name in data.draw(st.sets(st.sampled_from(FILES[1:]), min_size=1)):
+        file = folder / name
+        match data.draw(st.sampled_from(["value", "bytes", "cut"])):
+            case "value":  # one value of each object is another
+                lines = [json.loads(line) for line in file.read_text().splitlines()] if "jsonl" in name else None
+                objects = lines if lines is not None else [json.loads(file.read_text())]
+                for values in objects:
+                    values[chance.choice(sorted(values))] = data.draw(JSON)
+                file.write_text("".join(json.dumps(values) + "\n" for values in objects))
+            case "bytes":
+                content = bytearray(file.read_bytes())
+                for _ in range(5):
+                    content[chance.randrange(len(content))] = chance.randrange(256)
+                file.write_bytes(content)
+            case _:
+                content = file.read_bytes()
+                file.write_bytes(content[: chance.randrange(len(content))])
+    page = html_page(read_runs([folder])).encode(errors="replace")
+    assert page.endswith(b"</html>\n")
+    embedded = page.split(b'id="report">')[1].split(b"</script>")[0]
+    json.loads(embedded, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

@@ -1,0 +1,78 @@
+"""`python -m jaxpar.report`, as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpar.report import main
+from tests.observe.report.written_runs import write_run
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs in the folder `runs`, which is told by its relative path."""
+    for name in ("first", "second"):
+        write_run(tmp_path / "runs" / name, steps=10)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_a_page_goes_into_the_runs_folder_and_again_over_itself(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["runs/first"]) == 0
+        assert capsys.readouterr().out == "Page: runs/first/report.html\n"
+    assert (runs / "first" / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_two_runs_go_into_the_file_that_is_named(runs: Path) -> None:
+    assert main(["runs/first", "runs/second", "--out", "both.html"]) == 0
+    assert "<h1>first and second</h1>" in Path("both.html").read_text()
+
+
+def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
+    with (runs / "first" / "events.jsonl").open("a") as file:
+        file.write('{"event": "message", "text": "half \\ud83d"}\n')
+    assert main(["runs/first"]) == 0
+    assert b"half ?" in (runs / "first" / "report.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["runs/frist"], "runs/frist: there is no such folder; did you mean first?"),
+        (["runs"], "it holds the runs first, second"),
+        (["runs/first", "runs/first"], "runs/first: given twice; expected two runs to compare"),
+        (["runs/first"] * 3, "3 runs: expected one, or two to compare"),
+        (["runs/first", "--out", "runs/second/config.yaml"], "the file is there and is no page of jaxpar"),
+        (["runs/first", "--out", "runs"], "--out runs: a folder, expected the name of a file"),
+        (["runs/first", "--out", "nowhere/page.html"], "the folder nowhere does not exist"),
+        (["runs/first", "--out", "/proc/page.html"], "--out /proc/page.html: cannot be written"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(
+    runs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jaxpar: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_it_is_there_at_once_because_it_imports_no_jax(runs: Path) -> None:
+    program = (
+        "import sys\n"
+        "from jaxpar.report import main\n"
+        f"main([{str(runs / 'first')!r}])\n"
+        "heavy = {'jax', 'numpy', 'flax', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
