@@ -46,6 +46,8 @@ def _serve(client: socket.socket, target: tuple[str, int]) -> None:
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=_pass_on, args=(service, client), name="relay", daemon=True).start()
             _pass_on(client, service)
+            with contextlib.suppress(OSError):  # Closing alone would wait for the thread that reads.
+                service.shutdown(socket.SHUT_WR)
             while _read(client):  # The service is gone, and the client need not know.
                 pass
 

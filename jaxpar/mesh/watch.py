@@ -115,6 +115,11 @@ class Watch:
         self._over.wait()
         self._thread.join()
 
+    def close(self) -> None:
+        """Stop watching and hang up without a word, as the end of the process does."""
+        self._over.set()
+        self._thread.join()
+
     # Below: in the thread.
 
     def _run(self) -> None:
@@ -242,10 +247,12 @@ class Watch:
         return asdict(self._mark) | {"age_s": time.monotonic() - self._marked_at}
 
     def _own_sign(self) -> Sign:
-        return Sign(self._process, self._host, self._mark, time.monotonic() - self._marked_at, 0.0)
+        # As old as what is known of the others: else this one would be late, and they not yet.
+        age = max(0.0, time.monotonic() - self._marked_at - self._every_s)
+        return Sign(self._process, self._host, self._mark, age, 0.0)
 
     def _sign_of(self, known: _Known, now: float) -> Sign:
-        return Sign(known.peer.process, known.peer.host, known.mark, now - known.set_at, now - known.heard_at)
+        return Sign(known.peer.process, known.peer.host, known.mark, known.heard_at - known.set_at, now - known.heard_at)
 
     def _say(self, message: dict[str, Any]) -> None:
         """To all peers. A line is far smaller than the buffer; who does not empty it is silent, and judged for that."""

@@ -96,8 +96,8 @@ def test_the_expected_number_of_devices_may_be_written():
             {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "0", "HOSTNAME": "train-0"},
             {},
             "distributed.coordinator: null, and Kubernetes started this process as pod 0 of several without saying "
-            "more; set JAX_NUM_PROCESSES and JOBSET_NAME as launch/kubernetes.yaml does, or distributed.processes=1 for "
-            "a run in each pod",
+            "more; set JAX_NUM_PROCESSES and JOBSET_NAME as launch/kubernetes.yaml does, or distributed.processes=1 "
+            "for a run in each pod",
         ),
         (
             {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},

@@ -1,0 +1,60 @@
+"""The relay passes bytes on, and keeps quiet about the end of what it leads to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from jaxpar.mesh.relay import open_relay
+
+
+def connect(address: str) -> socket.socket:
+    host, port = address.split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not():
+    door = socket.create_server(("127.0.0.1", 0))
+    with door, connect(open_relay(f"127.0.0.1:{door.getsockname()[1]}")) as client:
+        service, _ = door.accept()
+        with service:
+            client.sendall(b"question")
+            assert service.recv(100) == b"question"
+            long = bytes(range(256)) * 4096
+            sender = threading.Thread(target=service.sendall, args=(long,))
+            sender.start()
+            found = b""
+            while len(found) < len(long):
+                found += client.recv(65536)
+            sender.join()
+            assert found == long
+        client.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.sendall(b"still there?")
+
+
+def test_the_end_of_the_client_is_passed_on():
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        client = connect(open_relay(f"127.0.0.1:{door.getsockname()[1]}"))
+        service, _ = door.accept()
+        with service:
+            client.close()
+            service.settimeout(10)
+            assert service.recv(1) == b""
+
+
+def test_a_service_may_open_after_its_client_came():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with connect(open_relay(f"127.0.0.1:{port}")) as client:
+        client.sendall(b"early")
+        time.sleep(0.3)
+        with socket.create_server(("127.0.0.1", port)) as door:
+            service, _ = door.accept()
+            with service:
+                assert service.recv(100) == b"early"

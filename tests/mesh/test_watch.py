@@ -1,0 +1,184 @@
+"""Watches of several processes, here in one, over real connections: who is lost is told to everybody."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxpar.mesh import watch as watching
+from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.verdicts import Mark
+from jaxpar.mesh.watch import Watch
+
+START = Mark(0, "starting", 60.0, "distributed.pause_timeout_s")
+
+
+class Member:
+    """One process: its watch, and what it ended with."""
+
+    def __init__(self, process: int, processes: int, peers: dict[int, Peer], timeout_s: float):
+        self.ended: list[str] = []
+        self.heard = threading.Event()
+        self.watch = Watch(process, processes, peers, timeout_s=timeout_s, mark=START, end=self._end)
+
+    def _end(self, sentence: str) -> None:
+        self.ended.append(sentence)
+        self.heard.set()
+
+    def verdict(self, within_s: float = 20.0) -> str:
+        assert self.heard.wait(within_s), "no verdict"
+        [sentence] = self.ended
+        return sentence
+
+
+class Stage:
+    """Process 0 and the others, connected; some of the others have no watch, and are what a test makes of them."""
+
+    def __init__(self, processes: int, *, without: tuple[int, ...] = (), timeout_s: float = 20.0):
+        pairs = {number: socket.socketpair() for number in range(1, processes)}
+        self.loose = {number: pairs[number][1] for number in without}
+        peers = {number: Peer(number, f"node-{number}", pair[0]) for number, pair in pairs.items()}
+        self.members = {0: Member(0, processes, peers, timeout_s)}
+        for number, (_, own) in pairs.items():
+            if number not in without:
+                self.members[number] = Member(number, processes, {0: Peer(0, "node-0", own)}, timeout_s)
+
+    def verdicts(self) -> set[str]:
+        return {member.verdict() for member in self.members.values()}
+
+    def quiet(self) -> bool:
+        return not any(member.ended for member in self.members.values())
+
+    def leave(self) -> None:
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            for left in [pool.submit(member.watch.leave) for member in self.members.values()]:
+                left.result(timeout=20)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
+    """Makes a `Stage`; at the end nothing of it is open."""
+    monkeypatch.setattr(watching, "GRACE_S", 0.2)
+    monkeypatch.setattr(watching, "LINGER_S", 0.5)
+    stages: list[Stage] = []
+
+    def make(*arguments: int, **options: object) -> Stage:
+        stages.append(Stage(*arguments, **options))  # pyright: ignore[reportArgumentType]
+        return stages[-1]
+
+    yield make
+    for made in stages:
+        for member in made.members.values():
+            member.watch.close()
+        for connection in made.loose.values():
+            connection.close()
+
+
+def test_processes_that_end_well_are_not_reported(stage: Callable[..., Stage]):
+    job = stage(4)
+    job.members[2].watch.mark("in step 1", 600, "distributed.step_timeout_s")
+    job.leave()
+    assert job.quiet()
+
+
+def test_nobody_leaves_before_all_do(stage: Callable[..., Stage]):
+    job = stage(2)
+    early = threading.Thread(target=job.members[1].watch.leave)
+    early.start()
+    early.join(0.5)
+    assert early.is_alive()
+    job.members[0].watch.leave()
+    early.join(10)
+    assert not early.is_alive() and job.quiet()
+
+
+def test_one_that_dies_is_named_to_everybody_with_what_it_was_at(stage: Callable[..., Stage]):
+    job = stage(4, without=(2,))
+    report = b'{"at": {"count": 5, "at": "in step 12", "limit_s": 600, "limit_key": "k", "age_s": 1.0}}\n'
+    job.loose[2].sendall(report)
+    time.sleep(0.3)
+    job.loose[2].close()
+    [said] = job.verdicts()
+    assert said.startswith("process 2 on node-2 died (it was in step 12, last heard of ")
+
+
+def test_process_0_that_dies_is_noticed_by_the_others():
+    ours, theirs = socket.socketpair()
+    member = Member(1, 2, {0: Peer(0, "node-0", theirs)}, 20.0)
+    ours.close()
+    assert member.verdict().startswith("process 0 on node-0 died (it was starting, ")
+
+
+def test_one_that_dies_while_the_others_are_at_their_end_is_named(stage: Callable[..., Stage]):
+    job = stage(3, without=(2,))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(job.members[number].watch.leave) for number in (0, 1)]
+        time.sleep(0.3)
+        job.loose[2].close()
+        [said] = job.verdicts()
+        for left in waiting:
+            left.result(timeout=10)
+    assert said.startswith("process 2 on node-2 died")
+
+
+def test_one_that_is_silent_is_named_after_the_timeout(stage: Callable[..., Stage]):
+    began = time.monotonic()
+    job = stage(3, without=(1,), timeout_s=1.5)
+    [said] = job.verdicts()
+    assert 1.5 < time.monotonic() - began < 8
+    assert said.startswith("process 1 on node-1 gave no sign of life for 1.5 s")
+
+
+def test_one_that_does_not_get_on_is_named_to_everybody(stage: Callable[..., Stage]):
+    job = stage(3)
+    for number, member in job.members.items():
+        member.watch.mark("in step 1", 0.5, "distributed.step_timeout_s")
+        if number != 1:
+            member.watch.mark("waiting for step 1", 0.5, "distributed.step_timeout_s")
+    [said] = job.verdicts()
+    assert said.startswith("process 1 on node-1 did not get on for 0.5 s (distributed.step_timeout_s), and the ")
+
+
+def test_one_that_gets_on_is_never_late(stage: Callable[..., Stage]):
+    job = stage(2)
+    for step in range(12):
+        for member in job.members.values():
+            member.watch.mark(f"in step {step}", 0.8, "distributed.step_timeout_s")
+        time.sleep(0.1)
+    for member in job.members.values():
+        member.watch.mark("evaluating", 60, "distributed.pause_timeout_s")
+    time.sleep(1)
+    assert job.quiet()
+
+
+def test_one_that_fails_tells_the_others_why(stage: Callable[..., Stage]):
+    job = stage(3)
+    job.members[2].watch.fail("data.path: not there")
+    said = {job.members[number].verdict() for number in (0, 1)}
+    assert said == {"process 2 on node-2 stopped (it was starting) and said: data.path: not there"}
+
+
+def test_process_0_that_fails_tells_the_others_why_before_it_ends(stage: Callable[..., Stage]):
+    job = stage(3)
+    job.members[0].watch.fail("the disk is full")
+    assert all("the disk is full" in job.members[number].verdict(0.5) for number in (1, 2))
+
+
+def test_processes_that_all_fail_for_one_reason_each_speak_for_themselves(stage: Callable[..., Stage]):
+    job = stage(3)
+    with ThreadPoolExecutor(3) as pool:
+        for told in [pool.submit(member.watch.fail, "no such file") for member in job.members.values()]:
+            told.result(timeout=10)
+    time.sleep(0.5)
+    assert job.quiet()
+
+
+def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage]):
+    job = stage(2, without=(1,))
+    job.loose[1].sendall(b"no JSON\n")
+    assert "the watch over the other processes broke" in job.members[0].verdict()
