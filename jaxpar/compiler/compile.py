@@ -20,7 +20,7 @@ from jaxpar.compiler.targets import target_config
 from jaxpar.compiler.wheels import cuda_release, has_cudnn, versions
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.plan import Plan
-from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig
+from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig, WatchConfig
 from jaxpar.data import open_data
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
@@ -132,6 +132,7 @@ def _what_matters(config: Config) -> Config:
         run=RunConfig(steps=config.run.steps, seed=config.run.seed),
         evaluation=EvaluationConfig(),
         checkpoint=CheckpointConfig(),
+        watch=WatchConfig(),
         distributed=DistributedConfig(),
     )
 

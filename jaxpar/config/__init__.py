@@ -18,6 +18,7 @@ from jaxpar.config.schema import (
     ParallelConfig,
     PrecisionConfig,
     RunConfig,
+    WatchConfig,
 )
 from jaxpar.config.sections import config_difference, config_from_dict, config_to_dict
 
@@ -35,6 +36,7 @@ __all__ = [
     "PrecisionConfig",
     "RunConfig",
     "UserError",
+    "WatchConfig",
     "config_difference",
     "config_from_dict",
     "config_to_dict",

@@ -21,6 +21,7 @@ def _at_least(low: int) -> Bound:
 _POSITIVE = Bound("above 0", lambda value: value > 0)
 _SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1)
 _BELOW_ONE = Bound("from 0 to below 1", lambda value: 0 <= value < 1)
+_ABOVE_ONE = Bound("above 1", lambda value: value > 1)
 _BETWEEN = Bound("above 0 and below 1", lambda value: 0 < value < 1)
 _SEED = Bound("from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32)
 _AXIS = Bound("at least 1, or -1 for what remains", lambda value: value >= 1 or value == -1)
@@ -90,6 +91,13 @@ BOUNDS: dict[str, Bound] = {
     "checkpoint.every": _at_least(0),
     "checkpoint.keep_last": _at_least(1),
     "checkpoint.keep_every": _at_least(1),
+    "watch.spike": _POSITIVE,
+    "watch.spike_window": _at_least(10),
+    "watch.skip_batches": _at_least(1),
+    "watch.max_rollbacks": _at_least(1),
+    "watch.slow_step": _ABOVE_ONE,
+    "watch.data_wait": _SHARE,
+    "watch.straggler": _SHARE,
     "distributed.processes": _at_least(1),
     "distributed.process_id": _at_least(0),
     "distributed.devices_per_process": _at_least(1),

@@ -282,6 +282,30 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class WatchConfig:
+    """What a run looks out for while it trains, and what it does about a loss that jumps (`docs/operations.md`)."""
+
+    spike: float | None = 8.0
+    """A loss this many standard deviations (estimated robustly) above the median of the last ones is a spike; null
+    looks for none."""
+    spike_window: int = 100
+    """Losses that a new one is compared with; a run begins to look after a fifth of them."""
+    on_spike: Literal["report", "rollback"] = "report"
+    """`report` tells of a spike and goes on; `rollback` goes back to the newest checkpoint and leaves out the batches
+    that led to the spike."""
+    skip_batches: int = 2
+    """Batches that a rollback leaves out: that of the spike, and those before it, one of which may have caused it."""
+    max_rollbacks: int = 3
+    """The run stops at the spike after this many rollbacks."""
+    slow_step: float | None = 3.0
+    """A step that takes this many times the median, and a second longer, is told of; null looks for none."""
+    data_wait: float | None = 0.1
+    """Share of the time, lost to devices that wait for their batch, from which on it is told; null never tells."""
+    straggler: float | None = 0.1
+    """Share of the time that one process loses for all others, from which on it is named; null never does."""
+
+
+@dataclass(frozen=True)
 class DistributedConfig:
     """Several processes, one job (`jax.distributed`); what is null comes from Slurm, Open MPI, Kubernetes or
     `launch/local.py`, whichever started the process."""
@@ -318,4 +342,5 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)

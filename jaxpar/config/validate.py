@@ -28,6 +28,7 @@ def validate(config: Config) -> None:
     _check_layout(config)
     _check_optimizer(config)
     _check_data(config)
+    _check_watch(config)
     _check_distributed(config)
 
 
@@ -187,6 +188,18 @@ def _check_tokens(data: DataConfig) -> None:
             raise UserError(f"data.sources: expected paths with weights of at least 0, got {path!r}: {weight:g}")
     if sum(data.sources.values()) <= 0:
         raise UserError("data.sources: expected at least one path with a weight above 0")
+
+
+def _check_watch(config: Config) -> None:
+    if config.watch.on_spike != "rollback":
+        return
+    if config.watch.spike is None:
+        raise UserError("watch.on_spike: rollback needs spikes to be looked for, and watch.spike is null")
+    if config.checkpoint.every == 0:
+        raise UserError(
+            "watch.on_spike: rollback needs checkpoints to go back to, and checkpoint.every is 0; expected the steps "
+            "between two saves"
+        )
 
 
 def _check_distributed(config: Config) -> None:

@@ -35,8 +35,25 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
     return batch | {"examples": (np.array(examples, np.int64) % 2**31).astype(np.int32)}
 
 
+def batch_number(step: int, left_out: Sequence[int] = ()) -> int:
+    """The number of the batch that a step uses: batches are taken in order, but for those that are left out.
+
+    Leaving out a later batch changes nothing before it: the batch stays a function of the step and `left_out`.
+    """
+    for number in sorted(left_out):
+        if number <= step:
+            step += 1
+    return step
+
+
 def batches(
-    dataset: Rows, *, batch_size: int, rows: Sequence[int] | np.ndarray, first_step: int = 0, prefetch: int = 2
+    dataset: Rows,
+    *,
+    batch_size: int,
+    rows: Sequence[int] | np.ndarray,
+    first_step: int = 0,
+    left_out: Sequence[int] = (),
+    prefetch: int = 2,
 ) -> Iterator[Batch]:
     """`batch_rows` for `first_step` and every step after it, prepared ahead by threads; it never ends.
 
@@ -45,10 +62,12 @@ def batches(
         batch_size: rows of the whole batch, over all hosts.
         rows: numbers of the rows wanted of each batch.
         first_step: step of the first batch.
+        left_out: numbers of batches that no step uses.
         prefetch: batches prepared ahead; 0 prepares each when it is asked for.
     """
     import grain  # Only here: machines that make their batches otherwise do without it.
 
     steps = grain.MapDataset.range(first_step, 2**62)
     options = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
-    return iter(steps.map(lambda step: batch_rows(dataset, step, batch_size, rows)).to_iter_dataset(options))
+    numbers = steps.map(lambda step: batch_number(step, left_out))
+    return iter(numbers.map(lambda number: batch_rows(dataset, number, batch_size, rows)).to_iter_dataset(options))

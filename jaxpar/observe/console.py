@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
+from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
 
 FILES = (
     ("config.yaml", "the configuration, every field resolved"),
@@ -89,6 +89,9 @@ class ConsoleView(Listener):
 
     def message(self, text: str) -> None:
         self._line(f"- {self._printable(text)}", "bold")
+
+    def anomaly(self, anomaly: Anomaly) -> None:
+        self._line(f"! {self._printable(anomaly.text)}", "bold yellow")
 
     def sample(self, prompt: str, continuation: str) -> None:
         for title, text in (("Held-out prompt", prompt), ("Continued by the model", continuation)):

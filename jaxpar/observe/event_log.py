@@ -7,6 +7,8 @@ run adds a `start`. An object has `time` (ISO 8601, UTC), `event`, and `step`, t
 |---|---|
 | `start` | `steps` (where the run ends), `baseline_loss`, `plan`: rows of [name, value, why] |
 | `message` | `text` |
+| `anomaly` | `kind`, `text`, and the numbers of that kind (`docs/operations.md`) |
+| `rewound` | `to`: the checkpoint that the run went back to |
 | `saved` | `checkpoint`, the step whose state it is, and `path`, in the run's folder where it lies there |
 | `sample` | `prompt`, `continuation` |
 | `end` | nothing: the run reached its end, or was asked to stop and saved |
@@ -20,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
+from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
 
 EVENTS_FILE = "events.jsonl"
@@ -49,6 +51,14 @@ class EventLog(Listener):
     def message(self, text: str) -> None:
         if self._file is not None:  # a run that has nothing to do says so without a start
             self._write("message", text=text)
+
+    def anomaly(self, anomaly: Anomaly) -> None:
+        self._step = anomaly.step
+        self._write("anomaly", kind=anomaly.kind, text=anomaly.text, **anomaly.facts)
+
+    def rewound(self, step: int) -> None:
+        self._write("rewound", to=step)
+        self._step = step
 
     def saved(self, step: int, path: str) -> None:
         place = Path(path)

@@ -11,9 +11,10 @@ Rules of the calls:
 
 - Steps are counted from 1: after step n, n batches have been used. A run that restored checkpoint n starts with
   `first_step == n + 1`.
-- The order is `start`, then steps, evaluations, saves and messages as they come, then `sample`, `end`, `close`.
-  `close` is called exactly once, also when the run fails; `end` is called when it does not.
+- The order is `start`, then steps, evaluations, saves, anomalies and messages as they come, then `sample`, `end`,
+  `close`. `close` is called exactly once, also when the run fails; `end` is called when it does not.
 - `evaluation(n, ...)` comes before `step` of the same step, and a step that was evaluated is always logged.
+- `rewound(n)` comes when the run went back to checkpoint n: the next step is n + 1 again.
 - Only process 0 has listeners that write. They are called between two steps while the device works: keep them short.
 - An OSError (a full disk, a server that does not answer) is told to the others as a message, and the run goes on. It
   ends the run when it comes from `start` or `close`; any other exception always does.
@@ -27,6 +28,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 MemoryKind = Literal["device", "host"]
+
+AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "data_wait", "straggler"]
+"""`docs/operations.md` says what each looks like and what to do."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,21 @@ class StepRecord:
     """Whose memory `memory_bytes` is."""
     epochs: dict[str, float] | None = None
     """Source of data to how often it was gone through so far."""
+    data_wait: float = 0.0
+    """Share of the time since the record before in which the devices waited for a batch, on this process."""
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """Something that should not be in a run: told once when it begins, and not at every step that it lasts."""
+
+    step: int
+    """Step at which it was noticed."""
+    kind: AnomalyKind
+    text: str
+    """One sentence for people."""
+    facts: Mapping[str, Any]
+    """The numbers in it, as JSON values."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +150,13 @@ class Listener:
     def message(self, text: str) -> None:
         """Something that a person should know: a warning, a skipped checkpoint, a skipped step."""
 
+    def anomaly(self, anomaly: Anomaly) -> None:
+        """Something is not as it should be; unless overridden, its text is a message."""
+        self.message(anomaly.text)
+
+    def rewound(self, step: int) -> None:
+        """The run went back to the checkpoint of `step`: the steps after it are void, and come again."""
+
     def sample(self, prompt: str, continuation: str) -> None:
         """The model continued `prompt`."""
 
@@ -170,6 +196,16 @@ class Listeners(Listener):
         for member in self.members:
             with self._told(member):
                 member.message(text)
+
+    def anomaly(self, anomaly: Anomaly) -> None:
+        for member in self.members:
+            with self._told(member):
+                member.anomaly(anomaly)
+
+    def rewound(self, step: int) -> None:
+        for member in self.members:
+            with self._told(member):
+                member.rewound(step)
 
     def sample(self, prompt: str, continuation: str) -> None:
         for member in self.members:

@@ -17,24 +17,34 @@ METRICS_FILE = "metrics.jsonl"
 class JsonLines(Listener):
     """Appends every `StepRecord` to `metrics.jsonl`, flushed at once.
 
-    Fields that are None are left out; a value that is not finite is null. When a run starts at
-    `first_step`, lines of that step and later ones belong to a past that the checkpoint does not have: they are
-    removed first. So is a last line that a kill left unfinished.
+    Fields that are None are left out; a value that is not finite is null. When a run starts at `first_step`, or goes
+    back to a checkpoint, lines of later steps belong to a past that the checkpoint does not have: they are removed
+    first. So is a last line that a kill left unfinished.
     """
 
     def __init__(self) -> None:
         self._file: GrowingFile | None = None
+        self._path = Path()
 
     def start(self, info: RunInfo) -> None:
-        path = Path(info.folder) / METRICS_FILE
-        if path.exists():
-            kept = read_metrics(path, before=info.first_step)
-            write_atomically(path, "".join(_line(values) for values in kept).encode())
-        self._file = GrowingFile(path)
+        self._path = Path(info.folder) / METRICS_FILE
+        self._begin(info.first_step)
+
+    def _begin(self, first_step: int) -> None:
+        """Open the file, with the lines of steps before `first_step`."""
+        if self._path.exists():
+            kept = read_metrics(self._path, before=first_step)
+            write_atomically(self._path, "".join(_line(values) for values in kept).encode())
+        self._file = GrowingFile(self._path)
 
     def step(self, record: StepRecord) -> None:
         assert self._file is not None, "start comes before step"
         self._file.append(_line({key: value for key, value in asdict(record).items() if value is not None}).encode())
+
+    def rewound(self, step: int) -> None:
+        assert self._file is not None, "start comes before steps"
+        self._file.close()
+        self._begin(step + 1)
 
     def close(self) -> None:
         file, self._file = self._file, None

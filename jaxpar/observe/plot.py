@@ -51,6 +51,10 @@ class LossPlot(Listener):
         self.curves.baseline = baseline
         self._add(self.curves.held_out, step, loss)
 
+    def rewound(self, step: int) -> None:
+        for points in (self.curves.train, self.curves.held_out):
+            points[:] = [point for point in points if point[0] <= step]
+
     def end(self, summary: Summary) -> None:
         self._draw()
 

@@ -40,7 +40,7 @@ class TensorBoard(Listener):
         self._write(0, file_version="brain.Event:2")
         self._step = info.first_step - 1
         if info.first_step > 1:
-            self._write(info.first_step, session_log={"status": 1})  # START
+            self._purge(info.first_step)
         self._text("config", json.dumps(dict(info.config), indent=2, default=str))
 
     def step(self, record: StepRecord) -> None:
@@ -50,6 +50,10 @@ class TensorBoard(Listener):
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
         self._scalars(step, evaluation_scalars(loss, baseline))
 
+    def rewound(self, step: int) -> None:
+        self._step = step
+        self._purge(step + 1)
+
     def sample(self, prompt: str, continuation: str) -> None:
         self._text("sample", prompt, continuation)
 
@@ -57,6 +61,10 @@ class TensorBoard(Listener):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+    def _purge(self, step: int) -> None:
+        """TensorBoard hides what was written before for this step and later."""
+        self._write(step, session_log={"status": 1})  # START
 
     def _scalars(self, step: int, scalars: dict[str, float]) -> None:
         self._write(step, summary={"value": [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]})

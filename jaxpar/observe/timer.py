@@ -24,12 +24,33 @@ class Lap:
         return self.seconds / self.steps if self.steps else 0.0
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the loop: from the end of the wait for one step to the end of the wait for the next."""
+
+    seconds: float
+    """Wall time, pauses left out; the rest are parts of it."""
+    batch_seconds: float
+    """The host waited for a batch, and put it on the devices."""
+    dispatch_seconds: float
+    """It handed a step to the devices."""
+    device_seconds: float
+    """It waited for the devices."""
+
+    @property
+    def host_seconds(self) -> float:
+        """What is left: logging, listeners, and whatever else kept the host."""
+        return max(0.0, self.seconds - self.batch_seconds - self.dispatch_seconds - self.device_seconds)
+
+
 class StepTimer:
     """Divides a training loop's wall time by what it was spent on.
 
         with timer.compiling():
             step = jitted.lower(...).compile()
         for ...:
+            with timer.fetching():   # takes the next batch
+                batch = next(batches)
             with timer.step():       # calls the compiled step, which returns before the device is done
                 state, metrics = step(state, batch)
             if log:
@@ -40,8 +61,8 @@ class StepTimer:
                 ...
 
     Wait once right after the first step: it closes `first_step_seconds`, and steady time begins. Take a lap, and pause,
-    right after a wait: what the device still had to do would be counted elsewhere. Time in neither block is the host's
-    own work between steps.
+    right after a wait: what the device still had to do would be counted elsewhere. Time in neither block, and the time
+    of `fetching`, is the host's own between steps. `turn` after each wait says where the time of a single step went.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -53,6 +74,7 @@ class StepTimer:
         self.compile_seconds = 0.0
         self.first_step_seconds: float | None = None
         self._begin_lap()
+        self._begin_turn()
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -61,7 +83,14 @@ class StepTimer:
         yield
         spent = self._clock() - began
         self.compile_seconds += spent
-        self._lap_left_out += spent
+        self._leave_out(spent)
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """The block takes the next batch, waiting for it if need be."""
+        began = self._clock()
+        yield
+        self._turn_batch += self._clock() - began
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -70,7 +99,9 @@ class StepTimer:
         if self._first_began is None:
             self._first_began = began
         yield
-        self._lap_busy += self._clock() - began
+        spent = self._clock() - began
+        self._lap_busy += spent
+        self._turn_dispatch += spent
         self._lap_steps += 1
 
     @contextmanager
@@ -80,6 +111,7 @@ class StepTimer:
         yield
         now = self._clock()
         self._lap_busy += now - began
+        self._turn_device += now - began
         if self.first_step_seconds is None and self._first_began is not None:
             self.first_step_seconds = now - self._first_began
             self._begin_lap()
@@ -89,7 +121,7 @@ class StepTimer:
         """Time in the block belongs to no step: evaluation, saving."""
         began = self._clock()
         yield
-        self._lap_left_out += self._clock() - began
+        self._leave_out(self._clock() - began)
 
     def lap(self, steps: int | None = None) -> Lap:
         """Steps since the lap before; the first step alone where none came after it.
@@ -105,6 +137,13 @@ class StepTimer:
         self._host_seconds += lap.host_seconds
         self._begin_lap()
         return lap
+
+    def turn(self) -> Turn:
+        """Where the time went since the call before, or since the timer was made."""
+        seconds = self._clock() - self._turn_began - self._turn_left_out
+        turn = Turn(seconds, self._turn_batch, self._turn_dispatch, self._turn_device)
+        self._begin_turn()
+        return turn
 
     @property
     def steady_step_seconds(self) -> float | None:
@@ -126,3 +165,11 @@ class StepTimer:
         self._lap_steps = 0
         self._lap_busy = 0.0
         self._lap_left_out = 0.0
+
+    def _begin_turn(self) -> None:
+        self._turn_began = self._clock()
+        self._turn_batch = self._turn_dispatch = self._turn_device = self._turn_left_out = 0.0
+
+    def _leave_out(self, seconds: float) -> None:
+        self._lap_left_out += seconds
+        self._turn_left_out += seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -25,10 +26,12 @@ from jaxpar.observe.jsonl import JsonLines
 from jaxpar.observe.memory import bytes_in_use, memory_kind, peak_bytes
 from jaxpar.observe.plot import LossPlot
 from jaxpar.observe.profile import ProfileWindow, step_annotation
+from jaxpar.observe.spikes import Spike
 from jaxpar.observe.summary import SummaryFile
 from jaxpar.observe.tensorboard import TensorBoard
 from jaxpar.observe.wandb import WeightsAndBiases
 from jaxpar.training.errors import TrainingError
+from jaxpar.training.lookout import Lookout
 from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.plan_table import plan_rows
 from jaxpar.training.run_folder import RunFolder
@@ -73,6 +76,7 @@ class _Loop:
         self.folder = RunFolder(self.config)
         self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
         self.tokens, self.skipped = 0, 0
+        self.lookout = Lookout(self.config, trainer.functions.order, listeners)
         self.logged = 0
         """Last step that was logged; 0 before the first of this process."""
         self.baseline: float | None = None
@@ -108,9 +112,11 @@ class _Loop:
 
     def _train(self, first: int, asked_to_stop: Callable[[int], bool]) -> int | None:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
-        steps, previous = self.config.run.steps, None
+        steps, number, previous = self.config.run.steps, first, None
+        turns = itertools.count(first)
+        self.timer.turn()
         with self._profile() as profile:
-            for number in range(first, steps + 1):
+            while number <= steps:
                 liveness.at(f"in step {number}", in_step=True)
                 if profile is not None:
                     profile.before_step(number)
@@ -118,27 +124,33 @@ class _Loop:
                     metrics = self.trainer.step()
                 if profile is not None:
                     profile.after_step(number, metrics)
-                if previous is not None:  # the step before is accounted for while this one runs
-                    self._complete(number - 1, previous)
+                # The step before is accounted for while this one runs; this one is void if that leads to a checkpoint.
+                if previous is not None and (reached := self._complete(number - 1, previous)) != number - 1:
+                    number, previous = reached + 1, None
+                    continue
                 previous = metrics
-                stop = asked_to_stop(number) and number < steps
+                stop = asked_to_stop(next(turns)) and number < steps
                 if number in (first, steps) or self._pauses(number) or stop:
-                    self._complete(number, metrics, stop)
-                    previous = None
+                    number, previous = self._complete(number, metrics, stop), None
                 if stop:
                     return number
+                number += 1
         return None
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Go on from the newest checkpoint; False where there is none."""
         restored = self.saves.restore(self.trainer.functions.saved_state.abstract)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
-            return
+            return False
         state, facts = restored
         self.trainer.state = self.trainer.functions.saved_state.incoming(state)
         self.tokens, self.skipped = facts["tokens"], facts["skipped"]
         self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
         self.eval_loss = facts["eval_loss"]
+        if "lookout" in facts:
+            self.lookout.restore(facts["lookout"])
+            self.trainer.left_out = tuple(facts["left_out"])
         told = self.trainer.continue_data(facts.get("mixture"))
         if told is not None:
             self.listeners.message(told)
@@ -146,6 +158,7 @@ class _Loop:
             self.listeners.message(
                 f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
             )
+        return True
 
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config
@@ -184,25 +197,56 @@ class _Loop:
         cadences = (self.config.evaluation.every, self.config.checkpoint.every)
         return any(every and number % every == 0 for every in cadences)
 
-    def _complete(self, number: int, metrics: StepMetrics, stop: bool = False) -> None:
-        """Wait for a step, count it, and log, evaluate and save what is due after it."""
-        self._account(number, metrics)
+    def _complete(self, number: int, metrics: StepMetrics, stop: bool = False) -> int:
+        """Wait for a step, count it, and log, evaluate and save what is due after it.
+
+        Returns the step that the run has reached: `number`, or that of the checkpoint to which it went back.
+        """
+        spike = self._account(number, metrics)
+        if spike is not None and (checkpoint := self._roll_back(number, spike)):
+            return checkpoint
         ends = number == self.config.run.steps or stop or self.logged == 0
         if ends or number % self.config.run.log_every == 0 or self._pauses(number):
             self._milestone(number, metrics, stop)
+        return number
 
-    def _account(self, number: int, metrics: StepMetrics) -> None:
-        """Wait for a step and count it; stop the run when too many in a row were skipped."""
+    def _roll_back(self, number: int, spike: Spike) -> int | None:
+        """Answer a spike at step `number`; the step of the checkpoint to which the run went back, if it did."""
+        if self.config.watch.on_spike == "report":
+            self.lookout.report(number, spike)
+            return None
+        newest, before = self.saves.newest_step, self.trainer.left_out
+        if not newest:
+            self.lookout.report(number, spike, because="nothing is saved yet to go back to, and ")
+            return None
+        left_out = self.lookout.batches_to_leave_out(number, spike, newest, before)
+        rollbacks = self.lookout.rollbacks + 1
+        liveness.at("restoring a checkpoint")
+        self.timer.lap()
+        with self.timer.paused():
+            self.trainer.drop_state()
+            if not self._restore():
+                raise TrainingError(f"no checkpoint in {self.folder.checkpoints} can be used: the run stopped")
+        self.trainer.left_out, self.logged = left_out, self.trainer.steps_done
+        added = sorted(set(left_out) - set(before))
+        self.lookout.rolled_back(number, spike, self.logged, rollbacks, added)
+        self.listeners.rewound(self.logged)
+        return self.logged
+
+    def _account(self, number: int, metrics: StepMetrics) -> Spike | None:
+        """Wait for a step and count it, and say if its loss is a spike. Too many skipped in a row stop the run."""
         liveness.at(f"waiting for step {number}", in_step=True)
         with self.timer.waiting():
             finite, in_row = bool(metrics.finite), int(metrics.skipped_in_row)
+        self.lookout.step(number, self.timer.turn())
         if finite:
             self.tokens += int(metrics.tokens)
-            return
+            return self.lookout.loss(number, float(metrics.loss))
         self.skipped += 1
         loss, norm = float(metrics.loss), float(metrics.grad_norm)
         scale = f", loss scale {float(metrics.loss_scale):g}" if self.config.precision.compute == "float16" else ""
         self.listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
+        self.lookout.not_finite(number, metrics, self.trainer.state.master)
         if in_row >= self.config.run.max_skipped_steps:
             where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
             raise TrainingError(
@@ -219,6 +263,7 @@ class _Loop:
         lap = self.timer.lap(number - self.logged if self.logged else None)
         self.logged = number
         self.last_loss = float(metrics.loss)
+        data_wait = self.lookout.logged(number)
         evaluated = None
         every = config.evaluation.every
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
@@ -246,6 +291,7 @@ class _Loop:
                 eval_loss=evaluated,
                 memory_kind=memory_kind(),
                 epochs=self.trainer.epochs(number),
+                data_wait=data_wait,
             )
         )
         self.saves.tell_complete()
@@ -259,6 +305,7 @@ class _Loop:
         facts = strict_json(
             {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
         )
+        facts |= {"lookout": self.lookout.facts(), "left_out": list(self.trainer.left_out)}
         facts |= {"mixture": self.trainer.data.facts, "data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
         self.saves.begin(number, self.trainer.functions.saved_state.outgoing(self.trainer.state), facts, must=must)
@@ -286,6 +333,7 @@ class _Loop:
             memory_kind=memory_kind(),
             epochs=trainer.epochs(trainer.steps_done),
         )
+        self.lookout.sum_up()
         self.listeners.end(summary)
         return summary
 

@@ -15,7 +15,7 @@ from jaxpar.observe.summary import SUMMARY_FILE
 
 CONFIG, PLAN, CHECKPOINTS = "config.yaml", "plan.json", "checkpoints"
 
-MAY_CHANGE = ("parallel.", "memory.", "attention.", "evaluation.", "checkpoint.", "distributed.")
+MAY_CHANGE = ("parallel.", "memory.", "attention.", "evaluation.", "checkpoint.", "watch.", "distributed.")
 """Sections that change how a run is computed and watched, not what it computes."""
 
 MAY_CHANGE_KEYS = (

@@ -46,6 +46,12 @@ class Saves:
             self._listeners.message(f"The moving average of the weights begins with those of step {newest}.")
         return _as_wanted(state, like), facts
 
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest complete checkpoint, 0 for none; waits for the one in the making."""
+        self._settle()
+        return self._newest
+
     def begin(self, step: int, state: TrainState, facts: dict[str, Any], *, must: bool) -> None:
         """Begin to save in the background, once the save before is over; a failure of that one is told.
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.validate import validate
-from jaxpar.data import Data, batch_rows, batches, bigram_loss, open_data
+from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, open_data
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.mesh import liveness
 from jaxpar.mesh.build import build_mesh
@@ -79,6 +79,8 @@ class Trainer:
         self._batches: Iterator[tuple[dict[str, jax.Array], int]] | None = None
         self.last_pairs = 0
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows."""
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
 
     @property
     def state(self) -> TrainState:
@@ -90,6 +92,10 @@ class Trainer:
     @state.setter
     def state(self, state: TrainState) -> None:
         self._state, self._batches = state, None
+
+    def drop_state(self) -> None:
+        """Free the state's memory, before another one is restored in its place."""
+        self._state = self._batches = None
 
     @property
     def steps_done(self) -> int:
@@ -115,7 +121,8 @@ class Trainer:
         compiled, state = self.compiled, self.state
         if self._batches is None:
             self._batches = self._placed_batches(int(state.step))
-        batch, self.last_pairs = next(self._batches)
+        with self.timer.fetching():
+            batch, self.last_pairs = next(self._batches)
         with self.timer.step():
             self._state, metrics = compiled(state, batch)
         return metrics
@@ -150,7 +157,7 @@ class Trainer:
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to how often it was gone through after so many steps; empty where text is generated."""
-        return self.data.train.epochs(steps * self.config.data.batch_size)
+        return self.data.train.epochs(self._first_example(steps))
 
     def continue_data(self, facts: dict[str, Any] | None) -> str | None:
         """Go on with the data where a checkpoint of the current step was; what there is to tell of it.
@@ -158,7 +165,7 @@ class Trainer:
         Args:
             facts: `Data.facts` of the run that made the checkpoint; None where it had none.
         """
-        example = self.steps_done * self.config.data.batch_size
+        example = self._first_example(self.steps_done)
         before, self.data, self._batches = facts, self.data.continued(facts, example), None
         if before is None or self.data.facts == before:
             return None
@@ -166,6 +173,10 @@ class Trainer:
             f"The mixture is another one from example {example} on, and each source goes on where it was: epochs "
             f"{self.data.epochs_told(example)}."
         )
+
+    def _first_example(self, step: int) -> int:
+        """Number of the first example of a step's batch."""
+        return batch_number(step, self.left_out) * self.config.data.batch_size
 
     def heldout_batches(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
         """The held-out batches: `rows` of each, by default those that this process loads."""
@@ -210,6 +221,7 @@ class Trainer:
             batch_size=data.batch_size,
             rows=self.placer.rows,
             first_step=first_step,
+            left_out=self.left_out,
             prefetch=data.prefetch,
         )
         ready = None

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxpar.data.loader import batch_rows, batches
+from jaxpar.data.loader import batch_number, batch_rows, batches
 from jaxpar.data.packing import PackedRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.synthetic import SyntheticRows
@@ -101,3 +101,13 @@ def test_everything_but_the_iterator_works_without_grain_and_jax():
     )
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.stdout == "(2, 8)\n", done.stderr
+
+
+def test_batches_that_are_left_out_are_skipped_and_change_nothing_before_them(dataset):
+    def numbers(**options):
+        stream = batches(dataset, batch_size=8, rows=[0], prefetch=0, **options)
+        return [int(batch["examples"][0]) // 8 for batch in itertools.islice(stream, 6)]
+
+    assert numbers(left_out=(2, 3, 5)) == [0, 1, 4, 6, 7, 8]
+    assert numbers(left_out=(5, 2, 3), first_step=2) == [4, 6, 7, 8, 9, 10]
+    assert [batch_number(step, (2, 3)) for step in range(4)] == [0, 1, 4, 5]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.observe.event_log import EventLog
+from jaxpar.observe.events import Anomaly
 from tests.observe.records import record, run_info, summary
 
 
@@ -84,3 +85,16 @@ def test_a_baseline_that_is_not_finite_is_null(tmp_path: Path) -> None:
     log.start(run_info(tmp_path, baseline_loss=float("nan")))
     log.close()
     assert events(tmp_path)[0]["baseline_loss"] is None
+
+
+def test_an_anomaly_stands_with_its_numbers_and_stays_when_the_run_goes_back(tmp_path: Path) -> None:
+    log = EventLog()
+    log.start(run_info(tmp_path))
+    log.anomaly(Anomaly(12, "loss_spike", "Loss spike at step 12", {"loss": 9.5, "left_out": [10, 11]}))
+    log.rewound(8)
+    log.message("on")
+    log.close()
+    spike, back, message, _ = events(tmp_path)[1:]
+    assert (spike["event"], spike["step"], spike["kind"]) == ("anomaly", 12, "loss_spike")
+    assert (spike["loss"], spike["left_out"]) == (9.5, [10, 11])
+    assert (back["event"], back["to"], message["step"]) == ("rewound", 8, 8)

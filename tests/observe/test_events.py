@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.observe.events import Listener, Listeners
+from jaxpar.observe.events import Anomaly, Listener, Listeners
 from tests.observe.records import record, run_info, summary
 
 
@@ -27,10 +27,12 @@ def every_call(listener: Listener, folder: Path) -> list[str]:
     listener.evaluation(1, 2.0, None)
     listener.saved(1, "checkpoints/1")
     listener.message("text")
+    listener.anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {}))
+    listener.rewound(1)
     listener.sample("prompt", "continuation")
     listener.end(summary())
     listener.close()
-    return ["start", "step", "evaluation", "saved", "message", "sample", "end", "close"]
+    return ["start", "step", "evaluation", "saved", "message", "anomaly", "rewound", "sample", "end", "close"]
 
 
 def test_every_event_reaches_every_listener_in_order(tmp_path: Path) -> None:
@@ -43,6 +45,17 @@ def test_every_event_reaches_every_listener_in_order(tmp_path: Path) -> None:
 
 def test_a_listener_that_overrides_nothing_hears_everything_quietly(tmp_path: Path) -> None:
     every_call(Listener(), tmp_path)
+
+
+def test_an_anomaly_is_a_message_to_those_who_do_not_ask_for_more() -> None:
+    told: list[str] = []
+
+    class Ear(Listener):
+        def message(self, text: str) -> None:
+            told.append(text)
+
+    Listeners([Ear()]).anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {"seconds": 9.0}))
+    assert told == ["Step 1 took long."]
 
 
 def test_all_are_closed_when_one_fails_to_close() -> None:

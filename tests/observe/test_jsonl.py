@@ -48,6 +48,18 @@ def test_a_restored_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) 
     assert [values["loss"] for values in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0, 2.0, 2.0]
 
 
+def test_a_run_that_goes_back_replaces_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
+    sink = JsonLines()
+    sink.start(run_info(tmp_path))
+    for step in (1, 2, 3):
+        sink.step(record(step, loss=1.0))
+    sink.rewound(1)
+    assert steps_in(tmp_path) == [1]
+    sink.step(record(2, loss=2.0))
+    sink.close()
+    assert [values["loss"] for values in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 2.0]
+
+
 def test_a_run_from_the_start_keeps_nothing_of_another(tmp_path: Path) -> None:
     write(tmp_path, [10, 20])
     write(tmp_path, [10])

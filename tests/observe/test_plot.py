@@ -79,3 +79,14 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
     plot.step(record(2, loss=float("inf")))
     plot.step(record(3, loss=2.0))
     assert plot.curves.train == [(3, 2.0)]
+
+
+def test_steps_after_the_checkpoint_that_a_run_went_back_to_are_not_drawn(tmp_path: Path) -> None:
+    plot = LossPlot()
+    plot.start(run_info(tmp_path))
+    for step in (1, 2, 3):
+        plot.step(record(step))
+    plot.evaluation(3, 2.5, None)
+    plot.rewound(2)
+    assert [step for step, _ in plot.curves.train] == [1, 2]
+    assert plot.curves.held_out == []

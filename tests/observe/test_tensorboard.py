@@ -61,3 +61,12 @@ def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
     sink.start(run_info(tmp_path))
     sink.close()
     assert not any(event.HasField("session_log") for event in events(tmp_path))
+
+
+def test_a_run_that_goes_back_purges_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
+    sink = TensorBoard()
+    sink.start(run_info(tmp_path))
+    sink.step(record(30))
+    sink.rewound(20)
+    sink.close()
+    assert [event.step for event in events(tmp_path) if event.HasField("session_log")] == [21]

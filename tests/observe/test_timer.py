@@ -78,3 +78,19 @@ def test_before_anything_ran_nothing_is_claimed() -> None:
     timer = StepTimer(Clock())
     assert timer.first_step_seconds is None and timer.steady_step_seconds is None and timer.host_step_seconds is None
     assert timer.train_seconds == 0
+
+
+def test_a_turn_says_where_the_time_of_one_step_went() -> None:
+    clock = Clock()
+    timer = StepTimer(clock)
+    timer.turn()
+    with timer.fetching():
+        clock.spend(3)
+    steps(timer, clock, 1, host=0.5, dispatch=1, device=2)
+    with timer.paused():
+        clock.spend(1000)
+    turn = timer.turn()
+    assert (turn.seconds, turn.batch_seconds, turn.dispatch_seconds, turn.device_seconds) == (6.5, 3, 1, 2)
+    assert turn.host_seconds == 0.5
+    steps(timer, clock, 1, host=0, dispatch=1, device=0)
+    assert timer.turn().seconds == 1

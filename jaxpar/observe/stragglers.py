@@ -1,0 +1,47 @@
+"""One process that all others wait for: found by comparing what each loses by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from jaxpar.observe.pace import SECONDS, Losses
+
+
+@dataclass(frozen=True)
+class ProcessPace:
+    """What one process says of its steps since it spoke last."""
+
+    process: int
+    host: str
+    step: int
+    """The last of them; every process speaks after the same ones."""
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A process that holds up the others, over some steps."""
+
+    pace: ProcessPace
+    seconds: float
+    """What it lost by itself more than the median process."""
+
+    @property
+    def share(self) -> float:
+        """That as a share of the time."""
+        return self.seconds / self.pace.losses.seconds
+
+
+def find_straggler(paces: Sequence[ProcessPace], share: float | None) -> Straggler | None:
+    """The process that loses most by itself, if that is `share` of the time more than the median process loses.
+
+    `paces` are those of all processes over the same steps. Only one can be told apart: the others wait for it.
+    """
+    if share is None or len(paces) < 2:
+        return None
+    worst = max(paces, key=lambda pace: pace.losses.host)
+    others = median(pace.losses.host for pace in paces if pace is not worst)
+    straggler = Straggler(worst, worst.losses.host - others)
+    return straggler if straggler.seconds > SECONDS and straggler.share > share else None

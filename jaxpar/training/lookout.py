@@ -1,0 +1,215 @@
+"""The lookout of a run: it sees what goes wrong while the run trains, tells it once, and remembers what it needs.
+
+`docs/operations.md` shows what each anomaly looks like. Steps that are slow and devices that wait are judged from times
+that the loop takes anyway, losses from numbers that it reads anyway; only a step that is not finite costs more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections import deque
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from jaxpar.config import Config
+from jaxpar.data import batch_number
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.notes import leave_note, read_notes
+from jaxpar.mesh.parameters import Tree
+from jaxpar.observe.episodes import Episodes
+from jaxpar.observe.events import Anomaly, AnomalyKind, Listener
+from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, SlowSteps
+from jaxpar.observe.spikes import LossWindow, Spike
+from jaxpar.observe.stragglers import ProcessPace, find_straggler
+from jaxpar.observe.timer import Turn
+from jaxpar.training.diagnosis import broken_gradients, broken_weights, describe
+from jaxpar.training.errors import TrainingError
+from jaxpar.training.step import StepMetrics
+
+PACE = "pace"
+"""Topic of the notes in which the processes of a job say how they get on."""
+WAIT_STEPS, WAIT_SECONDS = 10, 5.0
+"""Steps, and seconds of them, over which at least a wait for data is judged."""
+WORDS: dict[str, str] = {
+    "not_finite": "steps that were not finite",
+    "loss_spike": "loss spikes",
+    "slow_step": "slow steps",
+    "data_wait": "times that devices waited for data",
+    "straggler": "times that one process held up the others",
+}
+
+
+class Lookout:
+    """What one run looks out for; all processes of a job see the same, and process 0 speaks."""
+
+    def __init__(self, config: Config, order: LayerOrder, listeners: Listener) -> None:
+        self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
+        self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
+        self._slow = SlowSteps(self._watch.slow_step)
+        self._episodes = Episodes(quiet=LAST)
+        self._told: dict[str, int] = {}
+        self._rollbacks = 0
+        self._warm_up()
+        self._paces: deque[ProcessPace] = deque(maxlen=2)
+        self._compared = 0
+        """Last step up to which the processes were compared."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps for `restore`."""
+        return {"losses": self._losses.losses, "rollbacks": self._rollbacks}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        """Go on from the facts of a checkpoint."""
+        self._losses = LossWindow(self._watch.spike_window, self._watch.spike, facts["losses"])
+        self._rollbacks = facts["rollbacks"]
+        self._warm_up()
+
+    def step(self, number: int, turn: Turn) -> None:
+        """Step `number` is done, and `turn` says where its time went."""
+        self._warm += 1
+        if self._warm <= WARMING_UP:
+            return
+        self._lap.add(turn)
+        slow = self._slow.add(turn)
+        if slow is not None:
+            times = slow.seconds / slow.median
+            text = f"Step {number} took {slow.seconds:.3g} s, {times:.3g} times the median of {slow.median:.3g} s: "
+            self._tell(number, "slow_step", text + f"{slow.where}.", seconds=slow.seconds, median=slow.median)
+
+    def logged(self, number: int) -> float:
+        """Step `number` was logged: judge the steps since the one before. Returns the share that waited for data."""
+        lap, self._lap = self._lap, Losses()
+        self._wait += lap
+        if self._wait.steps >= WAIT_STEPS and self._wait.seconds >= WAIT_SECONDS:
+            wait, self._wait = self._wait, Losses()
+            self._judge_wait(number, wait)
+        if jax.process_count() > 1 and lap.steps:
+            self._compare_processes(number, lap)
+        return lap.batch_share
+
+    def not_finite(self, number: int, metrics: StepMetrics, weights: Tree) -> None:
+        """Step `number` was skipped; `weights` are those after it. Collective over the processes of a job.
+
+        Under float16 a gradient that overflows is how the loss scale is found, and no anomaly.
+        """
+        finite = math.isfinite(float(metrics.loss))
+        if finite and self._config.precision.compute == "float16":
+            return
+        if not self._episodes.begins("not_finite", number):
+            return
+        broken = broken_gradients(metrics.squares, self._order)
+        ruined = [] if finite else broken_weights(weights)
+        words = describe(broken, loss_is_finite=finite, weights=ruined, tied=self._config.model.tied)
+        facts = {"loss_is_finite": finite, "gradients": broken, "weights": ruined}
+        self._speak(Anomaly(number, "not_finite", f"Step {number}: {words}.", facts))
+
+    def loss(self, number: int, loss: float) -> Spike | None:
+        """Take in the finite loss of step `number`; a spike if it is one. `report` tells it, or a rollback does."""
+        return self._losses.add(loss)
+
+    def report(self, number: int, spike: Spike, *, because: str = "") -> None:
+        """Tell of a spike after which the run goes on."""
+        text = f"{_words(number, spike)}; {because}training goes on."
+        self._tell(number, "loss_spike", text, **asdict(spike))
+
+    def batches_to_leave_out(
+        self, number: int, spike: Spike, newest: int, left_out: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Numbers of all batches that no step uses after a rollback from the spike at `number` to checkpoint `newest`.
+
+        Raises `TrainingError` when there were `watch.max_rollbacks` already.
+        """
+        if self._rollbacks >= self._watch.max_rollbacks:
+            raise TrainingError(
+                f"{_words(number, spike)}; after {self._rollbacks} rollbacks (watch.max_rollbacks) the run stops, and "
+                f"the same command continues it from the checkpoint of step {newest}; lower optimizer.learning_rate, "
+                f"or look at the data of steps {newest + 1} to {number}"
+            )
+        steps = range(max(newest, number - self._watch.skip_batches), number)
+        return tuple(sorted({*left_out, *(batch_number(step, left_out) for step in steps)}))
+
+    def rolled_back(self, number: int, spike: Spike, to: int, rollbacks: int, added: list[int]) -> None:
+        """Tell of a rollback from the spike at step `number` to the checkpoint of step `to`."""
+        self._rollbacks = rollbacks
+        first = number - len(added) + 1
+        which = f"batch of step {number} is" if len(added) == 1 else f"batches of steps {first} to {number} are"
+        text = (
+            f"{_words(number, spike)}; went back to the checkpoint of step {to}, and the {which} left out from now on "
+            f"(rollback {rollbacks} of {self._watch.max_rollbacks})."
+        )
+        self._episodes.begins("loss_spike", number)
+        self._speak(Anomaly(number, "loss_spike", text, {**asdict(spike), "rolled_back_to": to, "left_out": added}))
+
+    @property
+    def rollbacks(self) -> int:
+        """How often this run went back so far."""
+        return self._rollbacks
+
+    def sum_up(self) -> None:
+        """At the end: what came more often than it was told."""
+        counts = self._episodes.counts
+        if any(count > self._told.get(kind, 0) for kind, count in counts.items()):
+            words = ", ".join(f"{count} {WORDS[kind]}" for kind, count in counts.items())
+            self._listeners.message(f"What was told once and came again: in all {words}.")
+
+    def _warm_up(self) -> None:
+        self._warm, self._lap, self._wait = 0, Losses(), Losses()
+
+    def _judge_wait(self, number: int, wait: Losses) -> None:
+        limit = self._watch.data_wait
+        if limit is None or wait.batch_share <= limit or wait.batch < SECONDS:
+            return
+        text = (
+            f"The devices wait for data: {wait.batch_share:.0%} of the time of the {wait.steps} steps up to {number}, "
+            f"{wait.batch / wait.steps:.3g} s a step."
+        )
+        self._tell(number, "data_wait", text, share=wait.batch_share, seconds=wait.batch, steps=wait.steps)
+
+    def _compare_processes(self, number: int, lap: Losses) -> None:
+        """Say how this process got on, and as process 0 compare all, once all have said it."""
+        self._paces.append(ProcessPace(jax.process_index(), socket.gethostname(), number, lap))
+        leave_note(PACE, json.dumps([asdict(pace) for pace in self._paces]))
+        if jax.process_index() != 0:
+            return
+        said = [pace for note in read_notes(PACE) for pace in map(_pace, json.loads(note))]
+        for step in sorted({pace.step for pace in said if pace.step > self._compared}):
+            paces = [pace for pace in said if pace.step == step]
+            if len(paces) == jax.process_count():
+                self._compared = step
+                self._judge_processes(paces)
+
+    def _judge_processes(self, paces: list[ProcessPace]) -> None:
+        straggler = find_straggler(paces, self._watch.straggler)
+        if straggler is None:
+            return
+        pace, losses = straggler.pace, straggler.pace.losses
+        text = (
+            f"Process {pace.process} on {pace.host} holds up the job: in the {losses.steps} steps up to {pace.step} "
+            f"the others waited {straggler.seconds:.3g} s for it, {straggler.share:.0%} of the time; it waited "
+            f"{losses.batch:.3g} s of that for batches."
+        )
+        facts = {"process": pace.process, "host": pace.host, "seconds": straggler.seconds, "share": straggler.share}
+        self._tell(pace.step, "straggler", text, **facts, batch_seconds=losses.batch)
+
+    def _tell(self, number: int, kind: AnomalyKind, text: str, **facts: Any) -> None:
+        if self._episodes.begins(kind, number):
+            self._speak(Anomaly(number, kind, text, facts))
+
+    def _speak(self, anomaly: Anomaly) -> None:
+        self._told[anomaly.kind] = self._told.get(anomaly.kind, 0) + 1
+        self._listeners.anomaly(anomaly)
+
+
+def _words(number: int, spike: Spike) -> str:
+    return (
+        f"Loss spike at step {number}: {spike.loss:.4g}, where the {spike.losses} steps before it had a median of "
+        f"{spike.median:.4g} ({spike.deviations:.3g} standard deviations above it)"
+    )
+
+
+def _pace(said: dict[str, Any]) -> ProcessPace:
+    return ProcessPace(**{**said, "losses": Losses(**said["losses"])})

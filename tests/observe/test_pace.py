@@ -1,0 +1,101 @@
+"""Slow steps, waiting devices and stragglers, from made-up times."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.observe.pace import Losses, SlowSteps
+from jaxpar.observe.stragglers import ProcessPace, find_straggler
+from jaxpar.observe.timer import Turn
+
+
+def turn(seconds: float, *, batch: float = 0.0, dispatch: float = 0.0, device: float | None = None) -> Turn:
+    return Turn(seconds, batch, dispatch, seconds - batch - dispatch if device is None else device)
+
+
+def after(turns: list[Turn], last: Turn):
+    slow = SlowSteps(3.0)
+    assert [slow.add(each) for each in turns] == [None] * len(turns)
+    return slow.add(last)
+
+
+@pytest.mark.parametrize(
+    ("parts", "where"),
+    [
+        ({"batch": 5.0}, "5 s of it waiting for its batch"),
+        ({"dispatch": 5.0}, "5 s of it handing it to the devices"),
+        ({}, "6 s of it waiting for the devices"),
+        ({"device": 0.5}, "5.5 s of it in the host between two steps"),
+    ],
+)
+def test_a_slow_step_says_where_its_time_went(parts: dict[str, float], where: str):
+    slow = after([turn(0.5)] * 10, turn(6.0, **parts))
+    assert slow is not None
+    assert (slow.seconds, slow.median, slow.where) == (6.0, 0.5, where)
+
+
+def test_what_is_usual_is_not_what_made_a_step_slow():
+    slow = after([turn(2.0, batch=1.9)] * 10, turn(8.0, batch=2.0))
+    assert slow is not None
+    assert slow.where == "6 s of it waiting for the devices"
+
+
+@pytest.mark.parametrize(
+    ("usual", "last"), [(0.01, 1.0), (2.0, 5.9)], ids=["less than a second longer", "less than three times as long"]
+)
+def test_a_step_that_is_a_little_slow_is_not_worth_a_word(usual: float, last: float):
+    assert after([turn(usual)] * 10, turn(last)) is None
+
+
+def test_a_pace_that_stays_is_slow_no_longer():
+    slow = SlowSteps(3.0)
+    found = [slow.add(turn(seconds)) is not None for seconds in [1.0] * 20 + [10.0] * 40]
+    assert found[20]
+    assert not any(found[45:])
+
+
+def test_nothing_is_judged_by_a_few_steps_or_without_a_limit():
+    assert after([turn(1.0)] * 9, turn(100.0)) is None
+    slow = SlowSteps(None)
+    assert all(slow.add(turn(seconds)) is None for seconds in [1.0] * 20 + [100.0])
+
+
+def test_only_what_the_devices_had_to_wait_for_is_lost():
+    losses = Losses()
+    losses.add(turn(1.0, batch=0.6, device=0.3))  # the batch came while the devices were at work
+    assert (losses.host, losses.batch) == (0.0, 0.0)
+    losses.add(turn(2.0, batch=1.2, dispatch=0.1, device=0.05))
+    assert losses.batch == 1.2
+    assert losses.host == pytest.approx(1.2 + 0.65)
+    assert losses.batch_share == 1.2 / 3.0
+    total = losses + losses
+    assert (total.steps, total.seconds, total.batch, total.batch_share) == (4, 6.0, 2.4, losses.batch_share)
+
+
+def paces(*host: float, batch: float = 0.0) -> list[ProcessPace]:
+    return [ProcessPace(i, f"node-{i}", 10, Losses(10, 20.0, lost, batch)) for i, lost in enumerate(host)]
+
+
+def test_the_process_that_loses_more_than_the_others_is_the_straggler():
+    straggler = find_straggler(paces(0.2, 0.1, 9.1, 0.0), 0.1)
+    assert straggler is not None
+    assert (straggler.pace.process, straggler.seconds, straggler.share) == (2, 9.0, 0.45)
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        ((9.0, 9.1, 9.2), "all wait alike, for data that comes slowly for instance"),
+        ((0.0, 0.0, 1.9), "less than a tenth of the time"),
+        ((5.0,), "alone"),
+    ],
+)
+def test_without_one_that_stands_out_there_is_no_straggler(lost: tuple[float, ...], why: str):
+    assert find_straggler(paces(*lost), 0.1) is None, why
+
+
+def test_a_second_is_the_least_that_is_told():
+    assert (
+        find_straggler([ProcessPace(i, "a", 1, Losses(1, 2.0, lost, 0)) for i, lost in enumerate((0, 0.9))], 0.1)
+        is None
+    )
