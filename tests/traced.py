@@ -58,9 +58,10 @@ SENT = {
     "reduce_scatter": lambda x, n: x * (n - 1) // n,
     "psum_invariant": lambda x, n: 2 * x * (n - 1) // n,
     "pmax": lambda x, n: 2 * x * (n - 1) // n,
+    "ppermute": lambda x, n: x if n > 1 else 0,
 }
 """Bytes that a device sends in a collective whose operand has x bytes on each of n ranks: what a ring sends, and no
-algorithm sends less (Patarasuk and Yuan 2009)."""
+algorithm sends less (Patarasuk and Yuan 2009). Of a permute: what a rank sends that sends at all."""
 
 
 def sent_bytes(mesh: Mesh, function: Any, *arguments: Any) -> Counter[str]:

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from jaxpar.mesh.axes import varying_axes
+from pallas_kernels.varying import vary_over
 
 
 def gather_sequence(x: Shaped[Array, "batch part embed"]) -> Shaped[Array, "batch seq embed"]:
@@ -74,6 +75,21 @@ def shift_stage(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array
     pairs = [(rank, rank + by) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
     with jax.named_scope("shift_stage"):
         return lax.ppermute(x, "pipe", [(rank, to % ranks) for rank, to in pairs])
+
+
+@jax.custom_vjp
+def sum_over_stages(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """Sum over the pipeline ranks, for all of them to go on with: each may do another thing with it.
+
+    So the derivative is the same sum, of what the ranks' gradients are. Sends `2 * x * (n - 1) / n` bytes with
+    n = pipe.
+    """
+    _must_vary(x, ("pipe",), "sum_over_stages")
+    with jax.named_scope("sum_over_stages"):
+        return vary_over(lax.psum(x, "pipe"), frozenset({"pipe"}))
+
+
+sum_over_stages.defvjp(lambda x: (sum_over_stages(x), None), lambda _, dy: (sum_over_stages(dy),))
 
 
 def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, "..."]:

@@ -151,9 +151,9 @@ class DecoderStages:
         role = self.placements.gradient if gradients else self.placements.compute
         return no_chunks(self.loop, weights["layers"], slots, role.dtype)
 
-    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int) -> Tree:
-        """`held` with a chunk of the layers gathered into `slot`."""
-        return hold(self.loop, held, slot, weights["layers"], chunk)
+    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int, after: jax.Array) -> Tree:
+        """`held` with a chunk of the layers gathered into `slot`, not before `after` is known."""
+        return hold(self.loop, held, slot, weights["layers"], chunk, after)
 
     def release(self, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]:
         """Add the gradients of the chunk held in `slot` to those of the whole model: (held emptied, gradients)."""

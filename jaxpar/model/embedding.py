@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collectives import gather_sequence, reduce_sum, scatter_sequence
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence, sum_over_stages
 from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements, added_dim
@@ -56,7 +56,7 @@ def join_rows(placements: Placements, found: Tree) -> Float[Array, "batch part e
     """Embeddings of this rank's part of the sequence: what ranks found, summed, plus the rows by position."""
     x = scatter_sequence(found["tokens"])
     if "pipe" in vocab_axes(placements):
-        x = vary(reduce_sum(x, ("pipe",)))
+        x = sum_over_stages(x)
     return x + found["positions"] if "positions" in found else x
 
 

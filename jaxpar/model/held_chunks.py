@@ -35,10 +35,15 @@ def no_chunks(loop: LayerLoop, weights: Tree, slots: int, dtype: str) -> Tree:
     return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
 
 
-def hold(loop: LayerLoop, held: Tree, slot: int, weights: Tree, chunk: int) -> Tree:
-    """`held` with a chunk of `weights` gathered into `slot`. Bytes: `gather_weight` of each sharded weight."""
+def hold(loop: LayerLoop, held: Tree, slot: int, weights: Tree, chunk: int, after: jax.Array) -> Tree:
+    """`held` with a chunk of `weights` gathered into `slot`, not before `after` is known.
+
+    Without that, the compiler would take the second gather of a chunk for the first, and keep its result until then.
+    Bytes: `gather_weight` of each sharded weight.
+    """
     rows = loop.order.layers_per_chunk
     part = jax.tree.map(lambda a: lax.slice_in_dim(a, chunk * rows, (chunk + 1) * rows), weights)
+    part, _ = lax.optimization_barrier((part, after))
     new = gather(part, loop.placements, part="layers")
     return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, slot * rows, 0), held, new)
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from jaxpar.config.errors import UserError
 from jaxpar.mesh.axes import AXES, vary, varying_axes
-from jaxpar.mesh.collectives import reduce_sum, shift_stage
+from jaxpar.mesh.collectives import shift_stage, sum_over_stages
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.parameters import Tree
 from jaxpar.pipeline.actions import Kind
@@ -39,7 +39,7 @@ class Stages(Protocol):
     def vocab_axes(self) -> tuple[str, ...]: ...
     def over_held_chunks(self) -> Any: ...
     def no_chunks(self, weights: Tree, slots: int, *, gradients: bool = False) -> Tree: ...
-    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int) -> Tree: ...
+    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int, after: jax.Array) -> Tree: ...
     def release(self, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]: ...
     def token_context(self, batch: Tree) -> Any: ...
     def embed(self, weights: Tree, batch: Tree) -> jax.Array: ...
@@ -95,6 +95,10 @@ class _Executor:
     layers: Tree = None
     """The layers' weights that ticks use: all of them in storage placement, or the chunks that are held."""
 
+    def __post_init__(self) -> None:
+        ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
+        assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
+
     @property
     def _shares_ends(self) -> bool:
         """Whether all pipeline ranks take part in the embedding and the loss."""
@@ -133,7 +137,7 @@ class _Executor:
             totals, gradients = self.stages.release(carry.held, window.slot, carry.gradients, window.chunk)
             carry = carry._replace(held=totals, gradients=gradients)
         for window in self.program.loads.get(tick, []):
-            held = self.stages.hold(held, window.slot, self.weights, window.chunk)
+            held = self.stages.hold(held, window.slot, self.weights, window.chunk, carry.arrivals)
         return held, carry
 
     def evaluate(self, result: Callable[[jax.Array, Tree], jax.Array]) -> jax.Array:
@@ -288,7 +292,7 @@ class _Executor:
         """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
         if not self._shares_ends:
             return y
-        return vary(reduce_sum(jnp.where(counts, y, 0), ("pipe",)))
+        return sum_over_stages(jnp.where(counts, y, 0))
 
     def _arrive(self, run: Run, what: str, row: Row, value: jax.Array, buffer: jax.Array) -> jax.Array:
         for field, shift in ((f"{what}_before", 1), (f"{what}_behind", -1), (f"{what}_self", 0)):

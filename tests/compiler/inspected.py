@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from collections import Counter
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, load_config
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.mesh.axes import AXES
+from jaxpar.training.step import TrainStep
 from tests.small_run import small
+from tests.traced import SENT, mesh_of, operations
 
 CACHE = Path(tempfile.mkdtemp(prefix="jaxpar-inspected-"))
 """Where compiles of this process are kept, so that a command can be tried on a step that is compiled already."""
@@ -52,3 +57,49 @@ def hsdp() -> tuple[Analysis, Report]:
     file = CACHE / "hsdp.yaml"
     file.write_text(YAML)
     return inspected(load_config(file))
+
+
+DUALS = {
+    "gather_sequence": "scatter_sequence",
+    "gather_context": "scatter_context",
+    "gather_weight": "scatter_gradient",
+}
+
+INTEGERS = {"s32": "int32", "pred": "bool"}
+"""Left out: segment ids and the like, which XLA gathers once where neighbouring layers gather the same."""
+
+
+def asked(config: Any, plan: Any) -> Counter[tuple[str, str]]:
+    """Bytes that one device sends, by verb and axes, from the traced step and the formulas of the verbs."""
+    mesh = mesh_of(**dict(plan.axes))
+    step = TrainStep(config, plan, mesh)
+    sent: Counter[tuple[str, str]] = Counter()
+    for equation, times in operations(step.train, step.abstract_state(), step.abstract_batch()):
+        kind = equation.primitive.name
+        if kind not in SENT:
+            continue
+        named = equation.params.get("axis_name", equation.params.get("axes", ()))
+        axes = [
+            axis for axis in AXES if axis in (named if isinstance(named, tuple) else (named,)) and mesh.shape[axis] > 1
+        ]
+        scopes = str(equation.source_info.name_stack).replace("(", "/").replace(")", "/").split("/")
+        verbs = {*DUALS, *DUALS.values(), "reduce_sum", "reduce_max", "shift_stage", "sum_over_stages"}
+        verb = next(scope for scope in reversed(scopes) if scope in verbs)
+        if kind == "reduce_scatter":
+            verb = DUALS.get(verb, verb)
+        elif kind == "all_gather":
+            verb = {dual: name for name, dual in DUALS.items()}.get(verb, verb)
+        ranks = prod(mesh.shape[axis] for axis in axes)
+        arrays = [v.aval for v in equation.invars if v.aval.dtype.name not in INTEGERS.values()]
+        size = sum(array.size * array.dtype.itemsize for array in arrays)
+        sent[verb, "+".join(axes)] += times * SENT[kind](size, ranks)
+    return +sent
+
+
+def sent(report: Report) -> dict[tuple[str, str], float]:
+    """Bytes that one device sends in the compiled program, by verb and axes."""
+    found: dict[tuple[str, str], float] = {}
+    for row in report.collectives:
+        if row.dtype not in INTEGERS:
+            found[row.verb, row.axis] = found.get((row.verb, row.axis), 0) + row.bytes
+    return found

@@ -22,6 +22,7 @@ DUALS = {
     "gather_matrices": "scatter_matrices",
     "scatter_matrices": "gather_matrices",
     "shift_stage": "shift_stage",
+    "sum_over_stages": "sum_over_stages",
     "reduce_sum": "reduce_sum",
     "reduce_max": "reduce_max",
 }

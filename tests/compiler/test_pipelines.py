@@ -1,0 +1,136 @@
+"""What pipelines run, send and keep, read from the programs that XLA makes for GPUs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.mesh.materialize import to_storage
+from jaxpar.mesh.placements import added_dim, local_shape
+from jaxpar.model.flops import layer_matmul_parameters
+from jaxpar.pipeline.actions import Kind
+from jaxpar.pipeline.simulate import simulate
+from jaxpar.training.step import TrainStep
+from tests.compiler.inspected import CLUSTER, asked, inspected, sent, wide
+from tests.traced import mesh_of
+
+FSDP = {"fsdp": 2, "tensor": 2, "zero": 3}
+PIPELINES: dict[str, dict[str, Any]] = {
+    "1f1b": {"parallel": {"pipe": 2, **FSDP}},
+    "breadth-first": {"parallel": {"pipe": 2, "virtual_stages": 2, **FSDP}},
+    "zb-h1": {"parallel": {"pipe": 4, "fsdp": 2, "zero": 1}},
+    "interleaved": {"parallel": {"pipe": 2, "virtual_stages": 2, **FSDP}, "memory": {"remat": "full"}},
+    "gpipe": {"parallel": {"pipe": 4, "fsdp": 2, "zero": 2, "pipe_ends": "shared"}},
+    "zb-v": {"parallel": {"pipe": 2, "fsdp": 4, "zero": 3}},
+}
+QUICK = ("1f1b", "breadth-first")
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in PIPELINES]
+MICROBATCHES = 4
+ALMOST = 0.95
+"""XLA merges like gathers of one tick, and leaves out what a single tick's row masks on every rank."""
+
+
+def config_of(name: str) -> Any:
+    sections = PIPELINES[name]
+    parallel = {"schedule": name, "microbatches": MICROBATCHES, **sections["parallel"]}
+    return wide(**{**sections, "parallel": parallel, "model": {"layers": 12}, "data": {"batch_size": 16}})
+
+
+def step_of(name: str) -> TrainStep:
+    """The step that was compiled, over a mesh of virtual devices."""
+    config, plan = plan_for(config_of(name), parse_cluster(CLUSTER))
+    return TrainStep(config, plan, mesh_of(**dict(plan.axes)))
+
+
+def expected_flops(step: TrainStep) -> float:
+    """Executed ticks times a chunk's FLOPs, with the loss in the ticks that have it; remat's work is not in it."""
+    model, axes, plan = step.config.model, step.plan.axes, step.plan
+    tokens = plan.microbatch_rows * step.config.data.sequence_length
+    matmuls = 2 * layer_matmul_parameters(model) * tokens / axes.tensor
+    attention = 4 * model.heads * (model.embed // model.heads) * tokens * step.config.data.sequence_length / axes.tensor
+    splits = step.schedule.splits_backward
+    work = {
+        Kind.FORWARD: matmuls + attention,
+        Kind.BACKWARD: (1 if splits else 2) * matmuls + 2 * attention,
+        Kind.WEIGHT: matmuls,
+    }
+    layers = step.order.layers_per_chunk
+    assert model.vocab is not None
+    head = 6 * model.embed * model.vocab * tokens / axes.tensor / (axes.pipe if plan.pipe_ends == "shared" else 1)
+    total = 0.0
+    for loop in step.program.loops:
+        for run in loop.runs:
+            total += loop.repeats * run.ticks * (layers * sum(work[kind] for kind in run.kinds) + head * run.head)
+    return total
+
+
+def stash_bytes(step: TrainStep, in_flight: int) -> int:
+    """Bytes of `in_flight` chunks as the layers keep them."""
+    sizes: list[int] = []
+
+    def measure(batch: Any, master: Any) -> jax.Array:
+        stages = step.stages(train=True)
+        weights = to_storage(master, step.placements)
+        data = jax.tree.map(lambda a: a[0], batch)
+        stash = stages.loop.stash(weights["layers"], stages.embed(weights, data), stages.token_context(data), in_flight)
+        sizes.extend(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stash))
+        return jnp.zeros(())
+
+    mapped = step.shard_map(measure, (step.batch_layout(), step.master_layout), PartitionSpec())
+    jax.eval_shape(mapped, step.abstract_batch(), step.abstract_state().master)
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipeline_runs_sends_and_keeps_what_its_table_says(name: str):
+    step = step_of(name)
+    _, report = inspected(config_of(name))
+    assert report.flops - report.recompute_flops == pytest.approx(expected_flops(step), rel=0.02)
+    found, wanted = sent(report), asked(step.config, step.plan)
+    assert found.keys() == wanted.keys()
+    for verb, size in wanted.items():
+        assert ALMOST * size <= found[verb] <= size, verb
+    peak = max(simulate(step.schedule, mode="lockstep").peak_in_flight)
+    if step.plan.remat != "full" and not step.schedule.splits_backward:
+        assert report.classes["saved_activations"] == pytest.approx(stash_bytes(step, peak), rel=0.05)
+
+
+def shard_bytes(step: TrainStep, parts: tuple[str, ...]) -> int:
+    """Bytes of the shards of a device's weights that a gather over fsdp joins, in bfloat16."""
+    total = 0
+    for part in parts:
+        roles = (step.placements.compute.layout[part], step.placements.optimizer.layout[part])
+        for spec, compute, sharded in zip(jax.tree.leaves(step.specs[part]), *map(jax.tree.leaves, roles), strict=True):
+            if added_dim(compute, sharded) is not None:
+                total += 2 * prod(local_shape(spec.shape, sharded, step.plan.axes))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        pytest.param("breadth-first", 2, id="breadth-first: forward and backward, once a batch"),
+        pytest.param("1f1b", 2 * 5, id="1f1b: in each of five ticks forward, and of five backward"),
+    ],
+)
+def test_how_often_a_layer_is_gathered(name: str, times: int):
+    """Ends are gathered once. One rank of two sends its shards to the other."""
+    step, (_, report) = step_of(name), inspected(config_of(name))
+    ends = shard_bytes(step, ("embedding", "final_norm", "head"))
+    assert sent(report)["gather_weight", "fsdp"] == times * shard_bytes(step, ("layers",)) + ends
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["zb-h1", "gpipe"], ids=["ZeRO-1", "ZeRO-2"])
+def test_weights_are_gathered_and_gradients_reduced_once_a_batch(name: str):
+    step, (_, report) = step_of(name), inspected(config_of(name))
+    everything = shard_bytes(step, ("embedding", "final_norm", "head", "layers"))
+    assert sent(report)["gather_weight", "fsdp"] == everything
+    assert sent(report)["scatter_gradient", "fsdp"] == 2 * everything  # float32
