@@ -177,7 +177,10 @@ class Browser:
         message: dict[str, Any] = {"id": self._calls, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self._write, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise self._ended() from None
         answer: dict[str, Any] = {}
 
         def answered() -> bool:
@@ -203,9 +206,13 @@ class Browser:
         if select.select([self._read], [], [], seconds)[0]:
             piece = os.read(self._read, 1 << 20)
             if not piece:
-                raise AssertionError(f"Chromium ended: {self._log.read_text(errors='replace')[-2000:]}")
+                raise self._ended()
             *whole, self._buffer = (self._buffer + piece).split(b"\0")
             yield from map(json.loads, whole)
+
+    def _ended(self) -> AssertionError:
+        self._process.wait(PATIENCE_S)
+        return AssertionError(f"Chromium ended: {self._log.read_text(errors='replace')[-2000:]}")
 
     def _note(self, heard: dict[str, Any]) -> None:
         about = heard.get("params", {})

@@ -3,7 +3,9 @@ const picture = document.querySelector("svg.memory");
 const cursor = document.getElementById("cursor");
 const said = document.getElementById("said");
 const span = data.width - data.left - data.right;
-const gib = bytes => (bytes / 2 ** 30).toFixed(2) + " GiB";
+// One unit for all numbers of a line, so that they can be compared.
+const [factor, unit] = [[2 ** 30, "GiB"], [2 ** 20, "MiB"]].find(([bytes]) => data.peak >= bytes) ?? [2 ** 10, "KiB"];
+const size = bytes => (bytes / factor).toFixed(2) + " " + unit;
 
 picture.addEventListener("mousemove", event => {
   const box = picture.getBoundingClientRect();
@@ -17,6 +19,6 @@ picture.addEventListener("mousemove", event => {
   cursor.style.visibility = "visible";
   const classes = Object.entries(data.classes);
   const all = classes.reduce((sum, [, bytes]) => sum + bytes[nearest], 0);
-  const parts = classes.map(([name, bytes]) => name.replace("_", " ") + " " + gib(bytes[nearest]));
-  said.textContent = data.ops[nearest] + ": " + gib(all) + " = " + parts.join(" + ");
+  const parts = classes.map(([name, bytes]) => name.replace("_", " ") + " " + size(bytes[nearest]));
+  said.textContent = data.ops[nearest] + ": " + size(all) + " = " + parts.join(" + ");
 });

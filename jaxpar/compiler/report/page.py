@@ -138,4 +138,5 @@ def _data(timeline: MemoryTimeline) -> dict[str, Any]:
         "places": timeline.places,
         "ops": timeline.ops,
         "classes": {name: timeline.classes[name] for name in CLASS_COLORS},
+        "peak": max(map(sum, zip(*timeline.classes.values(), strict=True)), default=0),
     }
