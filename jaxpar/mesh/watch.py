@@ -252,7 +252,8 @@ class Watch:
         return Sign(self._process, self._host, self._mark, age, 0.0)
 
     def _sign_of(self, known: _Known, now: float) -> Sign:
-        return Sign(known.peer.process, known.peer.host, known.mark, known.heard_at - known.set_at, now - known.heard_at)
+        age = known.heard_at - known.set_at
+        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.heard_at)
 
     def _say(self, message: dict[str, Any]) -> None:
         """To all peers. A line is far smaller than the buffer; who does not empty it is silent, and judged for that."""
