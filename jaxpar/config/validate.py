@@ -96,11 +96,13 @@ def _check_layout(config: Config) -> None:
             f"model.kv_heads: {kv_heads(model)} neither divides by parallel.tensor ({tensor}) nor divides it"
         )
     _divides("model.mlp", model.mlp, "parallel.tensor", tensor)
+    shared = ("pipe", "tensor") if parallel.pipe_ends == "shared" else ("tensor",)
+    ways = f"parallel.{' x '.join(shared)}", _known(parallel, *shared)
     if model.vocab is None:
-        _divides("model.vocab_multiple", model.vocab_multiple, "parallel.tensor", tensor)
+        _divides("model.vocab_multiple", model.vocab_multiple, *ways)
     else:
         what = f"model.vocab (padded to a multiple of {model.vocab_multiple})"
-        _divides(what, padded_vocab(model), "parallel.tensor", tensor, "; change model.vocab_multiple")
+        _divides(what, padded_vocab(model), *ways, "; change model.vocab_multiple")
     _divides(
         "data.sequence_length", data.sequence_length,
         "parallel.context x tensor", _known(parallel, "context", "tensor"),
@@ -116,9 +118,12 @@ def _check_pipeline(config: Config) -> None:
     """What does not depend on the schedule; `jaxpar.training.pipeline` checks the rest."""
     parallel, layers = config.parallel, config.model.layers
     if parallel.pipe == 1:
-        for key, unused in (("schedule", "auto"), ("virtual_stages", None), ("stage_layers", None)):
-            if (value := getattr(parallel, key)) not in (unused, "one-stage"):
-                raise UserError(f"parallel.{key}: {value} would not be used, because parallel.pipe is 1")
+        defaults = ParallelConfig()
+        for key in ("schedule", "virtual_stages", "stage_layers", "pipe_ends", "pipe_ticks"):
+            value = getattr(parallel, key)
+            if value not in (getattr(defaults, key), "one-stage"):
+                shown = list(value) if isinstance(value, tuple) else value
+                raise UserError(f"parallel.{key}: {shown} would not be used, because parallel.pipe is 1")
     if parallel.pipe_ends == "shared" and parallel.pipe_ticks == "branching":
         raise UserError(
             "parallel.pipe_ends: shared needs all pipeline ranks in each loss, and parallel.pipe_ticks: branching lets "

@@ -97,9 +97,64 @@ def test_a_value_out_of_range_is_one_sentence(override, sentence):
             "data.sequence_length: 1024 is more than the learned positions, model.max_positions (512)",
         ),
         (
-            ["parallel.pipe=2"],
-            "parallel.pipe: 2 asks for a pipeline, and the one-stage schedule is the only one that this version has, "
-            "so it must be 1",
+            ["parallel.schedule=1f1b"],
+            "parallel.schedule: 1f1b would not be used, because parallel.pipe is 1",
+        ),
+        (
+            ["parallel.virtual_stages=2"],
+            "parallel.virtual_stages: 2 would not be used, because parallel.pipe is 1",
+        ),
+        (
+            ["parallel.stage_layers=[2, 4]"],
+            "parallel.stage_layers: [2, 4] would not be used, because parallel.pipe is 1",
+        ),
+        (
+            ["parallel.pipe_ends=shared"],
+            "parallel.pipe_ends: shared would not be used, because parallel.pipe is 1",
+        ),
+        (
+            ["parallel.pipe_ticks=branching"],
+            "parallel.pipe_ticks: branching would not be used, because parallel.pipe is 1",
+        ),
+        (
+            ["parallel.pipe=2", "parallel.pipe_ends=shared", "parallel.pipe_ticks=branching"],
+            "parallel.pipe_ends: shared needs all pipeline ranks in each loss, and parallel.pipe_ticks: branching lets "
+            "each rank do its own; expected last, or uniform ticks",
+        ),
+        (
+            ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[2, 3]"],
+            "parallel.stage_layers: [2, 3] are 5 layers, and model.layers is 6",
+        ),
+        (
+            ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[6, 0]"],
+            "parallel.stage_layers: every chunk needs a layer, got [6, 0]",
+        ),
+        (
+            ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[]"],
+            "parallel.stage_layers: every chunk needs a layer, got []",
+        ),
+        (
+            ["model.layers=6", "parallel.pipe=8"],
+            "parallel.pipe x virtual_stages: 8 x 1 chunks are more than the 6 layers of the model (model.layers)",
+        ),
+        (
+            ["model.layers=6", "parallel.pipe=2", "parallel.virtual_stages=4", "parallel.schedule=interleaved"],
+            "parallel.pipe x virtual_stages: 2 x 4 chunks are more than the 6 layers of the model (model.layers)",
+        ),
+        (
+            ["model.layers=6", "model.vocab=64", "parallel.pipe=3", "parallel.pipe_ends=shared"],
+            "model.vocab (padded to a multiple of 128): 128 does not divide by parallel.pipe x tensor (3); 126 or 129 "
+            "would; change model.vocab_multiple",
+        ),
+        (
+            [
+                "model.layers=6",
+                "model.vocab_multiple=2",
+                "parallel.pipe=2",
+                "parallel.tensor=2",
+                "parallel.pipe_ends=shared",
+            ],
+            "model.vocab_multiple: 2 does not divide by parallel.pipe x tensor (4); 4 would",
         ),
         (
             ["parallel.tensor=3"],
@@ -162,6 +217,8 @@ def test_keys_that_do_not_fit_together_are_one_sentence(overrides, sentence):
         ["model.embed=100", "model.head_dim=16"],
         ["parallel.expert=8"],  # for dense weights another data axis
         ["parallel.fsdp=8", "parallel.zero=0"],
+        ["parallel.schedule=one-stage"],
+        ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[1, 5]", "parallel.pipe_ends=shared"],
         ["model.vocab=61", "parallel.tensor=8"],  # padded to 128
         ["run.steps=5"],  # shorter than the default warm-up
         ["data.source=tokens", "data.path=a.npy"],

@@ -41,7 +41,14 @@ CONFIG_MISTAKES = {
     "two free axes": (["parallel.fsdp=-1", "parallel.tensor=-1"], "only one axis may be -1"),
     "a run name with a slash": (["run.name=a/b"], "run.name: expected the name of one folder"),
     "a profile of no steps": (["run.profile=3"], "run.profile: expected first:last"),
-    "a process that does not exist": (["distributed.process_id=1"], "distributed.process_id: expected less than"),
+    "a process that does not exist": (
+        ["distributed.processes=2", "distributed.process_id=2"],
+        "distributed.process_id: expected less than",
+    ),
+    "an unknown schedule": (
+        ["parallel.pipe=2", "parallel.fsdp=1", "parallel.schedule=1f2b"],
+        "parallel.schedule: there is no schedule '1f2b' (did you mean 1f1b?)",
+    ),
     "a backend for other machines": (["attention.backend=cudnn"], "it needs an NVIDIA GPU"),
 }
 
