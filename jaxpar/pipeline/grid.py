@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, floor
 
 from jaxpar.pipeline.per_chunk import Number
 from jaxpar.pipeline.simulate import Simulation
@@ -13,6 +14,9 @@ type Cells = list[list[str]]
 
 AROUND = 6
 """Columns to show on either side of a marked cell."""
+
+NEARLY = 1e-6
+"""Of a column: so close to the next one is in it, whatever the rounding of the times."""
 
 
 def cells_of_ticks(ticks: Sequence[Tick]) -> Cells:
@@ -27,13 +31,16 @@ def cells_of_orders(orders: Sequence[Order]) -> Cells:
 
 
 def cells_of_time(simulation: Simulation, step: Number | None = None) -> Cells:
-    """A column for each `step` of time, the shortest action by default; an action goes on where a cell has a dash."""
+    """A column for each `step` of time, the shortest action by default; an action goes on where a cell has a dash.
+
+    What does not start with a column stands in the one in which it starts, so that actions of a step stay one column.
+    """
     lengths = [event.end - event.start for event in simulation.timeline]
     step = step or min((length for length in lengths if length > 0), default=1)
-    columns = max((round(event.end / step) for event in simulation.timeline), default=0)
+    columns = max((ceil(event.end / step - NEARLY) for event in simulation.timeline), default=0)
     cells = [[""] * columns for _ in range(simulation.schedule.ranks)]
     for event in simulation.timeline:
-        first, last = round(event.start / step), round(event.end / step)
+        first, last = floor(event.start / step + NEARLY), floor(event.end / step + NEARLY)
         for column in range(first, min(max(last, first + 1), columns)):
             cells[event.rank][column] = str(event.action) if column == first else "-"
     return cells

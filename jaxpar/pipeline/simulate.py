@@ -19,7 +19,7 @@ type Mode = Literal["async", "lockstep", "branching"]
 """`async`: each rank takes its next action when it can, as papers draw schedules. `lockstep`: uniform ticks, as one
 program runs them that is the same on every rank. `branching`: ticks in which each rank does one action of its own."""
 
-CLOCKS: dict[str, Callable[[Schedule, Durations], Clock]] = {
+CLOCKS: dict[Mode, Callable[[Schedule, Durations], Clock]] = {
     "async": async_clock,
     "lockstep": lockstep_clock,
     "branching": branching_clock,

@@ -23,7 +23,7 @@ from typing import Literal
 
 from jaxpar.pipeline.actions import Action, Kind, parse_action
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.grid import cells_of_orders, cells_of_ticks
+from jaxpar.pipeline.grid import cells_of_orders, cells_of_ticks, grid
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.table import Schedule, Tick
 from jaxpar.pipeline.validation import validate, validate_orders
@@ -108,7 +108,8 @@ def _placement(cells: Sequence[_Cell], ranks: int, name: str) -> tuple[int, ...]
     for cell in cells:
         other = first.setdefault(cell.action.chunk, cell)
         if other.rank != cell.rank:
-            raise ScheduleError(f"{name}: chunk {cell.action.chunk} is on two ranks, in {other} and in {cell}")
+            sentence = f"{name}: chunk {cell.action.chunk} is on two ranks, in {other} and in {cell}"
+            raise ScheduleError(f"{sentence}\n{_marked(cells, ranks, cell)}")
     chunks = 1 + max(first)
     for chunk in range(chunks):
         if chunk not in first:
@@ -123,14 +124,24 @@ def _check_once(schedule: Schedule, cells: Sequence[_Cell], lines: Sequence[int]
     seen: dict[Action, _Cell] = {}
     for cell in cells:
         if cell.action in seen:
-            raise ScheduleError(f"{schedule.name}: {cell} stands there already in column {seen[cell.action].column}")
+            sentence = f"{schedule.name}: {cell} stands there already in column {seen[cell.action].column}"
+            raise ScheduleError(f"{sentence}\n{_marked(cells, schedule.ranks, cell)}")
         seen[cell.action] = cell
     for microbatch in range(schedule.microbatches):
         for chunk, rank in enumerate(schedule.rank_of):
             for kind in schedule.kinds:
                 action = Action(kind, microbatch, chunk)
                 if action not in seen:
-                    raise ScheduleError(f"{schedule.name}: {action} is missing in line {lines[rank]} (rank {rank})")
+                    sentence = f"{schedule.name}: {action} is missing in line {lines[rank]} (rank {rank})"
+                    raise ScheduleError(f"{sentence}\n{_marked(cells, schedule.ranks, rank)}")
+
+
+def _marked(cells: Sequence[_Cell], ranks: int, fault: _Cell | int) -> str:
+    """All actions as a grid of orders, with a cell marked, or the end of a rank's line."""
+    of_rank = [[cell for cell in cells if cell.rank == rank] for rank in range(ranks)]
+    rows = [[str(cell.action) for cell in row] for row in of_rank]
+    mark = (fault, len(rows[fault])) if isinstance(fault, int) else (fault.rank, of_rank[fault.rank].index(fault))
+    return grid(rows, mark=mark)
 
 
 def _ticks(cells: Sequence[_Cell], ranks: int) -> tuple[Tick, ...]:

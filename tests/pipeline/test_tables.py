@@ -70,3 +70,17 @@ def test_chunks_lie_where_they_stand_and_any_w_splits_the_backward():
 def test_mistakes_are_named_by_line_and_column(text: str, sentence: str):
     with pytest.raises(ScheduleError, match=sentence):
         parse_schedule(text, "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        (GOOD.replace("1F1", "1F1,1F1"), "rank 1 | 1F0 1B0 1F1 >1F1< 1B1"),
+        (GOOD.replace(",1B1", ""), "rank 1 | 1F0 1B0 1F1 > <"),
+        (GOOD.replace("1B0", "0B0"), "rank 1 | 1F0 >0B0< 1F1 1B1"),
+    ],
+)
+def test_the_faulty_cell_is_marked(text: str, row: str):
+    with pytest.raises(ScheduleError) as raised:
+        parse_schedule(text, "mine")
+    assert str(raised.value).splitlines()[-1] == row

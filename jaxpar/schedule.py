@@ -1,0 +1,252 @@
+"""`python -m jaxpar.schedule --name 1f1b --stages 4 --microbatches 8`: draw, time and compare pipeline schedules."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import NoReturn
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.picture import picture
+from jaxpar.pipeline.schedules import SCHEDULES, make_schedule, schedule_name
+from jaxpar.pipeline.simulate import CLOCKS
+from jaxpar.pipeline.summary import Refused, Summary, compare
+from jaxpar.pipeline.table import Schedule
+from jaxpar.pipeline.tables import format_schedule, read_schedule
+from jaxpar.pipeline.trace import trace
+from jaxpar.pipeline.workload import Workload
+
+MOST_ACTIONS = 200_000
+"""More would take minutes, and nobody could look at them."""
+TIMES = ("forward", "backward", "weight", "head", "transfer")
+SIZES = ("stash", "kept", "sent")
+UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+EXAMPLES = """\
+examples:
+  python -m jaxpar.schedule --stages 4 --microbatches 8 --compare
+  python -m jaxpar.schedule --name zb-v --stages 4 --microbatches 8 --svg zb-v.svg --trace zb-v.json
+  python -m jaxpar.schedule --name interleaved --virtual 2 --stages 4 --microbatches 8 --csv mine.csv
+  python -m jaxpar.schedule --file mine.csv --transfer 0.05 --stage-times 1,1,1,1.2
+
+A schedule is a table: which rank takes which microbatch through which chunk of layers, forward (F), backward (B), or,
+where the backward is split, input gradient (B) and weight gradient (W). It is timed in three modes:
+  async      as papers draw it: each rank takes its next action as soon as it can
+  lockstep   as training runs it: the same program on every rank, in ticks of one F, one B and one W at most;
+             a rank that has no action in a tick waits
+  branching  in ticks too, but each rank does its own action only (parallel.pipe_ticks: branching)
+The bubble is the time on top of the ideal, in which all ranks would work all the time. docs/pipelines.md has pictures.
+
+schedules (p stages, m microbatches, v chunks a rank):
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, as all of jaxpar does."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.fullmatch(r"unrecognized arguments: (.+)", message)
+        if unknown:
+            word = unknown[1].split()[0].split("=")[0]
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            message = f"there is no argument {word}{did_you_mean(word, flags)}"
+        raise UserError(message.removeprefix("argument "))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw, time and compare from the command line; returns the exit code: 0 done, 2 the user's mistake."""
+    try:
+        _run(_parser().parse_args(arguments))
+        sys.stdout.flush()
+    except (UserError, ScheduleError) as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("jaxpar: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    lines = ((f"  {name:<14}{family.needs()}", f"    {family.description}") for name, family in SCHEDULES.items())
+    parser = _Parser(
+        prog="python -m jaxpar.schedule",
+        description="Draw, time and compare pipeline schedules. Needs no devices.",
+        epilog=EXAMPLES + "\n".join(line for pair in lines for line in pair),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("which schedule").add_argument
+    what("--name", help="a published schedule; - and _ are alike")
+    what("--file", metavar="CSV", type=Path, help="a table: for each rank a line of actions such as 2F0")
+    what("--compare", action="store_true", help="all schedules side by side")
+    what("--stages", metavar="P", type=_count, help="pipeline ranks")
+    what("--microbatches", metavar="M", type=_count, help="parts of the batch of a step")
+    what("--virtual", metavar="V", type=_count, help="chunks of layers on each rank (default: the fewest it can have)")
+    words = "Times of one microbatch through all layers of a rank, in any unit; bytes as in 24MiB."
+    work = parser.add_argument_group("what it has to do", words).add_argument
+    work("--forward", type=_number, metavar="T", default=1, help="F (default 1)")
+    work("--backward", type=_number, metavar="T", default=2, help="the whole backward (default 2)")
+    work("--weight", type=_number, metavar="T", help="the part of the backward that is W (default: half)")
+    work("--head", type=_number, metavar="T", default=0, help="loss and head, with the B of the last chunk (default 0)")
+    work("--transfer", type=_number, metavar="T", default=0, help="from rank to rank (default 0)")
+    words = "how many times longer each rank takes, as in 1,1,1.2,1; or each chunk, in the order of the model"
+    work("--stage-times", type=_numbers, metavar="X,X,...", help=words)
+    work("--stash", type=_size, default=0, metavar="BYTES", help="what a rank keeps of a microbatch from F to B")
+    work("--kept", type=_size, default=0, metavar="BYTES", help="what it keeps from B to W")
+    work("--sent", type=_size, default=0, metavar="BYTES", help="an activation between ranks")
+    show = parser.add_argument_group("what to show").add_argument
+    words = "which mode to draw, on the screen and in files (default async); numbers are of all"
+    show("--mode", choices=list(CLOCKS), help=words)
+    show("--json", action="store_true", help="print JSON and nothing else")
+    show("--svg", metavar="FILE", type=Path, help="write a picture")
+    show("--trace", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev")
+    show("--csv", metavar="FILE", type=Path, help="write the table: orders, or ticks with --mode lockstep")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check_combination(options)
+    workload = _workload(options)
+    if options.compare:
+        _compare(options, workload)
+        return
+    summary = Summary(_schedule(options), workload)
+    mode = options.mode or "async"
+    contents: dict[str, str] = {}
+    if options.svg:
+        contents["svg"] = picture(summary.modes[mode])
+    if options.trace:
+        contents["trace"] = json.dumps(trace(summary.modes[mode]))
+    if options.csv:
+        contents["csv"] = format_schedule(summary.schedule, "ticks" if mode == "lockstep" else "orders")
+    said = summary.to_dict()
+    for flag, text in contents.items():
+        _write(flag, getattr(options, flag), text)
+    if options.json:
+        print(json.dumps(said, indent=2))
+        return
+    from jaxpar.pipeline.screen import console, print_summary
+
+    screen = console()
+    print_summary(summary, mode, screen)
+    for flag in contents:
+        screen.print(f"Wrote {getattr(options, flag)}", soft_wrap=True)
+
+
+def _compare(options: argparse.Namespace, workload: Workload) -> None:
+    found = compare(options.stages, options.microbatches, options.virtual, workload)
+    reasons = [entry.reason for entry in found.values() if isinstance(entry, Refused)]
+    if len(reasons) == len(found):
+        raise UserError(f"no schedule can be made: {reasons[1]}")
+    if options.json:
+        print(json.dumps({name: entry.to_dict() for name, entry in found.items()}, indent=2))
+        return
+    from jaxpar.pipeline.screen import console, print_comparison
+
+    print_comparison(found, workload, console())
+
+
+def _check_combination(options: argparse.Namespace) -> None:
+    """Raises UserError where the arguments do not go together."""
+    chosen = [f"--{flag}" for flag in ("name", "file", "compare") if getattr(options, flag)]
+    if len(chosen) != 1:
+        got = " and ".join(chosen) or "none of them"
+        raise UserError(f"expected one of --name, --file and --compare, got {got}; --help has examples")
+    sizes = ("stages", "microbatches", "virtual")
+    for flag in sizes if options.file else ("mode", "svg", "trace", "csv") if options.compare else ():
+        if getattr(options, flag) is not None:
+            why = "the table itself says it" if options.file else "they show one schedule"
+            raise UserError(f"--{flag} does not go with {chosen[0]}: {why}")
+    for flag in () if options.file else ("stages", "microbatches"):
+        if getattr(options, flag) is None:
+            raise UserError(f"--{flag} is missing: {chosen[0]} needs --stages and --microbatches")
+    _check_size(options.stages or 1, options.microbatches or 1, options.virtual or 1)
+    written = [path.resolve() for flag in ("file", "svg", "trace", "csv") if (path := getattr(options, flag))]
+    for path in written:
+        if written.count(path) > 1:
+            raise UserError(f"{path} is named twice; each file needs a name of its own")
+
+
+def _check_size(stages: int, microbatches: int, virtual: int) -> None:
+    if (actions := 3 * stages * microbatches * virtual) > MOST_ACTIONS:
+        raise UserError(
+            f"{stages} stages x {microbatches} microbatches x {virtual} chunks are up to {actions:,} actions, "
+            f"expected at most {MOST_ACTIONS:,}"
+        )
+
+
+def _schedule(options: argparse.Namespace) -> Schedule:
+    if options.name is not None:
+        return make_schedule(
+            schedule_name(options.name),
+            ranks=options.stages,
+            microbatches=options.microbatches,
+            virtual_stages=options.virtual,
+        )
+    try:
+        return read_schedule(options.file)
+    except OSError as error:
+        raise UserError(f"--file {options.file}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--file {options.file}: not text, expected a CSV file in UTF-8") from None
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    if options.weight is None:
+        options.weight = Fraction(options.backward) / 2
+    elif options.weight > options.backward:
+        raise UserError(
+            f"--weight: W is a part of --backward ({float(options.backward):g}) and cannot take longer, "
+            f"got {float(options.weight):g}"
+        )
+    if not options.forward + options.backward:
+        raise UserError("--forward and --backward: both are 0, expected some work")
+    return Workload(stage_times=options.stage_times, **{name: getattr(options, name) for name in (*TIMES, *SIZES)})
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text.strip()):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text}")
+    return int(text)
+
+
+def _number(text: str) -> int | Fraction:
+    """A time, exactly as it is written."""
+    if not re.fullmatch(r"\d{0,9}\.?\d{1,9}|\d{1,9}/[1-9]\d{0,8}", text.strip()):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 up, as in 1 or 0.05, got {text}")
+    exact = Fraction(text.strip())
+    return int(exact) if exact.denominator == 1 else exact
+
+
+def _numbers(text: str) -> tuple[int | Fraction, ...]:
+    return tuple(map(_number, text.split(",")))
+
+
+def _size(text: str) -> int:
+    """Bytes."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected bytes, as in 25165824 or 24MiB, got {text}")
+    return int(Fraction(found[1]) * 2 ** UNITS[found[2]])
+
+
+def _write(flag: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--{flag} {path}: cannot be written ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
