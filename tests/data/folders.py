@@ -27,15 +27,19 @@ def texts(count: int, seed: int = 0) -> list[str]:
     ]
 
 
-def write_tokenizer(path: Path, *, more: tuple[str, ...] = ()) -> Path:
-    """A tokenizer of bytes and an end-of-document token, 257 in all; `more` are special tokens besides."""
+def write_tokenizer(path: Path, *, more: tuple[str, ...] = (), stride: int = 1) -> Path:
+    """A tokenizer of bytes and an end-of-document token, 257 in all; `more` are special tokens besides.
+
+    With a `stride` the numbers of the bytes have gaps.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer: Any = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    tokenizer: Any = Tokenizer(models.BPE({letter: number * stride for number, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END, *more])
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tokenizer.to_str())
     return path
 

@@ -157,7 +157,7 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
             f"{file.path} needs the package pyarrow, which is not installed: pip install 'jaxpar[data]'"
         ) from None
     with _arrow_errors(file):
-        parquet = ParquetFile(path)
+        parquet = ParquetFile(path, page_checksum_verification=True)
     schema = parquet.schema_arrow
     if key not in schema.names:
         columns = ", ".join(repr(name) for name in schema.names[:20])

@@ -15,23 +15,26 @@ TEMPORARY = ".tmp"
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that is at `path` when all of it was written and is on the disk. Raises `OSError`."""
+def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file that is at `path` when all of it was written, and, if `durable`, is on the disk. Raises `OSError`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # A full disk does not say which file it had no room for.
         raise
 
 
-def write_file(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Put `content` at `path`, all of it or nothing. Raises `OSError`."""
-    with new_file(path) as file:
+    with new_file(path, durable=durable) as file:
         file.write(content)
 
 

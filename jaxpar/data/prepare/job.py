@@ -32,6 +32,11 @@ class Job:
         return "uint16" if self.vocab <= 2**16 else "uint32"
 
     @property
+    def token_bytes(self) -> int:
+        """Size of a token."""
+        return 2 if self.dtype == "uint16" else 4
+
+    @property
     def work(self) -> Path:
         """Folder of what is in the making."""
         return self.out / WORK

@@ -18,7 +18,7 @@ from jaxpar.data.prepare.options import Options
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
 from jaxpar.data.prepare.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
-from jaxpar.data.prepare.tokenize import UnitRecord, read_record, told_places, unit_maker
+from jaxpar.data.prepare.tokenize import UnitRecord, is_whole, read_record, told_places, unit_maker
 from jaxpar.data.prepare.train_bpe import train_bpe
 from jaxpar.data.prepare.units import plan_units
 from jaxpar.data.prepare.workers import do_tasks
@@ -59,22 +59,25 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
     work = options.out / WORK
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(options.out, work / "lock"):
-        begin_or_go_on(options, inputs, None if tokenizer is None else digest(tokenizer))
-        if not (options.out / INDEX).exists():
-            job = Job(
-                out=options.out,
-                inputs=inputs,
-                units=units,
-                text_key=options.text_key,
-                heldout_fraction=options.heldout_fraction,
-                tokenizer=options.out / TOKENIZER,
-                vocab=0,
-                separator=0,
-            )
-            _Preparation(options, job, console).run(tokenizer)
-        else:
-            _say(console, f"{options.out} is prepared already; nothing was changed.")
-        shutil.rmtree(work)
+        try:
+            begin_or_go_on(options, inputs, None if tokenizer is None else digest(tokenizer))
+            if (options.out / INDEX).exists():
+                _say(console, f"{options.out} is prepared already; nothing was changed.")
+            else:
+                job = Job(
+                    out=options.out,
+                    inputs=inputs,
+                    units=units,
+                    text_key=options.text_key,
+                    heldout_fraction=options.heldout_fraction,
+                    tokenizer=options.out / TOKENIZER,
+                    vocab=0,
+                    separator=0,
+                )
+                _Preparation(options, job, console).run(tokenizer)
+        finally:
+            if (options.out / INDEX).exists():
+                shutil.rmtree(work)
     return open_token_folder(options.out, key="--out")
 
 
@@ -131,6 +134,8 @@ class _Preparation:
         job = self.job
         weights = [sum(part.weight for part in unit) for unit in job.units]
         records = {number: record for number in range(len(weights)) if (record := read_record(job, number))}
+        if not any(job.shard_folder.iterdir()):  # Otherwise all were made, and shards take their files away.
+            records = {number: record for number, record in records.items() if is_whole(job, number, record)}
         missing = [number for number in range(len(weights)) if number not in records]
         if records:
             _say(self.console, f"{len(records):,} units were finished before")

@@ -1,6 +1,8 @@
 """A unit's documents as tokens: encoded, divided into training and held-out, written, and recorded.
 
-The record is written last, so a unit with a record is finished and is never made again.
+The record is written last, so a unit with a record is finished and is never made again. Units are not forced onto the
+disk, which would cost more time than they do when they are small: what a power failure leaves of them is noticed by its
+size or its digest, and made again.
 """
 
 from __future__ import annotations
@@ -75,13 +77,23 @@ def read_record(job: Job, number: int) -> UnitRecord | None:
     return record if record.encode() == raw else None
 
 
+def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
+    """Whether the files of a finished unit have their sizes."""
+    for split, part in record.splits.items():
+        for kind, size in (("tokens", part.tokens * job.token_bytes), ("lengths", part.documents * 8)):
+            path = job.unit_file(number, f"{split}.{kind}")
+            if not path.exists() or path.stat().st_size != size:
+                return False
+    return True
+
+
 def unit_maker(job: Job) -> Callable[[int], tuple[int, UnitRecord]]:
     """A function that makes the unit of a number."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
 
     def make(number: int) -> tuple[int, UnitRecord]:
         record = _make_unit(job, tokenizer, number)
-        write_file(job.unit_file(number, "json"), record.encode())
+        write_file(job.unit_file(number, "json"), record.encode(), durable=False)
         return number, record
 
     return make
@@ -148,8 +160,10 @@ class _SplitWriter:
     """The two files of a unit for one split: tokens, and the length of each document."""
 
     def __init__(self, job: Job, number: int, split: str, stack: ExitStack) -> None:
-        self._tokens: BinaryIO = stack.enter_context(new_file(job.unit_file(number, f"{split}.tokens")))
-        self._lengths: BinaryIO = stack.enter_context(new_file(job.unit_file(number, f"{split}.lengths")))
+        self._tokens: BinaryIO = stack.enter_context(new_file(job.unit_file(number, f"{split}.tokens"), durable=False))
+        self._lengths: BinaryIO = stack.enter_context(
+            new_file(job.unit_file(number, f"{split}.lengths"), durable=False)
+        )
         self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._documents = array("q")
         self._text_bytes = 0

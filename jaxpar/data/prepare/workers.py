@@ -65,7 +65,10 @@ def _hand_out[T](crew: list[_Worker], tasks: Iterator[T]) -> Iterator[Any]:
 
     def give(worker: _Worker) -> None:
         for task in tasks:
-            worker.pipe.send(task)
+            try:
+                worker.pipe.send(task)
+            except (BrokenPipeError, ConnectionResetError):
+                raise UserError(_ended(worker.process)) from None
             busy[worker.pipe] = worker
             return
 

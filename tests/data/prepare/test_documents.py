@@ -1,0 +1,183 @@
+"""Documents are found alike in every format and compression, whatever the parts; what is broken has its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow as arrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.documents import documents, place_of
+from jaxpar.data.prepare.inputs import find_inputs
+from jaxpar.data.prepare.units import plan_units
+
+ZSTD = zstandard.ZstdCompressor(write_checksum=True)
+TEXTS = ["first", "second\nwith lines", "", "d'accord \u2028 \U0001f600", "x" * 3000, "last"]
+
+
+def write(path, texts=TEXTS):
+    """The texts in the format and compression of the name."""
+    plain = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
+    if plain.suffix == ".parquet":
+        table = arrow.table({"id": range(len(texts)), "text": texts})
+        arrow.parquet.write_table(table, plain, row_group_size=2)
+        raw = plain.read_bytes()
+        plain.unlink()
+    elif plain.suffix == ".txt":
+        raw = texts[0].encode()
+    else:
+        raw = "".join(json.dumps({"id": 1, "text": text}, ensure_ascii=number % 2 == 0) + "\n"
+                      for number, text in enumerate(texts)).encode()  # fmt: skip
+    packed = {".gz": gzip.compress, ".zst": ZSTD.compress}.get(path.suffix, bytes)(raw)
+    path.write_bytes(packed)
+    return path
+
+
+def read(path, format=None, unit_bytes=10**9, key="text"):
+    """Everything that the units of a file hold."""
+    inputs = find_inputs([str(path)], format, path.parent / "out")
+    units = plan_units(inputs, unit_bytes, key)
+    return [
+        found
+        for unit in units
+        for part in unit
+        for found in documents(inputs[part.input], part.first, part.last, key=key, scratch=path.parent)
+    ]
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt"])
+def test_texts_come_back_from_every_format(tmp_path, name, compression):
+    path = write(tmp_path / f"{name}{compression}")
+    before = sorted(tmp_path.iterdir())
+    assert [found.text for found in read(path)] == (TEXTS[:1] if ".txt" in name else TEXTS)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_units_of_any_size_hold_each_document_once_in_order(tmp_path, name):
+    path = write(tmp_path / name, TEXTS * 3)
+    whole = read(path)
+    assert [found.text for found in whole] == TEXTS * 3
+    for unit_bytes in (1, 7, 50, 61, 400, 3500, 10000):
+        assert read(path, unit_bytes=unit_bytes) == whole, unit_bytes
+
+
+def test_small_files_share_a_unit(tmp_path):
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text("x" * 30)
+    inputs = find_inputs([str(tmp_path / "*.txt")], None, tmp_path / "out")
+    assert [[part.input for part in unit] for unit in plan_units(inputs, 70, "text")] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_lines_may_be_documents(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\ntwo")
+    assert [found.text for found in read(tmp_path / "a.txt", format="lines")] == ["one", "", "two"]
+    assert [found.text for found in read(tmp_path / "a.txt")] == ["one\r\n\ntwo"]
+
+
+def test_several_compressed_streams_in_one_file_are_one_text(tmp_path):
+    for suffix, compress in ((".gz", gzip.compress), (".zst", ZSTD.compress)):
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(compress(b"one ") + compress(b"two"))
+        assert [found.text for found in read(path)] == ["one two"]
+
+
+BROKEN_LINES = {
+    "{": "not JSON (Expecting property name enclosed in double quotes, column 2)",
+    '"text"': "not a JSON object",
+    '{"body": "x", "id": 3}': "no key 'text' (it has 'body', 'id')",
+    '{"text": 5}': "the value of 'text' is not text",
+    '{"text": null}': "the value of 'text' is not text",
+    "[" * 100_000: "not JSON (too deep or long)",
+    '{"text": ' + "1" * 5000 + "}": "not JSON (too deep or long)",
+}
+
+
+@pytest.mark.parametrize("compression", ["", ".gz"])
+def test_a_broken_line_is_told_by_file_and_line(tmp_path, compression):
+    path = tmp_path / f"a.jsonl{compression}"
+    lines = ['{"text": "good"}', "", *BROKEN_LINES, '{"text": "good"}']
+    raw = "\n".join(lines).encode() + b'\n{"text": "\xff"}\n'
+    path.write_bytes(gzip.compress(raw) if compression else raw)
+    found = read(path, unit_bytes=30)
+    assert [each.text for each in found if not each.broken] == ["good", "good"]
+    assert [each.broken for each in found if each.broken] == [*BROKEN_LINES.values(), "not UTF-8 (byte 10 of the line)"]
+    [file] = find_inputs([str(path)], None, tmp_path / "out")
+    places = [place_of(file, each.place) for each in found if each.broken]
+    assert places == [f"{path}:{line}" for line in [3, 4, 5, 6, 7, 8, 9, 11]]
+
+
+def test_a_broken_row_or_file_is_told(tmp_path):
+    table = arrow.table({"text": arrow.array([b"a", None, b"\xff", b"b"], arrow.binary())})
+    arrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found = read(tmp_path / "a.parquet")
+    assert [(each.text, each.broken) for each in found] == [("a", ""), ("", "null"), ("", "not UTF-8"), ("b", "")]
+    [file] = find_inputs([str(tmp_path / "a.parquet")], None, tmp_path / "out")
+    assert place_of(file, found[2].place) == f"{tmp_path / 'a.parquet'}: row 3"
+    (tmp_path / "a.txt").write_bytes(b"ab\xff")
+    assert [each.broken for each in read(tmp_path / "a.txt")] == ["not UTF-8 (byte 2)"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.parquet.gz", "a.parquet.zst", "a.txt.gz"]
+)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_a_damaged_file_is_named(tmp_path, name, damage):
+    path = write(tmp_path / name, [f"{number} {number**7}" for number in range(500)])
+    raw = bytearray(path.read_bytes())
+    if damage == "cut":
+        raw = raw[: len(raw) * 2 // 3]
+    elif damage == "other":
+        raw = bytearray(b"once upon a time " * 50)
+    elif name == "a.parquet":
+        raw[-6] ^= 0xFF  # The footer.
+    else:
+        raw[len(raw) // 2] ^= 0x55
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=rf"^{path} (cannot be read|is cut off)") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_without_the_column_has_its_columns_listed(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    with pytest.raises(
+        UserError, match=r"--text-key 'body': .*a\.parquet has no such column; its columns are 'id', 'text'"
+    ):
+        read(path, key="body")
+    with pytest.raises(UserError, match=r"--text-key 'id': that column of .*a\.parquet holds int64; expected text"):
+        read(path, key="id")
+
+
+PATTERNS = {
+    "*.jsonl": "matches no file; the folder .* holds notes.json, x.weird",
+    "nowhere/*.txt": "matches no file; there is no folder '.*nowhere'",
+    "note.json": "matches no file; did you mean notes.json",
+    "sub": "is a folder; expected files, such as '.*sub/\\*.jsonl'",
+    "x.weird": "the format of .*x.weird is not known from its name; expected .txt, .*--format text, lines",
+}
+
+
+@pytest.mark.parametrize(("pattern", "words"), PATTERNS.items())
+def test_a_pattern_without_files_says_what_there_is(tmp_path, pattern, words):
+    (tmp_path / "notes.json").touch()
+    (tmp_path / "x.weird").touch()
+    (tmp_path / ".sub").mkdir()
+    if pattern == "sub":
+        (tmp_path / "sub").mkdir()
+    with pytest.raises(UserError, match=words):
+        find_inputs([str(tmp_path / pattern)], None, tmp_path / "out")
+
+
+def test_files_are_found_once_in_order_and_never_in_the_output(tmp_path):
+    for name in ("b.txt", "a[1].txt", "c/d.md", "out/e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    patterns = [str(tmp_path / pattern) for pattern in ("**/*.txt", "*.txt", "a[1].txt", "**/*.md")]
+    found = find_inputs(patterns, None, tmp_path / "out")
+    assert [file.path for file in found] == [str(tmp_path / name) for name in ("a[1].txt", "b.txt", "c/d.md")]

@@ -1,0 +1,276 @@
+"""A preparation gives the tokens of the tokenizer's library, the same bytes however it is run, and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.prepare import prepare, tokenize
+from jaxpar.data.prepare.job import WORK
+from jaxpar.data.prepare.run import TOKENIZER
+from jaxpar.data.token_folder import open_token_folder
+from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+def said_by(asked):
+    """What a preparation prints, and the folder that it makes."""
+    console = quiet()
+    folder = prepare(asked, console)
+    return console.file.getvalue(), folder
+
+
+def test_tokens_are_those_of_the_library(tmp_path):
+    documents = [*texts(50), "ünïcode \U0001f600", "  spaces\n\n\tand tabs ", END, "x"]
+    source = write_jsonl(tmp_path / "a.jsonl", documents)
+    folder = prepare(options(tmp_path / "out", source, train_bpe=300, heldout_fraction=0.0), quiet())
+    tokenizer = Tokenizer.from_file(str(folder.path / TOKENIZER))
+    tokenizer.encode_special_tokens = True
+    wanted = [[*tokenizer.encode(text).ids, folder.index.separator] for text in documents]
+    assert folder.train.tokens[:].tolist() == [token for tokens in wanted for token in tokens]
+    assert folder.train.lengths.tolist() == [len(tokens) for tokens in wanted]
+    assert folder.index.text_bytes_in("train") == sum(len(text.encode()) for text in documents)
+    assert folder.index.vocab == 300 and folder.index.dtype == "uint16"
+    assert folder.codec.decode(folder.codec.encode(documents[-4])) == documents[-4]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path, trained):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
+    found = {}
+    for processes in (1, 3):
+        chosen = {"train_bpe": 300} if trained else {}
+        prepare(options(tmp_path / str(processes) / "out", source, processes=processes, **chosen), quiet())
+        found[processes] = contents(tmp_path / str(processes) / "out")
+    assert found[1] == found[3]
+    assert not [name for name in found[1] if WORK in name or name.endswith(".tmp")]
+
+
+def test_the_process_count_may_change_between_two_starts(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
+    whole = prepare(options(tmp_path / "whole" / "out", source), quiet())
+    interrupted(tmp_path / "out", source, after=5)
+    prepare(options(tmp_path / "out", source, processes=2), quiet())
+    assert contents(tmp_path / "out") == contents(whole.path)
+
+
+class Interruption(Exception):
+    pass
+
+
+def interrupted(out, *inputs, after, **changes):
+    """A preparation that ends, as if killed, when it has made `after` units."""
+    made = []
+    original = tokenize._make_unit
+
+    def make(job, tokenizer, number):
+        if len(made) == after:
+            raise Interruption
+        made.append(number)
+        return original(job, tokenizer, number)
+
+    asked = options(out, *inputs, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenize, "_make_unit", make)
+        with pytest.raises(Interruption):
+            prepare(asked, quiet())
+
+
+def test_a_finished_unit_is_never_made_again(tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    interrupted(tmp_path / "out", source, after=4)
+    made, original = [], tokenize._make_unit
+    monkeypatch.setattr(
+        tokenize, "_make_unit", lambda job, tokenizer, number: made.append(number) or original(job, tokenizer, number)
+    )
+    said, folder = said_by(options(tmp_path / "out", source))
+    assert "4 units were finished before" in said
+    assert made == list(range(4, 4 + len(made))) and len(made) > 5
+    assert sorted(chain(*decoded(folder))) == sorted(texts(100))
+
+
+def test_a_damaged_unit_is_made_again_and_never_used(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    whole = prepare(options(tmp_path / "whole" / "out", source), quiet())
+    interrupted(tmp_path / "out", source, after=4)
+    units = tmp_path / "out" / WORK / "units"
+    (units / "00000001.json").write_text((units / "00000001.json").read_text()[:-9])
+    (units / "00000003.train.tokens").write_bytes(b"cut")
+    flipped = ("00000002.train.lengths", "00000000.train.tokens")
+    for name in flipped:
+        raw = bytearray((units / name).read_bytes())
+        raw[-2] ^= 1
+        (units / name).write_bytes(raw)
+    for name in flipped:
+        with pytest.raises(UserError, match=f"{name} is missing or damaged, so its unit is dropped; the same command"):
+            prepare(options(tmp_path / "out", source), quiet())
+    prepare(options(tmp_path / "out", source), quiet())
+    assert contents(tmp_path / "out") == contents(whole.path)
+
+
+def test_a_folder_that_is_finished_is_left_as_it_is(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(40))
+    prepare(options(tmp_path / "out", source), quiet())
+    before = contents(tmp_path / "out")
+    said, _ = said_by(options(tmp_path / "out", source))
+    assert "is prepared already; nothing was changed." in said
+    assert contents(tmp_path / "out") == before
+
+
+def test_equal_documents_are_held_out_together_and_the_share_is_what_was_asked(tmp_path):
+    documents = texts(400) + texts(400)
+    train, heldout = decoded(prepared(tmp_path / "out", documents, heldout_fraction=0.25, unit_bytes=10**5))
+    assert not set(train) & set(heldout)
+    assert 0.17 < len(heldout) / len(documents) < 0.33
+    more = decoded(prepared(tmp_path / "more", documents, heldout_fraction=0.4, unit_bytes=10**5))[1]
+    assert set(heldout) < set(more), "a larger share holds out the same ones and more"
+
+
+def test_a_long_document_is_cut_for_the_tokenizer_and_is_one_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenize, "LONGEST_PIECE", 40)
+    long = "a line of text\n" * 30 + "b" * 100
+    folder = prepared(tmp_path / "out", [long, "short"], heldout_fraction=0.0)
+    assert decoded(folder)[0] == [long, "short"]
+
+
+def test_a_tokenizer_that_cuts_pads_or_adds_tokens_does_not(tmp_path):
+    path = write_tokenizer(tmp_path / "t.json")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=50)
+    tokenizer.save(str(path))
+    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, heldout_fraction=0.0)
+    assert decoded(folder)[0] == texts(20)
+
+
+def test_a_large_vocabulary_has_wide_tokens(tmp_path):
+    path = write_tokenizer(tmp_path / "t.json", stride=300)
+    folder = prepared(tmp_path / "out", texts(20), tokenizer=path, heldout_fraction=0.0)
+    assert (folder.index.dtype, folder.index.vocab) == ("uint32", 300 * 255 + 1)
+    assert folder.train.tokens.dtype == np.uint32
+    assert decoded(folder)[0] == texts(20)
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", ["good", "", "", "fine"])
+    source.write_text(source.read_text() + "oops\n" + '{"text": "\\ud800"}\n')
+    said, folder = said_by(options(tmp_path / "out", source, max_broken=2, heldout_fraction=0.0))
+    assert folder.index.skipped == {"broken": 2, "empty": 2}
+    assert (
+        f"2 broken documents were left out: {source}:5: not JSON (Expecting value, column 1), {source}:6: half" in said
+    )
+    assert decoded(folder)[0] == ["good", "fine"]
+
+
+def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    source.write_text(source.read_text() + "oops\n" * 3)
+    with pytest.raises(
+        UserError, match=rf"3 documents are broken, and --max-broken is 2: {source}:101: not JSON \(Exp"
+    ):
+        prepare(options(tmp_path / "out", source, max_broken=2), quiet())
+    said, folder = said_by(options(tmp_path / "out", source, max_broken=3))
+    assert "units were finished before" in said
+    assert folder.index.skipped["broken"] == 3
+
+
+def test_two_preparations_of_one_folder_do_not_meet(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(20))
+    asked = options(tmp_path / "out", source)
+    interrupted(tmp_path / "out", source, after=1)
+    program = (
+        "import fcntl, sys, time\nfile = open(sys.argv[1], 'a')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\ntime.sleep(60)"
+    )
+    lock = str(tmp_path / "out" / WORK / "lock")
+    with subprocess.Popen([sys.executable, "-c", program, lock], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another preparation is at work there; wait for it to end"):
+            prepare(asked, quiet())
+        holder.kill()
+    prepare(asked, quiet())
+
+
+@pytest.fixture
+def small_files():
+    """The kernel plays the full disk: no file of this process may grow beyond a limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path, small_files):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(300))
+    whole = prepare(options(tmp_path / "whole" / "out", source, shard_tokens=10**6), quiet())
+    asked = options(tmp_path / "out", source, shard_tokens=10**6)
+    for limit, name in ((700, "units"), (15000, "train-00000.npy")):
+        small_files(limit)
+        with pytest.raises(UserError) as caught:
+            prepare(asked, quiet())
+        small_files(resource.RLIM_INFINITY)
+        assert "(File too large); the same command goes on when it can" in str(caught.value)
+        assert name in str(caught.value) or limit == 700
+        assert not list((tmp_path / "out").rglob("*.tmp"))
+    prepare(asked, quiet())
+    assert contents(tmp_path / "out") == contents(whole.path)
+
+
+def test_a_worker_that_is_killed_is_said_to_be(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(3000))
+    program = (
+        "import os, signal, sys, threading, time\n"
+        "from jaxpar.prepare import main\n"
+        "def kill():\n"
+        "    while True:\n"
+        "        for child in open(f'/proc/self/task/{os.getpid()}/children').read().split():\n"
+        "            if b'spawn_main' in open(f'/proc/{child}/cmdline', 'rb').read():\n"
+        "                os.kill(int(child), signal.SIGKILL)\n"
+        "                return\n"
+        "        time.sleep(0.01)\n"
+        "if __name__ == '__main__':\n"
+        "    threading.Thread(target=kill, daemon=True).start()\n"
+        "    sys.exit(main(sys.argv[1:]))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    tokenizer = write_tokenizer(tmp_path / "t.json")
+    arguments = [
+        "--input",
+        str(source),
+        "--tokenizer",
+        str(tokenizer),
+        "--out",
+        str(tmp_path / "out"),
+        "--processes",
+        "2",
+    ]
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments, "--unit-bytes", "1000"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(
+        "jaxpar: a worker process was ended by SIGKILL, as when memory runs out; the same comm"
+    )
+
+
+def test_the_record_says_what_was_prepared(tmp_path):
+    folder = prepared(tmp_path / "out", texts(20))
+    record = json.loads((folder.path / "prepare.json").read_text())
+    assert record["options"]["heldout_fraction"] == 0.2
+    assert [file["path"] for file in record["inputs"]] == [str(tmp_path / "out-input.jsonl")]
+    assert open_token_folder(folder.path, key="x").identity == folder.identity

@@ -1,0 +1,215 @@
+"""`python -m jaxpar.prepare` as a command: what it prints, and the one sentence for each mistake."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as arrow
+import pyarrow.parquet
+import pytest
+
+from jaxpar.prepare import main
+from tests.data.folders import contents, prepared, texts, write_jsonl, write_tokenizer
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """An input and a tokenizer."""
+    folder = tmp_path_factory.mktemp("files")
+    write_jsonl(folder / "a.jsonl", texts(60))
+    write_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+def run(capsys, *arguments):
+    """Exit code, output and errors of the command."""
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *arguments):
+    """The sentence with which the command refuses."""
+    code, _, errors = run(capsys, *arguments)
+    assert code == 2
+    [sentence] = errors.splitlines()
+    assert sentence.startswith("jaxpar: ")
+    return sentence
+
+
+def arguments(files, out, *more):
+    """A whole command line; what `more` says again wins."""
+    return [
+        "--input",
+        files / "a.jsonl",
+        "--tokenizer",
+        files / "tokenizer.json",
+        "--out",
+        out,
+        "--processes",
+        1,
+        *more,
+    ]
+
+
+def test_a_folder_is_made_and_told_of(capsys, files, tmp_path):
+    code, out, errors = run(capsys, *arguments(files, tmp_path / "out", "--heldout-fraction", 0.1))
+    assert (code, errors) == (0, "")
+    assert "1 files, " in out and "documents to train on, " in out and "held out, " in out
+    assert f"--set data.source=tokens --set data.path={tmp_path / 'out'}" in out
+
+
+def test_inspect_shows_counts_lengths_and_documents(capsys, tmp_path):
+    folder = prepared(tmp_path / "out", texts(60))
+    code, out, errors = run(capsys, "--inspect", folder.path, "--documents", 1)
+    assert (code, errors) == (0, "")
+    assert "uint16 tokens, vocabulary 257, documents end with token 256 ('<|endoftext|>')" in out
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith((" train", " heldout"))}
+    for split in ("train", "heldout"):
+        index = folder.index
+        counts = [len(index.shards(split)), index.documents_in(split), index.tokens_in(split)]
+        assert [int(cell.replace(",", "")) for cell in rows[split][:3]] == counts
+    bars = [line.rsplit(None, 2)[1:] for line in out.splitlines() if line.rstrip().endswith("#")]
+    assert sum(int(count) for count, _ in bars) == 60
+    assert f"  | {texts(60)[0]}" in out or f"  | {texts(60)[1]}" in out
+    assert out.count("Document 1 of ") == 2
+
+
+def test_verify_says_that_all_is_well_or_what_is_not(capsys, tmp_path):
+    folder = prepared(tmp_path / "out", texts(60)).path
+    code, out, _ = run(capsys, "--verify", folder)
+    assert code == 0 and "are what was written" in out
+    raw = bytearray((folder / "train-00001.npy").read_bytes())
+    raw[-1] ^= 1
+    (folder / "train-00001.npy").write_bytes(raw)
+    assert f"{folder / 'train-00001.npy'} is damaged (bytes 0 to" in refused(capsys, "--verify", folder)
+    assert "train-00001.npy is damaged" in refused(capsys, "--inspect", folder)
+
+
+MISTAKES = {
+    "nothing": ([], "expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER"),
+    "two things": (["--input", "x", "--inspect", "y"], "expected one of --input"),
+    "no output": (["--input", "x"], "--out is missing"),
+    "no tokenizer": (["--input", "a.jsonl", "--out", "o"], "expected either --tokenizer FILE or --train-bpe VOCAB"),
+    "a missing folder": (["--inspect", "gone"], "has no index.json, so it is no token folder"),
+}
+
+
+@pytest.mark.parametrize(("given", "words"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_command_without_sense(capsys, tmp_path, monkeypatch, given, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(capsys, *given)
+    assert not list(tmp_path.iterdir())
+
+
+OPTIONS = {
+    "both": (["--train-bpe", 400], "expected either --tokenizer FILE or --train-bpe VOCAB"),
+    "a missing tokenizer": (["--tokenizer", "gone.json"], "--tokenizer 'gone.json' does not exist"),
+    "no tokenizer": (["--tokenizer", __file__], "is no tokenizer file of Hugging Face's tokenizers (invalid type"),
+    "a separator": (
+        ["--separator", "<end>"],
+        "--separator '<end>' is no token of the tokenizer; its special tokens are",
+    ),
+    "a share": (["--heldout-fraction", 1.5], "--heldout-fraction 1.5: expected from 0 to below 1"),
+    "no processes": (["--processes", 0], "--processes 0: expected at least 1"),
+    "no pattern": (["--input", "gone*.txt"], "--input 'gone*.txt' matches no file"),
+    "a key": (["--text-key", "body"], "a.jsonl:1: no key 'body' (it has 'id', 'text')"),
+}
+
+
+@pytest.mark.parametrize(("more", "words"), OPTIONS.values(), ids=OPTIONS.keys())
+def test_an_option_that_does_not_fit(capsys, files, tmp_path, more, words):
+    assert words in refused(capsys, *arguments(files, tmp_path / "out", *more))
+    assert more[0] == "--text-key" or not (tmp_path / "out").exists()
+
+
+def test_a_small_vocabulary_cannot_be_trained(capsys, files, tmp_path):
+    given = ["--input", files / "a.jsonl", "--out", tmp_path / "out", "--train-bpe", 100]
+    assert "--train-bpe 100: expected 257" in refused(capsys, *given)
+
+
+def test_a_tokenizer_without_an_end_of_document(capsys, files, tmp_path):
+    text = (files / "tokenizer.json").read_text().replace("<|endoftext|>", "<stop>")
+    (tmp_path / "t.json").write_text(text)
+    given = arguments(files, tmp_path / "out", "--tokenizer", tmp_path / "t.json")
+    said = refused(capsys, *given)
+    assert "has none of the usual tokens that end a document" in said
+    assert said.endswith("name one with --separator; its special tokens are '<stop>'")
+    assert run(capsys, *given, "--separator", "<stop>")[0] == 0
+
+
+def test_an_output_folder_that_holds_something_else_is_left_alone(capsys, files, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    assert "the folder holds other files (notes); expected a new or empty one" in refused(
+        capsys, *arguments(files, tmp_path)
+    )
+    assert "is not a folder; expected a new or empty one" in refused(capsys, *arguments(files, tmp_path / "notes"))
+    assert contents(tmp_path) == {"notes": b"mine"}
+
+
+def test_a_folder_that_was_made_with_other_arguments(capsys, files, tmp_path):
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    shutil.copytree(files, mine)
+    assert run(capsys, *arguments(mine, out))[0] == 0
+    before = contents(out)
+    said = refused(capsys, *arguments(mine, out, "--heldout-fraction", 0.3))
+    assert "--heldout-fraction is 0.3, and it was made with 0.005; use another --out, or remove that folder" in said
+    other = write_tokenizer(tmp_path / "other.json", more=("<x>",))
+    assert "--tokenizer is another tokenizer than it was made" in refused(
+        capsys, *arguments(mine, out, "--tokenizer", other)
+    )
+    write_jsonl(mine / "b.jsonl", texts(3))
+    assert "b.jsonl is new since the folder was made" in refused(
+        capsys, *arguments(mine, out, "--input", mine / "*.jsonl")
+    )
+    write_jsonl(mine / "a.jsonl", texts(61))
+    assert "a.jsonl was changed since the folder was made" in refused(capsys, *arguments(mine, out))
+    (mine / "a.jsonl").unlink()
+    said = refused(capsys, *arguments(mine, out, "--input", mine / "b.jsonl"))
+    assert "matches no file" in said
+    assert contents(out) == before
+
+
+def test_a_damaged_record_is_named(capsys, files, tmp_path):
+    assert run(capsys, *arguments(files, tmp_path / "out"))[0] == 0
+    record = tmp_path / "out" / "prepare.json"
+    for text in (record.read_text()[:-30], record.read_text().replace("0.005", "0.006"), "[]"):
+        record.write_text(text)
+        assert f"{record} is damaged; remove the folder, and prepare it again" in refused(
+            capsys, *arguments(files, tmp_path / "out")
+        )
+
+
+def test_inputs_that_cannot_be_used(capsys, files, tmp_path):
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 999)[:40])
+    arrow.parquet.write_table(arrow.table({"id": [1], "body": ["x"]}), tmp_path / "b.parquet")
+    (tmp_path / "empty.txt").touch()
+    for name, words in (
+        ("cut.jsonl.gz", "cut.jsonl.gz is cut off: its compressed data ends too early; copy it again"),
+        ("b.parquet", "--text-key 'text': .*b.parquet has no such column; its columns are 'id', 'body'"),
+        ("empty.txt", "the 1 files have no document to train on"),
+    ):
+        said = refused(capsys, *arguments(files, tmp_path / "out" / name, "--input", tmp_path / name)[2:], *[])
+        assert all(part in said for part in words.split(".*")), said
+
+
+def test_help_is_quick_and_leaves_the_libraries_alone():
+    code = (
+        "import sys; from jaxpar.prepare import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'jax', 'numpy', 'rich', 'tokenizers', 'pyarrow'} & set(sys.modules), 'heavy imports'"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 3
+    assert "--input PATTERN" in done.stdout and "--inspect FOLDER" in done.stdout
