@@ -236,7 +236,7 @@ class DataConfig:
     a file of tokens; `synthetic`: generated."""
     path: str | None = None
     """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
-    sources: dict[str, float] | None = None
+    sources: dict[str, float] | None = field(default=None, hash=False)
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. Between two
     runs of one job weights may change and sources come and go; each goes on where it was."""
     heldout_path: str | None = None
