@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
@@ -115,7 +116,7 @@ class LayerLoop:
             number = self.order.own(weights.chunk)[layer]
             y, pullback = self.vjp(w, x, number, tokens)
             with jax.named_scope("saved_activations"):
-                stash = _put(stash, Stash(x, pullback.opaque_residuals), slot, layer)
+                stash = _put(stash, _in_order(Stash(x, pullback.opaque_residuals)), slot, layer)
             return self._unless_padding(number, y, x), stash
 
         return self._walk(weights, step, (x, stash), reverse=False)
@@ -141,7 +142,7 @@ class LayerLoop:
         def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
             dx, total, kept = carry
             number = self.order.own(weights.chunk)[layer]
-            x, residuals = _at(stash, slot, layer)
+            x, residuals = _in_order(_at(stash, slot, layer))
             _, pullback = jax.eval_shape(self.vjp, w, x, number, tokens)
             diff, fixed = self._halves(w)
             pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
@@ -277,6 +278,15 @@ class LayerLoop:
         start = load(order[0]), carry
         (w, carry), _ = lax.scan(ahead, start, (order[:-1], order[1:]))
         return step(w, order[-1], carry)
+
+
+def _in_order(tree: Tree) -> Tree:
+    """`tree` with its arrays' dims in order in memory.
+
+    Left to itself XLA takes over the layout that a collective happens to like, another in each of a pipeline's loops,
+    and copies the whole stash from one to the next.
+    """
+    return jax.tree.map(lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim)))), tree)
 
 
 def _at(stack: Tree, *where: Index) -> Tree:
