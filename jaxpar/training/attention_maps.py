@@ -1,0 +1,116 @@
+"""How much each token of a text looks at each token before it: attention weights of a trained model, for a look.
+
+The fast backends never form these weights, so they are computed here: on one device, with the decoder's own modules
+around a plain attention that keeps what it multiplies the values by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from jaxpar.config import ParallelConfig, UserError
+from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.materialize import gather, to_storage
+from jaxpar.mesh.parameters import Tree
+from jaxpar.model.context import TokenContext
+from jaxpar.model.decoder import Batch
+from jaxpar.model.layer import DecoderLayer
+from jaxpar.model.weights import with_weights
+from jaxpar.training.attend import mask_of
+from jaxpar.training.resolve import make_plan
+from jaxpar.training.step import TrainStep
+from pallas_kernels.masks import Mask, allowed
+
+if TYPE_CHECKING:
+    from jaxpar.training.trainer import Trainer
+
+
+def attention_weights(trainer: Trainer, tokens: np.ndarray, layer: int) -> Float[np.ndarray, "heads query key"]:
+    """What each head of `layer` (from 0) weighs the tokens of a text by, with the trainer's current weights.
+
+    Row q of a head sums to 1 over the tokens that q may see; all others are 0. The whole model must go on one device,
+    and the run must be in one process.
+
+    Args:
+        trainer: holds the weights, on whatever mesh.
+        tokens: one document, at most `data.sequence_length` tokens.
+        layer: number of the layer, from 0.
+
+    Raises:
+        UserError: there is no such layer, the text is empty or longer than a row, or the run has several processes.
+    """
+    config, length = trainer.config, len(tokens)
+    if not 0 <= layer < config.model.layers:
+        raise UserError(f"layer: expected 0 to {config.model.layers - 1}, got {layer}")
+    if not 1 <= length <= config.data.sequence_length:
+        raise UserError(f"tokens: expected 1 to data.sequence_length ({config.data.sequence_length}), got {length}")
+    if jax.process_count() > 1:
+        raise UserError("attention weights are computed in one process: restore the checkpoint in a run of its own")
+    step = _on_one_device(trainer)
+    whole = jax.device_get(trainer.functions.saved_state.outgoing(trainer.state).master)
+    weights = jax.device_put(whole, step.shardings(step.master_layout))
+    return np.asarray(_weights_function(step, layer)(weights, _row(np.asarray(tokens))))
+
+
+def _on_one_device(trainer: Trainer) -> TrainStep:
+    """The trainer's model on the first device of its mesh."""
+    config = replace(trainer.config, parallel=ParallelConfig())
+    device = trainer.mesh.devices.flat[0]
+    plan = make_plan(config, device)
+    return TrainStep(config, plan, build_mesh(plan.axes, [device]))
+
+
+def _row(tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """A batch [1, seq] of one document."""
+    places = np.arange(len(tokens), dtype=np.int32)
+    arrays = {"tokens": tokens.astype(np.int32), "slots": places, "positions": places, "segments": np.ones_like(places)}
+    return {name: array[None] for name, array in arrays.items()} | {"examples": np.zeros(1, np.int32)}
+
+
+def _weights_function(step: TrainStep, layer: int):
+    """Compiled (master weights, row) -> weights [heads, query, key]."""
+
+    def function(master: Tree, row: Batch) -> jax.Array:
+        stages = step.stages(train=False)
+        weights = to_storage(master, step.placements)
+        x, tokens = stages.embed(weights, row), stages.token_context(row)
+        prototype = DecoderLayer(step.config)
+        attention = _KeepingAttention(mask_of(step.config), step.config.model.attention_softcap)
+        for number in range(layer + 1):
+            stored = jax.tree.map(lambda stack, number=number: stack[number], weights["layers"])
+            w = gather(stored, step.placements, part="layers", unstacked=True)
+            x = with_weights(prototype, w)(x, jnp.int32(number), tokens, attention, False)
+        assert attention.kept is not None
+        # One device holds everything; only the types do not know it yet.
+        return jax.lax.psum(attention.kept[0], step.mesh.axis_names)
+
+    layouts = step.master_layout, PartitionSpec()
+    return jax.jit(step.shard_map(function, layouts, PartitionSpec()))
+
+
+class _KeepingAttention:
+    """Softmax attention as it is written in the paper (arXiv:1706.03762, section 3.2.1), which keeps its weights."""
+
+    def __init__(self, mask: Mask, softcap: float | None) -> None:
+        self._mask, self._softcap = mask, softcap
+        self.kept: Float[Array, "batch heads query key"] | None = None
+        """The weights of the last call."""
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
+        """(query [batch, seq, heads, width], key and value [batch, seq, kv_heads, width], tokens) -> output like q."""
+        group = q.shape[2] // k.shape[2]
+        k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / sqrt(q.shape[-1])
+        if self._softcap is not None:
+            scores = self._softcap * jnp.tanh(scores / self._softcap)
+        kept = allowed(self._mask, tokens.slots, tokens.slots, tokens.segments, tokens.segments)[:, None]
+        self.kept = jax.nn.softmax(jnp.where(kept, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("bhqk,bkhd->bqhd", self.kept.astype(v.dtype), v)
