@@ -11,6 +11,9 @@ from jaxpar.config.counting import parameter_count
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
+from jaxpar.pipeline.durations import Durations
+from jaxpar.pipeline.simulate import simulate
+from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
 from jaxpar.training.step import TrainStep
 
@@ -43,11 +46,48 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ("gradients", _bytes(step, "gradient"), f"per device, accumulated and reduced in {plan.dtypes.gradient}"),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
+        *_pipeline_rows(step),
         ("remat", plan.remat, f"keeps {len(kept)} of {len(plan.activations)} named activations of a layer"),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
         ("context", plan.context_strategy.name, _why(plan.context_strategy.reason, plan.context_strategy.rejected)),
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
+    ]
+
+
+def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:
+    """The schedule, what it costs, and what each pipeline rank keeps; nothing where there is one stage."""
+    plan, schedule = step.plan, step.schedule
+    if plan.axes.pipe == 1:
+        return []
+    layers = plan.stage_layers
+    times = Durations(forward=layers, backward=[2 * n for n in layers], weight=layers)
+    bubbles = {mode: simulate(schedule, times, mode=mode).bubble_fraction for mode in ("async", "lockstep")}
+    runs = "branching" if plan.pipe_ticks == "branching" else "lockstep"
+    own = simulate(schedule, times, mode=runs)
+    sizes = chunk_bytes(step)
+    rooms = step.program.slots["stash"] * sizes.stash + step.program.slots["kept"] * sizes.kept
+    longest = step.order.layers_per_chunk
+    padding = f"; all run as {longest} layers" if step.order.padded else ""
+    ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
+    return [
+        (
+            "pipeline",
+            f"{plan.schedule}, {plan.axes.pipe} ranks",
+            f"layers {'+'.join(map(str, layers))}{padding}; {plan.microbatches} microbatches; vocabulary {ends}",
+        ),
+        (
+            "bubble",
+            f"{float(own.bubble_fraction):.0%} expected",
+            f"{plan.pipe_ticks} ticks; {float(bubbles['async']):.0%} where ranks do not wait for ticks "
+            "(a backward taken for two forwards, the head for nothing)",
+        ),
+        (
+            "activations",
+            mebibytes(rooms),
+            f"on each pipe rank: room for {step.program.slots['stash']} chunks of {mebibytes(sizes.stash)}; in flight "
+            f"at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 to {plan.axes.pipe - 1}",
+        ),
     ]
 
 
