@@ -37,7 +37,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         gpu=gpu_named(compilation.gpu).name,
         devices=compilation.plan.axes.devices,
         axes=axes,
-        notes=(*compilation.notes, *_kinds_note(analysis)),
+        notes=(*compilation.notes, *_kinds_note(analysis), *_pipeline_note(analysis)),
         fits=memory.total_allocation <= usable,
         device_bytes=device,
         reserve_bytes=device - usable,
@@ -113,6 +113,16 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
         )
         for overlap in longest
         if overlap.exposed_per_step > 0
+    )
+
+
+def _pipeline_note(analysis: Analysis) -> tuple[str, ...]:
+    plan = analysis.compilation.plan
+    if plan.axes.pipe == 1:
+        return ()
+    return (
+        f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for what the fullest keeps, and in "
+        "ticks in which it has nothing to do it computes for nothing; that work is counted",
     )
 
 
