@@ -39,6 +39,15 @@ def schedule(config: OptimizerConfig, steps: int) -> Schedule:
     return fraction
 
 
+def rising(low: float, high: float, steps: int) -> Schedule:
+    """From `low` for the first update to `high` for the last of `steps`, by equal factors, as a fraction of `high`."""
+
+    def fraction(step: Int[Array, ""] | int) -> Float[Array, ""]:
+        return jnp.float32(low / high) ** (1 - jnp.asarray(step, jnp.float32) / (steps - 1))
+
+    return fraction
+
+
 def learning_rate(config: OptimizerConfig, steps: int) -> Schedule:
     """AdamW's learning rate at a step of a run of `steps` updates."""
     fraction = schedule(config, steps)

@@ -1,0 +1,135 @@
+"""`python -m jaxpar.find_lr --config X`: which learning rate, found by a short run in which it rises."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxpar.config import Config, UserError
+from jaxpar.mesh.liveness import depart
+
+if TYPE_CHECKING:
+    from jaxpar.training.rate_sweep import Sweep
+
+NAME = "learning-rate"
+EVERY = 10
+"""Steps between two lines."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Find a rate from the command line; returns the exit code: 0 found, 1 the losses say nothing, 2 a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.find_lr",
+        description="Train for a few steps from the initial weights while optimizer.learning_rate rises exponentially, "
+        "and suggest a rate from the losses. The run's own folder is not touched.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file; without one, every key has its default")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a key of the file; may be given many times",
+    )
+    parser.add_argument("--low", type=float, default=1e-6, help="first rate (default 1e-6)")
+    parser.add_argument("--high", type=float, default=1.0, help="last rate (default 1)")
+    parser.add_argument("--steps", type=int, default=120, help="steps of the sweep (default 120)")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        help=f"where {NAME}.png and {NAME}.json go (default: the run's folder with -{NAME} at its end)",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        return _find(options)
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return depart(2, str(error))
+    except KeyboardInterrupt:
+        print("jaxpar: interrupted", file=sys.stderr)
+        return depart(130, "interrupted")
+
+
+def _find(options: argparse.Namespace) -> int:
+    from jaxpar.config import load_config
+
+    config = load_config(options.config, options.overrides)
+    folder = options.out or Path(config.run.dir).expanduser() / f"{config.run.name}-{NAME}"
+    _check_writable(folder)
+    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
+    import jax
+
+    from jaxpar.training.rate_sweep import sweep_rates
+
+    sweep = sweep_rates(config, low=options.low, high=options.high, steps=options.steps, progress=_tell)
+    if jax.process_index() == 0:
+        _conclude(sweep, config, folder)
+    return 0 if sweep.suggestion else 1
+
+
+def _tell(number: int, rate: float, loss: float) -> None:
+    import jax
+
+    if jax.process_index() != 0:
+        return
+    if number == 1:
+        print(f"{'step':>7}{'rate':>12}{'loss':>10}")
+    if number == 1 or number % EVERY == 0:
+        print(f"{number:>7}{rate:>12.2e}{loss:>10.4f}", flush=True)
+
+
+def _conclude(sweep: Sweep, config: Config, folder: Path) -> None:
+    """Write the picture and the numbers, and say what there is to say."""
+    from jaxpar.config import config_to_dict
+    from jaxpar.observe.files import write_atomically
+    from jaxpar.observe.sweep_plot import draw_sweep
+
+    found = sweep.suggestion
+    numbers = json.dumps({"config": config_to_dict(config), **sweep.to_json()}, indent=1, allow_nan=False) + "\n"
+    picture = draw_sweep(
+        sweep.rates,
+        sweep.losses,
+        sweep.smooth,
+        suggested=found.rate if found else None,
+        lowest=found.lowest if found else None,
+        title=f"{config.run.name}: {config.optimizer.name}",
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = _free_name(folder)
+        write_atomically(path.with_suffix(".png"), picture)
+        write_atomically(path.with_suffix(".json"), numbers.encode())
+    except OSError as error:
+        raise UserError(f"--out: {folder} cannot be written ({error.strerror})") from error
+    print(f"\nThe sweep ended because {sweep.ended}.")
+    if found is None:
+        print("No rate is suggested.")
+    else:
+        print("Suggested: " + " ".join(f"--set {key}={value:g}" for key, value in found.settings.items()))
+        print(f"  {found.reason[0].upper()}{found.reason[1:]}.")
+    print(f"  {path.with_suffix('.png')} shows the sweep, {path.with_suffix('.json')} has its numbers.")
+
+
+def _check_writable(folder: Path) -> None:
+    """Before minutes are spent on the sweep: the nearest folder that exists can be written to."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"--out: {folder} cannot be written, because {there} is no folder that can be")
+
+
+def _free_name(folder: Path) -> Path:
+    """A name without suffix that no earlier sweep has: nothing is written over."""
+    names = (NAME, *(f"{NAME}-{number}" for number in range(2, 10_000)))
+    return next(folder / name for name in names if not any(folder.glob(f"{name}.*")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

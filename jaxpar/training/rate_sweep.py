@@ -1,0 +1,159 @@
+"""The learning-rate finder: a short run whose rate rises exponentially, and what its losses say (the range test of
+Smith 2015, arXiv:1506.01186, section 3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Plan
+from jaxpar.optim.optimizer import make_optimizer
+from jaxpar.optim.schedule import rising
+from jaxpar.training.step import TrainStep
+from jaxpar.training.trainer import Trainer
+
+FEWEST_STEPS = 20
+FIRST = 5
+"""Losses whose mean is where the sweep began; one whose last ones are above that has diverged."""
+SMOOTHING = 1 / 40
+"""Standard deviation of the smoothing, as a share of the sweep's steps."""
+FELL = 0.02
+"""A loss that fell by less than this share says nothing."""
+
+type Progress = Callable[[int, float, float], None]
+"""Called after each step with its number from 1, its rate and its loss."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A learning rate, and why."""
+
+    rate: float
+    """Where the loss fell fastest per factor in the rate."""
+    lowest: float
+    """Rate at which the loss was lowest."""
+    settings: dict[str, float]
+    """The keys of the configuration to set."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What a sweep measured."""
+
+    rates: list[float]
+    """`optimizer.learning_rate` of each step; under Muon `muon_learning_rate` keeps its proportion to it."""
+    losses: list[float]
+    """Loss of each step in nats per token, before its update."""
+    smooth: list[float]
+    """The losses without their noise: weighted means over neighbouring steps."""
+    ended: str
+    """Why the sweep ended."""
+    suggestion: Suggestion | None
+    """None where the losses say nothing, and `ended` why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return asdict(self)
+
+
+class _SweepStep(TrainStep):
+    """A step whose learning rate rises from `low` to the peak over `steps` updates."""
+
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh, low: float, steps: int):
+        super().__init__(config, plan, mesh)
+        fraction = rising(low, config.optimizer.learning_rate, steps)
+        self.optimizer = make_optimizer(
+            config.optimizer,
+            steps=steps,
+            moments=plan.dtypes.moments,
+            specs=self.specs,
+            layout=self.master_layout,
+            fraction=fraction,
+        )
+        self.learning_rate = lambda step: config.optimizer.learning_rate * fraction(step)
+
+
+def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress: Progress) -> Sweep:
+    """Train from the initial weights for `steps` steps while the rate rises from `low` to `high`; writes nothing.
+
+    It ends early once the loss is not finite, or above where it began.
+
+    Raises:
+        UserError: the bounds do not make a sweep, or the configuration cannot be run.
+    """
+    if not 0 < low < high < math.inf:
+        raise UserError(f"--low and --high: expected 0 < low < high, got {low:g} and {high:g}")
+    if steps < FEWEST_STEPS:
+        raise UserError(f"--steps: expected at least {FEWEST_STEPS}, got {steps}")
+    trainer = Trainer(_swept(config, high))
+    trainer.functions = _SweepStep(trainer.config, trainer.plan, trainer.mesh, low, steps)
+    rates, losses, ended = [], [], f"it took all its {steps} steps"
+    for number in range(1, steps + 1):
+        metrics = trainer.step()
+        rates.append(float(metrics.learning_rate))
+        losses.append(float(metrics.loss))
+        progress(number, rates[-1], losses[-1])
+        if not bool(metrics.finite):
+            ended = f"loss or gradient was not finite at a rate of {rates[-1]:.2g}"
+            break
+        if number > 2 * FIRST and np.median(losses[-FIRST:]) > np.mean(losses[:FIRST]):
+            ended = f"the loss was above where it began at a rate of {rates[-1]:.2g}"
+            break
+    return judge(rates, losses, ended, config)
+
+
+def judge(rates: Sequence[float], losses: Sequence[float], ended: str, config: Config) -> Sweep:
+    """What the losses of a sweep say. Those that are not finite are left out; they come last."""
+    finite = int(np.isfinite(losses).sum())
+    rates, losses = list(rates[:finite]), list(losses[:finite])
+    if finite < 2 * FIRST:
+        return Sweep(rates, losses, losses, f"{ended}, after {finite} steps: lower --low", None)
+    smooth = _smooth(np.array(losses), max(1.0, finite * SMOOTHING))
+    lowest = int(smooth.argmin())
+    if smooth[0] - smooth[lowest] < FELL * abs(smooth[0]):
+        why = f"{ended}, and the loss did not fall by {FELL:.0%} at any rate: more --steps, or a larger --high"
+        return Sweep(rates, losses, smooth.tolist(), why, None)
+    slope = np.gradient(smooth, np.log(rates))
+    steepest = int(slope[: lowest + 1].argmin())
+    rate = float(f"{rates[steepest]:.1e}")
+    reason = (
+        f"the loss fell fastest there, on the way from {smooth[0]:.3f} to its lowest of {smooth[lowest]:.3f} at "
+        f"{rates[lowest]:.2g}; a rate near the lowest point, behind which it rises, would leave no margin"
+    )
+    if lowest >= finite - 2:
+        reason = (
+            f"the loss fell fastest there, but it was still falling when the sweep ended, at {rates[-1]:.2g}: a "
+            "larger --high may find a higher rate"
+        )
+    settings = {"optimizer.learning_rate": rate}
+    if config.optimizer.name == "muon":
+        muon = config.optimizer.muon_learning_rate / config.optimizer.learning_rate * rate
+        settings["optimizer.muon_learning_rate"] = float(f"{muon:.1e}")
+    return Sweep(rates, losses, smooth.tolist(), ended, Suggestion(rate, rates[lowest], settings, reason))
+
+
+def _swept(config: Config, high: float) -> Config:
+    """`config` with `high` as its peak, without what a sweep has no use for."""
+    optimizer = config.optimizer
+    if optimizer.name == "muon" and optimizer.learning_rate == 0:
+        raise UserError("optimizer.learning_rate: expected more than 0: muon_learning_rate keeps its proportion to it")
+    muon = optimizer.muon_learning_rate * high / optimizer.learning_rate if optimizer.name == "muon" else 0.0
+    return replace(
+        config,
+        optimizer=replace(optimizer, learning_rate=high, muon_learning_rate=muon, ema=None),
+        evaluation=replace(config.evaluation, ema=False),
+    )
+
+
+def _smooth(losses: np.ndarray, width: float) -> np.ndarray:
+    """Means of neighbouring losses, with Gaussian weights of standard deviation `width`."""
+    steps = np.arange(len(losses))
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / width) ** 2)
+    return weights @ losses / weights.sum(axis=1)
