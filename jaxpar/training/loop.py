@@ -87,11 +87,16 @@ class _Loop:
         try:
             return self._run()
         finally:
-            self.saves.close()
+            try:
+                self.saves.close()
+            finally:
+                self.folder.release()
 
     def _run(self) -> Summary:
         liveness.at("looking into its folder")
-        changes = from_first(self.folder.changes)
+        changes, told = from_first(self.folder.claim)
+        if told is not None:
+            self.listeners.message(told)
         liveness.at("restoring a checkpoint")
         self._restore()
         done = self.trainer.steps_done

@@ -12,6 +12,7 @@ from jaxpar.config import Config, UserError, config_difference, config_to_yaml, 
 from jaxpar.config.plan import Plan
 from jaxpar.observe.files import write_atomically
 from jaxpar.observe.summary import SUMMARY_FILE
+from jaxpar.training.run_lock import RunLock
 
 CONFIG, PLAN, CHECKPOINTS = "config.yaml", "plan.json", "checkpoints"
 
@@ -42,11 +43,28 @@ class RunFolder:
     def __init__(self, config: Config):
         self.config = config
         self.path = Path(config.run.dir).expanduser() / config.run.name
+        self._lock = RunLock(self.path)
 
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
+
+    def claim(self) -> tuple[list[str], str | None]:
+        """Hold the folder against other jobs until `release`; what `changes` says, and a sentence if it cannot be held.
+
+        Raises `UserError` where another job is at work in it, and as `changes`.
+        """
+        self.changes()  # A folder of something else is refused before a file is put into it.
+        try:
+            told = self._lock.take()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return self.changes(), told  # Another job may have come and gone since.
+
+    def release(self) -> None:
+        """Leave the folder to other jobs."""
+        self._lock.release()
 
     def changes(self) -> list[str]:
         """How `config` differs from the one the folder was made with; empty for a new folder.
@@ -114,9 +132,10 @@ class RunFolder:
                         write_atomically(kept, old.encode())
                 write_atomically(file, text.encode())
         except OSError as error:
-            raise UserError(
-                f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})")
 
 
 def _key(line: str) -> str:
