@@ -73,7 +73,6 @@ def process_environments(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(processes)}
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2"} | environment  # XLA tells every process that it looked for a GPU.
     made = [environment | job | {"JAX_PROCESS_ID": str(number)} for number in range(processes)]
     if not gpu_names:
         for own in made:

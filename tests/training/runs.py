@@ -124,15 +124,21 @@ def write_config(config: Config, file: Path) -> Path:
     return file
 
 
-def start(file: Path, *overrides: str, devices: int = 8) -> subprocess.Popen[str]:
-    """`python -m jaxpar.train` in a process of its own, with that many virtual devices."""
+def start(
+    file: Path,
+    *overrides: str,
+    devices: int = 8,
+    program: str = "jaxpar.train",
+    environment: dict[str, str] | None = None,
+) -> subprocess.Popen[str]:
+    """`python -m jaxpar.train` (or what stands in for it) in a process of its own, with that many virtual devices."""
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     flags.append(f"--xla_force_host_platform_device_count={devices}")
     settings = [part for override in overrides for part in ("--set", override)]
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxpar.train", "--config", str(file), *settings],
+        [sys.executable, "-m", program, "--config", str(file), *settings],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": " ".join(flags)},
+        env={**os.environ, "XLA_FLAGS": " ".join(flags), **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,0 +1,61 @@
+"""All checks, in the order in which one needs the other, on every process of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+
+from jaxpar.checkup.finding import Finding, attempt, merged, worst
+from jaxpar.checkup.machine import check_machine, query, read_gpus
+from jaxpar.checkup.software import check_software, cuda_release
+from jaxpar.config import Config
+from jaxpar.config.axes import virtual_devices_needed
+from jaxpar.config.validate import validate
+
+PATIENCE_S = 120
+"""How long one check may take on any process before the job ends, with a sentence that names it."""
+
+
+def check_all(config: Config) -> tuple[list[Finding], bool]:
+    """(what all processes of the job found, whether this is the one that reports it).
+
+    Raises:
+        UserError: the configuration is wrong, or the other processes cannot be reached.
+    """
+    validate(config)
+    smi = query()
+    gpus = [] if smi is None else read_gpus(smi)
+    found = attempt("packages", lambda: check_software(bool(gpus)))
+    found += attempt("driver", lambda: check_machine(gpus, cuda_release()))
+    if worst(finding for finding in found if finding.check in ("packages", "python")) == "fail":
+        return found, True  # nothing below can be imported, or be trusted
+    cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
+
+    import jax
+
+    from jaxpar.checkpoint.processes import exchange
+    from jaxpar.checkup.devices import check_collectives, check_devices
+    from jaxpar.checkup.disk import check_disk
+    from jaxpar.checkup.step import check_step
+    from jaxpar.mesh import liveness
+    from jaxpar.mesh.devices import prepare_devices
+
+    prepare_devices(virtual_devices_needed(config.parallel), replace(config.distributed, pause_timeout_s=PATIENCE_S))
+    devices = jax.devices()
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "devices": lambda: check_devices(devices, config, bool(gpus), cpu_wanted),
+        "collectives": lambda: check_collectives(devices),
+        "run.dir": lambda: check_disk(config, exchange, jax.process_index()),
+        "step": lambda: check_step(devices),
+    }
+    for name, check in checks.items():
+        liveness.at(f"checking {name}")
+        found += attempt(name, check)
+    liveness.at("comparing what was found")
+    me = f"process {jax.process_index()} on {socket.gethostname()}"
+    told = [json.loads(text) for text in exchange(json.dumps([me, [asdict(finding) for finding in found]]))]
+    everybody = [[Finding(**finding) for finding in findings] for _, findings in told]
+    return merged(everybody, [name for name, _ in told]), jax.process_index() == 0

@@ -1,0 +1,113 @@
+"""The devices as JAX sees them: which, how much memory, whether the layout fits, and whether they can add up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxpar.checkup.finding import Finding
+from jaxpar.config import Config, UserError, resolve_axes
+from jaxpar.config.axes import axis_sizes
+from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.mesh.devices import Device
+
+ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
+"""float32 values of each device that the timed sum adds: 64 MiB on a GPU."""
+REPEATS = 5
+
+
+def check_devices(devices: Sequence[Device], config: Config, driver: bool, cpu_wanted: bool) -> Iterator[Finding]:
+    """Findings about `devices`.
+
+    Args:
+        devices: those of the whole job.
+        config: whose layout they should carry.
+        driver: whether this machine has an NVIDIA driver.
+        cpu_wanted: whether JAX_PLATFORMS asks for the CPU.
+    """
+    yield _kinds(devices, driver, cpu_wanted)
+    yield from _memory(devices)
+    try:
+        parallel = resolve_axes(config.parallel, len(devices))
+    except UserError as error:
+        yield Finding("layout", "fail", str(error), "choose the axes of parallel for the devices there are")
+        return
+    sizes = ", ".join(f"{axis} {size}" for axis, size in axis_sizes(parallel).items() if size > 1)
+    yield Finding("layout", "ok", sizes or "one device")
+
+
+def _kinds(devices: Sequence[Device], driver: bool, cpu_wanted: bool) -> Finding:
+    kind, processes = devices[0].device_kind, jax.process_count()
+    text = f"{len(devices)} x {kind}"
+    if processes > 1:
+        text += f", {len(devices) // processes} in each of {processes} processes"
+    if devices[0].platform == "cpu":
+        if driver and not cpu_wanted:
+            return Finding(
+                "devices", "fail", f"{text}, on a machine with an NVIDIA driver",
+                "the plugin for CUDA did not start: python -c 'import jax; jax.devices()' says why",
+            )  # fmt: skip
+        return Finding("devices", "ok", f"{text} (virtual: to try things out)")
+    if gpu_of(kind) is None:
+        mend = "nothing need be done; MFU is not shown, and jaxpar.inspect does not know this GPU"
+        return Finding("devices", "warn", f"{text}, which the catalogue of GPUs does not have", mend)
+    return Finding("devices", "ok", text)
+
+
+def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    statistics = [device.memory_stats() for device in own]
+    limits = [found["bytes_limit"] for found in statistics if found and "bytes_limit" in found]
+    if limits:
+        yield Finding("memory", "ok", f"{min(limits) / 2**30:.1f} GiB of each device for programs")
+
+
+def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:
+    """Add a number of every device, pass one around all of them, and time a large sum."""
+    mesh = Mesh(np.array(devices), ("all",))
+    count = len(devices)
+    across = partial(jax.shard_map, mesh=mesh, in_specs=P("all"))
+    ring = [(rank, (rank + 1) % count) for rank in range(count)]
+    ranks = _spread(mesh, np.arange(count, dtype=np.float32))
+    added = jax.jit(across(lambda mine: jax.lax.psum(mine, "all"), out_specs=P()))(ranks)
+    passed = jax.jit(across(lambda mine: jax.lax.ppermute(mine, "all", ring), out_specs=P("all")))(ranks)
+    wrong = [shard for shard in passed.addressable_shards if shard.data[0] != (_start(shard.index) - 1) % count]
+    if float(added[0]) != count * (count - 1) / 2 or wrong:
+        yield Finding(
+            "collectives", "fail", f"a sum over {count} devices is {float(added[0]):g}, and should be "
+            f"{count * (count - 1) / 2:g}; {len(wrong)} of a ring's messages are wrong",
+            "a link or a device is broken: run again on half of the hosts to find which",
+        )  # fmt: skip
+        return
+    elements = ELEMENTS.get(devices[0].platform, ELEMENTS["cpu"])
+    large = jax.jit(across(lambda mine: jax.lax.psum(jnp.full((elements,), mine[0]), "all"), out_specs=P()))
+    large(ranks).block_until_ready()
+    began = time.perf_counter()
+    for _ in range(REPEATS):
+        large(ranks).block_until_ready()
+    seconds = (time.perf_counter() - began) / REPEATS
+    size = elements * 4
+    # A ring sends and receives twice the array, but for one part of it.
+    speed = 2 * size * (count - 1) / count / seconds / 1e9
+    between = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    yield Finding(
+        "collectives", "ok",
+        f"sums and a ring over {count} devices{between} are right; {size / 2**20:g} MiB are summed in "
+        f"{seconds * 1e3:.3g} ms ({speed:.3g} GB/s per device)",
+    )  # fmt: skip
+
+
+def _spread(mesh: Mesh, values: np.ndarray) -> jax.Array:
+    sharding = jax.sharding.NamedSharding(mesh, P("all"))
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def _start(index: tuple[slice, ...]) -> int:
+    return index[0].start or 0

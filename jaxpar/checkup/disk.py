@@ -1,0 +1,129 @@
+"""The folder of runs: whether it can be written, how fast, whether all processes share it, and its room."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from jaxpar.checkup.finding import Finding
+from jaxpar.config import Config, parameter_count
+
+TRIED_BYTES = 64 * 2**20
+BYTES_PER_WEIGHT = 12
+"""Master weights and both moments in float32."""
+SLOW_BYTES_PER_S = 50e6
+EXCHANGES = 2
+"""How often `_shared` exchanges texts: every process must as often."""
+
+
+def check_disk(config: Config, exchange: Callable[[str], list[str]], process: int) -> Iterator[Finding]:
+    """Findings about `run.dir`, or the nearest folder above it that exists; nothing is left in it.
+
+    Args:
+        config: with `run.dir`, the model that checkpoints hold, and how many are kept.
+        exchange: gives the text of each process to all of them.
+        process: index of this one.
+    """
+    folder = _existing(Path(config.run.dir).expanduser())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".jaxpar-doctor-", dir=folder) as trial:
+            write_s, read_s = _try_out(Path(trial) / "trial")
+    except OSError as error:
+        for _ in range(EXCHANGES):  # the others look for the folder that is shared
+            exchange("")
+        yield Finding("run.dir", "fail", f"{folder} cannot be written ({error.strerror})", "choose another run.dir")
+        return
+    speeds = f"{TRIED_BYTES / write_s / 1e6:.0f} MB/s written and flushed, {TRIED_BYTES / read_s / 1e6:.0f} MB/s read"
+    slow = TRIED_BYTES / write_s < SLOW_BYTES_PER_S
+    yield Finding(
+        "run.dir", "warn" if slow else "ok", f"{folder}: {speeds}",
+        "checkpoints will take long: choose a faster file system for run.dir" if slow else "",
+    )  # fmt: skip
+    yield from _shared(folder, exchange, process)
+    yield _room(folder, config)
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _try_out(file: Path) -> tuple[float, float]:
+    """Seconds to write and to read so many random bytes. Raises `OSError` when they do not come back."""
+    data = secrets.token_bytes(2**20)
+    digest = hashlib.blake2b()
+    began = time.perf_counter()
+    with open(file, "wb") as out:
+        for _ in range(TRIED_BYTES // len(data)):
+            out.write(data)
+            digest.update(data)
+        out.flush()
+        os.fsync(out.fileno())
+        if hasattr(os, "posix_fadvise"):  # read from the disk, and not from memory
+            os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    written = time.perf_counter()
+    found = hashlib.blake2b()
+    with open(file, "rb", buffering=0) as back:
+        while piece := back.read(2**20):
+            found.update(piece)
+    read = time.perf_counter()
+    if found.digest() != digest.digest():
+        raise OSError(0, "what was read is not what was written")
+    return written - began, read - written
+
+
+def _shared(folder: Path, exchange: Callable[[str], list[str]], process: int) -> Iterator[Finding]:
+    """Process 0 makes a file, and the others look for it."""
+    token = folder / f".jaxpar-doctor-{secrets.token_hex(8)}"
+    if process == 0:
+        token.touch()
+    try:
+        said = exchange(str(token) if process == 0 else "")
+        if len(said) == 1:
+            return
+        theirs = Path(said[0])
+        seen = bool(said[0]) and (theirs.exists() or (folder / theirs.name).exists())
+        exchange("seen")
+    finally:
+        if process == 0:
+            with suppress(FileNotFoundError):
+                token.unlink()
+    if seen:
+        yield Finding("shared folder", "ok", f"every process sees what process 0 writes in {folder}")
+    elif said[0]:
+        yield Finding(
+            "shared folder", "fail", f"{folder} is not the folder that process 0 writes to",
+            "put run.dir on a file system that all hosts share: checkpoints are written by all of them into one folder",
+        )  # fmt: skip
+
+
+def _room(folder: Path, config: Config) -> Finding:
+    model = config.model if config.model.vocab is not None else replace(config.model, vocab=256)
+    each = parameter_count(model, padded=True) * BYTES_PER_WEIGHT
+    wanted, free = each * (config.checkpoint.keep_last + 1), shutil.disk_usage(folder).free
+    text = (
+        f"{_size(free)} free; a checkpoint takes about {_size(each)}, and checkpoint.keep_last "
+        f"({config.checkpoint.keep_last}) and the one in the making {_size(wanted)}"
+    )
+    if free >= wanted:
+        return Finding("room", "ok", text)
+    mend = "make room, choose another run.dir, or lower checkpoint.keep_last"
+    return Finding("room", "fail" if free < each else "warn", text, mend)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,68 @@
+"""What a check found, of one process and of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Status = Literal["ok", "warn", "fail"]
+SEVERITY: tuple[Status, ...] = ("ok", "warn", "fail")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    check: str
+    """What was looked at: `packages`, `disk`."""
+    status: Status
+    found: str
+    mend: str = ""
+    """What to do about it; empty when nothing is to be done."""
+    where: str = ""
+    """The process and host that it is true of; empty for all."""
+
+
+def attempt(check: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """The findings of `look`; an error in it is a finding."""
+    try:
+        return list(look())
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        return [Finding(check, "fail", f"{type(error).__name__}: {first}", "this is what the check itself ran into")]
+
+
+def worst(findings: Iterable[Finding]) -> Status:
+    """The worst status among them."""
+    return SEVERITY[max((SEVERITY.index(finding.status) for finding in findings), default=0)]
+
+
+def merged(of_each: Sequence[Sequence[Finding]], names: Sequence[str]) -> list[Finding]:
+    """The findings of all processes as one list: those of process 0, then what another one found that is worse.
+
+    Args:
+        of_each: the findings of each process; all make the same checks in the same order.
+        names: what the processes are called.
+    """
+    if len(of_each) == 1:
+        return list(of_each[0])
+    levels = [_levels(findings) for findings in of_each]
+    order = list(dict.fromkeys(check for level in levels for check in level))
+    found = []
+    for check in order:
+        here = [level.get(check, "ok") for level in levels]
+        for number, findings in enumerate(of_each):
+            # The others are heard where they found something worse than process 0.
+            if number and SEVERITY.index(here[number]) <= SEVERITY.index(here[0]):
+                continue
+            alike = number == 0 and len(set(here)) == 1
+            where = "" if alike or here[number] == "ok" else names[number]
+            found += [replace(finding, where=where) for finding in findings if finding.check == check]
+    return found
+
+
+def _levels(findings: Sequence[Finding]) -> dict[str, Status]:
+    """The worst status of each check."""
+    checks = dict.fromkeys(finding.check for finding in findings)
+    return {check: worst(finding for finding in findings if finding.check == check) for check in checks}

@@ -1,0 +1,52 @@
+"""Findings on the screen, or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxpar.checkup.finding import Finding, worst
+
+WORDS = {"ok": ("ok", "green"), "warn": ("look", "yellow"), "fail": ("WRONG", "bold red")}
+PLAIN_WIDTH = 110
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """`{"status": ..., "findings": [...]}`."""
+    return json.dumps({"status": worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=1)
+
+
+def show(findings: Sequence[Finding], seconds: float, console: Console | None = None) -> None:
+    """Print a line per finding, then what to do about those that are not well."""
+    if console is None:
+        console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("check", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for finding in findings:
+        word, style = WORDS[finding.status]
+        found = f"{finding.where}: {finding.found}" if finding.where else finding.found
+        table.add_row(Text(word, style), Text(finding.check), Text(found))
+    console.print(table)
+    mends = [finding for finding in findings if finding.mend]
+    if mends:
+        console.print(Text("\nTo mend", "bold"))
+        for finding in mends:
+            console.print(Text(f"  {finding.check}: {finding.mend}", WORDS[finding.status][1]), soft_wrap=True)
+    console.print(Text(f"\n{_verdict(findings)} ({seconds:.0f} s)", "bold"), soft_wrap=True)
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    wrong = sum(finding.status == "fail" for finding in findings)
+    look = sum(finding.status == "warn" for finding in findings)
+    if wrong:
+        return f"{wrong} of {len(findings)} checks found something wrong"
+    return "Well" if not look else f"Well, with {look} thing{'s' if look > 1 else ''} to look at"

@@ -1,0 +1,98 @@
+"""Versions: Python, the packages against their ranges, and JAX's plugin for CUDA."""
+
+from __future__ import annotations
+
+import platform
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import jaxpar
+from jaxpar.checkup.finding import Finding
+
+CUDA_RELEASES = ("12", "13")
+SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def check_software(gpu: bool) -> Iterator[Finding]:
+    """Findings about the installation; `gpu` says whether this machine has a driver for one."""
+    wanted_python, wanted = requirements()
+    yield _python(wanted_python)
+    yield from _packages(wanted)
+    yield from _plugin(gpu)
+
+
+def requirements() -> tuple[SpecifierSet, list[Requirement]]:
+    """(versions of Python, packages with their ranges), from pyproject.toml in a clone, else from what is installed."""
+    file = Path(str(jaxpar.__file__)).parents[1] / "pyproject.toml"
+    if file.is_file():
+        project = tomllib.loads(file.read_text())["project"]
+        return SpecifierSet(project["requires-python"]), [Requirement(text) for text in project["dependencies"]]
+    needed = [Requirement(text) for text in requires("jaxpar") or []]
+    return SpecifierSet(metadata("jaxpar")["Requires-Python"] or ""), [
+        each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})
+    ]
+
+
+def _python(wanted: SpecifierSet) -> Finding:
+    found = platform.python_version()
+    if found in wanted:
+        return Finding("python", "ok", f"{found} ({platform.machine()}, {platform.system()})")
+    return Finding("python", "fail", f"{found}, and jaxpar needs {wanted}", "make the environment with another Python")
+
+
+def _packages(wanted: list[Requirement]) -> Iterator[Finding]:
+    wrong = False
+    for requirement in wanted:
+        found = installed(requirement.name)
+        if found is not None and requirement.specifier.contains(found, prereleases=True):
+            continue
+        wrong = True
+        what = "missing" if found is None else found
+        yield Finding(
+            "packages",
+            "fail",
+            f"{requirement.name} is {what}, and jaxpar needs {requirement.specifier}",
+            f"pip install -c constraints.txt '{requirement.name}{requirement.specifier}'",
+        )
+    if not wrong:
+        shown = ", ".join(f"{name} {found}" for name in SHOWN if (found := installed(name)) is not None)
+        yield Finding("packages", "ok", f"{shown}; all {len(wanted)} in their ranges")
+
+
+def _plugin(gpu: bool) -> Iterator[Finding]:
+    lib = installed("jaxlib")
+    plugins = {name: found for release in CUDA_RELEASES if (found := installed(name := f"jax-cuda{release}-plugin"))}
+    if not plugins:
+        if gpu:
+            yield Finding(
+                "plugin", "fail", "there is an NVIDIA driver, and JAX has no plugin for CUDA",
+                "make setup, or pip install -c constraints.txt 'jaxpar[cuda12]'",
+            )  # fmt: skip
+        return
+    for name, found in plugins.items():
+        if found == lib:
+            yield Finding("plugin", "ok", f"{name} {found}" + ("" if gpu else ", and no driver for it"))
+        else:
+            yield Finding("plugin", "fail", f"{name} {found} beside jaxlib {lib}", f"pip install '{name}=={lib}'")
+
+
+def cuda_release() -> int | None:
+    """The CUDA release of the plugin that is installed."""
+    for release in CUDA_RELEASES:
+        if installed(f"jax-cuda{release}-plugin") is not None:
+            return int(release)
+    return None
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; None without it."""
+    try:
+        return re.sub(r"\+.*", "", version(name))
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,49 @@
+"""A tiny step: the trainer's own, on all devices."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+from jaxpar.checkup.finding import Finding
+from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig
+from jaxpar.mesh.devices import Device
+from jaxpar.training.trainer import Trainer
+
+VOCAB = 64
+STEPS = 4
+TOLERANCE = 1.0
+"""How far the first loss may be from that of a model that knows nothing, in nats per token."""
+
+
+def tiny_config(devices: int) -> Config:
+    """A decoder of some thousand weights, sharded over all devices."""
+    return Config(
+        run=RunConfig(steps=STEPS, compile_cache=None),
+        model=ModelConfig(layers=2, embed=64, heads=4, mlp=128, vocab=VOCAB, vocab_multiple=VOCAB),
+        parallel=ParallelConfig(fsdp=-1),
+        optimizer=OptimizerConfig(warmup_steps=1, learning_rate=1e-2),
+        data=DataConfig(source="synthetic", sequence_length=64, batch_size=devices),
+    )
+
+
+def check_step(devices: Sequence[Device]) -> Iterator[Finding]:
+    """Take a few steps of `tiny_config` and look at the loss."""
+    trainer = Trainer(tiny_config(len(devices)), devices=devices)
+    losses = [float(trainer.step().loss)]
+    began = time.perf_counter()
+    losses += [float(trainer.step().loss) for _ in range(STEPS - 1)]
+    milliseconds = (time.perf_counter() - began) / (STEPS - 1) * 1e3
+    nothing = math.log(VOCAB)
+    if not all(map(math.isfinite, losses)) or abs(losses[0] - nothing) > TOLERANCE:
+        yield Finding(
+            "step", "fail", f"the loss of a tiny model is {losses}, and should begin near {nothing:.2f}",
+            "the devices or the installation compute wrongly: compare with JAX_PLATFORMS=cpu",
+        )  # fmt: skip
+        return
+    yield Finding(
+        "step", "ok",
+        f"a tiny model compiled in {trainer.timer.compile_seconds:.1f} s, {milliseconds:.3g} ms per step, "
+        f"loss {losses[0]:.3f} ({nothing:.3f} is knowing nothing) to {losses[-1]:.3f}",
+    )  # fmt: skip

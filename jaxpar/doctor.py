@@ -1,0 +1,69 @@
+"""`python -m jaxpar.doctor [--config X]`: is this installation, this machine, this cluster fit to train on?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+
+from jaxpar.config import UserError, load_config
+from jaxpar.mesh.liveness import depart
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check from the command line; the exit code: 0 well, 1 something is wrong, 2 the user's mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.doctor",
+        description="Check versions, driver, devices, memory, collectives, the folder of runs and a tiny step, and say "
+        "how to mend what is wrong. Start it as a run is started (srun, mpirun, launch/local.py) to check all hosts.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="of the run to come: its layout, folder and model are checked")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a key of the file; may be given many times",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    options = parser.parse_args(arguments)
+    try:
+        return _check(options)
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return depart(2, str(error))
+    except KeyboardInterrupt:
+        print("jaxpar: interrupted", file=sys.stderr)
+        return depart(130, "interrupted")
+
+
+def _check(options: argparse.Namespace) -> int:
+    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
+    overrides = options.overrides
+    if options.config is None:  # The defaults are for one device; what there is is to be checked.
+        overrides = ["parallel.fsdp=-1", *overrides]
+    config = load_config(options.config, overrides)
+
+    from jaxpar.compiler.quiet import quiet_screen
+
+    with quiet_screen():  # importing JAX says that there is no GPU
+        import jax  # noqa: F401
+
+        from jaxpar.checkup.checkup import check_all
+        from jaxpar.checkup.finding import worst
+        from jaxpar.checkup.report import as_json, show
+
+    began = time.perf_counter()
+    findings, reports = check_all(config)
+    if reports and options.json:
+        print(as_json(findings))
+    elif reports:
+        show(findings, time.perf_counter() - began)
+    return 1 if worst(findings) == "fail" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

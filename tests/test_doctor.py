@@ -1,0 +1,95 @@
+"""`python -m jaxpar.doctor`: a report, an exit code, and one sentence when it cannot begin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpar.checkup.finding import Finding
+from jaxpar.checkup.report import show
+from jaxpar.doctor import main
+
+ROOT = Path(__file__).parents[1]
+CHECKS = ["python", "packages", "host", "devices", "layout", "collectives", "run.dir", "room", "step"]
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main([*arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    code, said = report(capsys, "--set", f"run.dir={tmp_path}")
+    found = {finding["check"]: finding for finding in said["findings"]}
+    assert [check for check in found if check != "plugin"] == CHECKS
+    assert (code, said["status"]) == (0, "ok" if all(each["status"] == "ok" for each in found.values()) else "warn")
+    assert "4.159 is knowing nothing" in found["step"]["found"]
+    code, said = report(capsys, "--set", "run.dir=/proc/nothing", "--set", "parallel.fsdp=4")
+    found = {finding["check"]: finding for finding in said["findings"]}
+    assert (code, said["status"]) == (1, "fail")
+    assert (found["run.dir"]["status"], found["layout"]["status"]) == ("fail", "fail")
+    assert all(found[check]["mend"] for check in ("run.dir", "layout"))
+
+
+def test_the_screen_says_what_is_wrong_and_how_to_mend_it(capsys: pytest.CaptureFixture[str]):
+    found = [
+        Finding("packages", "ok", "all there"),
+        Finding("driver", "warn", "old", "bring it up to date"),
+        Finding("run.dir", "fail", "/x cannot be written", "choose another run.dir", "process 3 on node-b"),
+    ]
+    show(found, 12.3)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[1:4] == [
+        "ok     packages  all there",
+        "look   driver    old",
+        "WRONG  run.dir   process 3 on node-b: /x cannot be written",
+    ]
+    assert lines[4:] == [
+        "To mend",
+        "driver: bring it up to date",
+        "run.dir: choose another run.dir",
+        "1 of 3 checks found something wrong (12 s)",
+    ]
+
+
+def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+    assert main(["--config", "no-such.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("jaxpar: no-such.yaml: there is no such file")
+
+
+@pytest.mark.long
+def test_a_coordinator_that_cannot_be_reached_is_one_sentence_and_code_2():
+    job = ["coordinator=127.0.0.1:9", "processes=2", "process_id=1", "timeout_s=1"]
+    settings = [part for key in job for part in ("--set", f"distributed.{key}")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "jaxpar.doctor", *settings], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines()[-1] == (
+        "jaxpar: distributed.coordinator is '127.0.0.1:9': process 1 of 2 could not join within 1 s "
+        "(process 0 is not there)"
+    )
+
+
+@pytest.mark.long
+def test_two_processes_check_their_collectives_and_one_reports(tmp_path: Path):
+    doctor = [sys.executable, "-m", "jaxpar.doctor", "--json", "--set", f"run.dir={tmp_path}"]
+    ran = subprocess.run(
+        [sys.executable, "launch/local.py", "--processes", "2", "--devices-per-process", "2", "--", *doctor],
+        cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = ran.stdout.splitlines()
+    assert all(line.startswith("[0] ") for line in lines)
+    found = {each["check"]: each for each in json.loads("\n".join(line[4:] for line in lines))["findings"]}
+    assert "sums and a ring over 4 devices of 2 processes are right" in found["collectives"]["found"]
+    assert found["devices"]["found"].startswith("4 x cpu, 2 in each of 2 processes")
+    assert found["shared folder"]["status"] == "ok"

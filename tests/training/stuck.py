@@ -1,0 +1,28 @@
+"""Training from the command line, in a process whose main thread falls asleep when it has taken so many steps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from jaxpar.train import main
+from jaxpar.training.step import StepMetrics
+from jaxpar.training.trainer import Trainer
+
+SLEEP_S = 300.0
+
+
+class _Sleeper(Trainer):
+    steps_taken = 0
+
+    def step(self) -> StepMetrics:
+        if self.steps_taken == int(os.environ["SLEEP_AT"]):
+            time.sleep(SLEEP_S)
+        self.steps_taken += 1
+        return super().step()
+
+
+if __name__ == "__main__":
+    sys.modules["jaxpar.training.trainer"].Trainer = _Sleeper  # pyright: ignore[reportAttributeAccessIssue]
+    sys.exit(main(sys.argv[1:]))
