@@ -36,7 +36,7 @@ COUNT_FLAG = "--xla_force_host_platform_device_count"
 KILL_AFTER_S = 5.0
 POLL_S = 0.05
 PARENT_DIES = 1  # PR_SET_PDEATHSIG
-CHATTER = b"[Gloo] Rank"
+CHATTER = (b"[Gloo] Rank", b"number of connected peer ranks is")  # its threads write into each other's lines
 COLORS = ("36", "33", "35", "32", "34", "31")
 
 
@@ -174,7 +174,7 @@ class Job:
         if sink.isatty():
             prefix = f"\x1b[{COLORS[number % len(COLORS)]}m{prefix}\x1b[0m"
         for line in source:
-            if CHATTER in line:
+            if any(words in line for words in CHATTER):
                 continue
             with self._screen:
                 sink.write(prefix + line.decode(errors="replace").rstrip("\r\n") + "\n")
