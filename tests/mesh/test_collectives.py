@@ -39,6 +39,15 @@ def on_the_mesh(function: Any) -> Any:
     return jax.shard_map(stacked, mesh=mesh_of(**SIZES), in_specs=LAYOUT, out_specs=every_axis)
 
 
+def on_the_stages(function: Any) -> Any:
+    """`function` of each pipeline rank's number in `STAGES`."""
+    return jax.shard_map(function, mesh=mesh_of(pipe=4), in_specs=P("pipe"), out_specs=P("pipe"))
+
+
+STAGES = np.arange(1, 5, dtype=np.float32)
+"""One number on each of four pipeline ranks."""
+
+
 def parts() -> np.ndarray:
     """What each rank holds of `WHOLE`: [fsdp, context, tensor, row, part, embed]."""
     return WHOLE.reshape(2, 1, 2, 2, 2, 4).transpose(0, 2, 3, 1, 4, 5)
@@ -119,3 +128,42 @@ def test_a_sum_over_no_axes_is_the_value():
     np.testing.assert_array_equal(
         jax.jit(on_the_mesh(lambda x: collectives.reduce_sum(x, ())))(WHOLE).ravel(), parts().ravel()
     )
+
+
+@pytest.mark.parametrize(
+    ("by", "wrap", "wanted"),
+    [(1, False, [0, 1, 2, 3]), (-1, False, [2, 3, 4, 0]), (1, True, [4, 1, 2, 3]), (-1, True, [2, 3, 4, 1])],
+)
+def test_a_stage_gets_what_its_neighbour_hands_on(by: int, wrap: bool, wanted: list[float]):
+    shift = on_the_stages(partial(collectives.shift_stage, by=by, wrap=wrap))
+    np.testing.assert_array_equal(jax.jit(shift)(STAGES), wanted)
+
+
+def test_handing_on_to_a_stage_sends_the_bytes_of_the_docstring():
+    assert "Sends `x` bytes" in str(collectives.shift_stage.__doc__)
+    shift = on_the_stages(partial(collectives.shift_stage, by=1, wrap=True))
+    assert sent_bytes(mesh_of(pipe=4), shift, STAGES) == {"ppermute": STAGES.nbytes // 4}
+
+
+def test_what_stages_sum_each_may_use_differently_and_their_gradients_are_summed_too():
+    def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y, pullback = jax.vjp(collectives.sum_over_stages, x)
+        return y, pullback(x**2)[0]
+
+    mapped = jax.shard_map(program, mesh=mesh_of(pipe=4), in_specs=P("pipe"), out_specs=(P("pipe"), P("pipe")))
+    y, dx = jax.jit(mapped)(STAGES)
+    np.testing.assert_array_equal(y, [10] * 4)
+    np.testing.assert_array_equal(dx, [30] * 4)
+    formula = re.search(r"Sends `([^`]*)` bytes", str(collectives.sum_over_stages.__doc__))
+    assert formula
+    sent = sent_bytes(mesh_of(pipe=4), on_the_stages(collectives.sum_over_stages), STAGES)
+    assert sum(sent.values()) == eval(formula[1], {"x": STAGES.nbytes // 4, "n": 4})
+
+
+@pytest.mark.parametrize(
+    "verb", [partial(collectives.shift_stage, by=1, wrap=False), collectives.sum_over_stages], ids=["shift", "sum"]
+)
+def test_a_value_that_all_stages_hold_alike_is_not_sent_among_them(verb: Any):
+    program = jax.shard_map(verb, mesh=mesh_of(pipe=4), in_specs=P(), out_specs=P("pipe"))
+    with pytest.raises(ValueError, match=r"over \('pipe',\): the value is the same on all ranks of \['pipe'\]"):
+        jax.eval_shape(program, jax.ShapeDtypeStruct((4,), jnp.float32))
