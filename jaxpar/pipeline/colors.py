@@ -14,7 +14,7 @@ SATURATIONS = {Kind.FORWARD: 0.72, Kind.BACKWARD: 0.84, Kind.WEIGHT: 0.62}
 LIGHT_PAPER = {Kind.FORWARD: (0.42, 0.80), Kind.BACKWARD: (0.54, 0.83), Kind.WEIGHT: (0.42, 0.80)}
 """Lightness of the first and of the last chunk of a rank."""
 DARK_PAPER = dict.fromkeys(Kind, (0.62, 0.34))
-INKS: tuple[Rgb, Rgb] = (255, 255, 255), (16, 20, 26)
+INKS: tuple[Rgb, Rgb] = (255, 255, 255), (0, 0, 0)
 
 
 def color(kind: Kind, lap: int, laps: int, *, dark: bool = False) -> Rgb:
@@ -26,7 +26,7 @@ def color(kind: Kind, lap: int, laps: int, *, dark: bool = False) -> Rgb:
 
 
 def ink(paper: Rgb) -> Rgb:
-    """White or nearly black, whichever is easier to read on `paper`."""
+    """White or black, whichever is easier to read on `paper`: one of them always has a contrast of 4.5."""
     return max(INKS, key=lambda candidate: contrast(candidate, paper))
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jaxpar.pipeline.formulas import published_bubble
 from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.pipeline.simulate import Mode
+from jaxpar.pipeline.simulate import CLOCKS, Mode
 from jaxpar.pipeline.summary import Refused, Summary
 from jaxpar.pipeline.terminal_grid import print_grid
 from jaxpar.pipeline.words import number, percent, size, title
@@ -19,7 +19,7 @@ from jaxpar.pipeline.workload import Workload
 
 PLAIN_WIDTH = 110
 """Columns where there is no terminal."""
-NARROW = 92
+NARROW = 104
 """Columns below which the comparison leaves out makespans, which say what bubbles say."""
 LISTED = 16
 """Ranks whose numbers are listed one by one; of more, the first and last few."""
@@ -102,16 +102,15 @@ def _notes(summary: Summary) -> Iterator[Text]:
 
 
 def _comparison(summaries: Sequence[Summary], workload: Workload, *, narrow: bool) -> Table:
-    times = () if narrow else ("makespan\nasync", "\nlockstep")
-    table = _table(
-        "\nschedule", "\nv", "bubble\nasync", "\nlockstep", *times, "in flight\nasync", "\nlockstep", "\nsent"
-    )
-    least = [min(s.modes[mode].bubble_fraction for s in summaries) for mode in ("async", "lockstep")]
+    heads = ["bubble\nasync", "\nlockstep", "\nbranching"]
+    heads += [] if narrow else ["makespan\nasync", "\nlockstep"]
+    table = _table("\nschedule", "\nv", *heads, "in flight\nasync", "\nlockstep", "\nsent")
+    least = {mode: min(summary.modes[mode].bubble_fraction for summary in summaries) for mode in CLOCKS}
     for summary in summaries:
         modes = summary.published, summary.lockstep
         bubbles = [
-            Text(percent(m.bubble_fraction), "bold green" if m.bubble_fraction == fewest else "")
-            for m, fewest in zip(modes, least, strict=True)
+            Text(percent(simulation.bubble_fraction), "bold green" if simulation.bubble_fraction == least[mode] else "")
+            for mode, simulation in summary.modes.items()
         ]
         virtual = summary.schedule.virtual_stages
         makespans = [] if narrow else [number(simulation.makespan) for simulation in modes]

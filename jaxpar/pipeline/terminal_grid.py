@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from math import ceil
+from math import ceil, floor, log10
 
 from rich.console import Console
 from rich.style import Style
@@ -58,13 +58,13 @@ def _cell_width(simulation: Simulation, colored: bool, columns: int, room: int) 
 
 def _times(band: range, step: Number, width: int) -> Text:
     """Round times above the columns in which they lie."""
-    first, last = float(band.start * step), float(band.stop * step)
-    line = ""
-    for apart in (n * 10.0**power for power in range(-4, 12) for n in (1, 2, 5)):
+    first, last, room = float(band.start * step), float(band.stop * step), len(band) * width
+    finest = floor(log10((last - first) / room))
+    for apart in (n * 10.0**power for power in count(finest) for n in (1, 2, 5)):
         marks = [i * apart for i in range(ceil(first / apart - NEARLY), ceil(last / apart - NEARLY))]
-        longest = max((len(number(mark)) for mark in marks), default=0)
-        if len(marks) * (longest + 2) <= len(band) * width:
+        if sum(len(number(mark)) + 2 for mark in marks) <= room:
             break
+    line = ""
     for mark in marks:
         line = line.ljust(int((mark - first) / float(step) + NEARLY) * width) + number(mark)
     return Text(line, "dim")

@@ -19,3 +19,9 @@ def any_schedule(draw: st.DrawFn, *, most_ranks: int = 6, most_microbatches: int
     if family.multiple and virtual_stages > 1:
         microbatches = ranks * draw(st.integers(1, max(1, most_microbatches // ranks)))
     return make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
+
+
+def every_schedule(ranks: int, microbatches: int) -> list[Schedule]:
+    """One of each name that is for more than one rank."""
+    names = [name for name, family in SCHEDULES.items() if not family.one_rank]
+    return [make_schedule(name, ranks=ranks, microbatches=microbatches) for name in names]

@@ -1,0 +1,229 @@
+"""`python -m jaxpar.schedule`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
+from xml.etree import ElementTree
+
+import pytest
+
+from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
+from jaxpar.pipeline.tables import read_schedule
+from jaxpar.schedule import main
+
+REPOSITORY = Path(__file__).parents[1]
+SIZES = ("--stages", "4", "--microbatches", "8")
+ONE_F_ONE_B = ("--name", "1f1b", *SIZES)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, and a screen of no terminal."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command that succeeds prints."""
+    assert main(arguments) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    return out
+
+
+def numbers(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    return json.loads(said(capfd, *arguments, "--json"))
+
+
+def test_json_has_the_numbers_of_1f1b(capfd: pytest.CaptureFixture[str]):
+    found = numbers(capfd, *ONE_F_ONE_B)
+    assert (found["makespan"], found["ideal"], found["bubble_fraction"]) == (33, 24, 9 / 24)
+    assert found["lockstep_bubble_fraction"] == 9 / 24
+    assert (found["peak_in_flight"], found["transfers"]) == ([4, 3, 2, 1], 48)
+
+
+def test_interleaved_has_half_the_bubble_with_two_chunks(capfd: pytest.CaptureFixture[str]):
+    found = numbers(capfd, "--name", "interleaved", "--virtual", "2", *SIZES)
+    assert (found["makespan"], found["ideal"], found["bubble_fraction"]) == (28.5, 24, 3 / 16)
+    assert found["peak_in_flight"] == [11, 9, 7, 5]
+
+
+def test_times_are_those_of_the_command_line(capfd: pytest.CaptureFixture[str]):
+    work = {
+        "forward": "2",
+        "backward": "3",
+        "weight": "1",
+        "head": "0.5",
+        "transfer": "0.05",
+        "stage-times": "1,1,1.2,1",
+    }
+    found = numbers(capfd, *ONE_F_ONE_B, *(word for name, value in work.items() for word in (f"--{name}", value)))
+    assert found["ideal"] == (8 * 5 * 4.2 + 8 * 0.5) / 4
+    whole = numbers(capfd, *ONE_F_ONE_B, "--forward", "2", "--backward", "3")
+    assert found["makespan"] > whole["makespan"] > 40
+
+
+def test_the_mode_decides_what_is_drawn_and_not_what_json_says(capfd: pytest.CaptureFixture[str]):
+    drawn = {mode: said(capfd, *ONE_F_ONE_B, "--mode", mode) for mode in ("async", "lockstep", "branching")}
+    assert len(set(drawn.values())) == 3
+    for text in drawn.values():
+        assert all(f"\n{mode} " in text for mode in drawn), "all modes are reported"
+    told = {said(capfd, *ONE_F_ONE_B, "--mode", mode, "--json") for mode in drawn}
+    assert len(told) == 1
+
+
+def test_the_screen_shows_grid_and_numbers(capfd: pytest.CaptureFixture[str]):
+    out = said(capfd, *ONE_F_ONE_B, "--sent", "32MiB", "--stash", "1GiB")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == "1f1b: 4 ranks, 8 microbatches"
+    assert "rank 3 . . . 3F0 3B0---- 3F1 3B1---- 3F2 3B2---- 3F3" in "\n".join(lines)
+    assert "async 33 24 9 37.5% 4 3 2 1 4.0 GiB 3.0 GiB 2.0 GiB 1.0 GiB" in lines
+    assert "lockstep 33 24 9 37.5% 7 5 3 1 7.0 GiB 5.0 GiB 3.0 GiB 1.0 GiB" in lines
+    assert "Sent to other ranks: 48 activations and gradients, 1.5 GiB; by rank: 8 16 16 8." in lines
+    assert "\x1b" not in out
+
+
+def test_dashes_and_underscores_and_case_are_alike(capfd: pytest.CaptureFixture[str]):
+    names = ("zb-h1", "zb_h1", "ZB_H1")
+    assert len({said(capfd, "--name", name, *SIZES) for name in names}) == 1
+
+
+def test_all_schedules_side_by_side(capfd: pytest.CaptureFixture[str]):
+    found = numbers(capfd, "--compare", *SIZES, "--virtual", "2")
+    assert list(found) == list(SCHEDULES)
+    assert found["one-stage"] == {"name": "one-stage", "refused": "one-stage is for 1 pipeline rank, got 4"}
+    assert found["interleaved"] == numbers(capfd, "--name", "interleaved", "--virtual", "2", *SIZES)
+    out = said(capfd, "--compare", *SIZES, "--virtual", "2")
+    assert "interleaved 2 18.8% 18.8% 41.7% 28.5 28.5 5.5 5.5 112" in " ".join(out.split())
+    assert "cannot be made: one-stage is for 1 pipeline rank, got 4" in out
+
+
+def test_what_cannot_be_made_is_listed_with_the_reason(capfd: pytest.CaptureFixture[str]):
+    out = said(capfd, "--compare", "--stages", "4", "--microbatches", "6")
+    assert "cannot be made: interleaved needs microbatches that are a multiple of its 4 ranks, got 6" in out
+    assert "cannot be made: dualpipe-v on 4 ranks needs at least 8 microbatches, got 6" in out
+
+
+def test_files_are_written_also_over_others(folder: Path, capfd: pytest.CaptureFixture[str]):
+    (folder / "a.svg").write_text("older")
+    out = said(capfd, *ONE_F_ONE_B, "--svg", "a.svg", "--trace", "a.json", "--csv", "a.csv")
+    assert all(f"Wrote a.{ending}" in out for ending in ("svg", "json", "csv"))
+    assert ElementTree.parse(folder / "a.svg").getroot().attrib["aria-label"] == "1f1b: 4 ranks, 8 microbatches"
+    trace = json.loads((folder / "a.json").read_text())
+    assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == 64
+    assert read_schedule(folder / "a.csv").orders == make_schedule("1f1b", ranks=4, microbatches=8).orders
+
+
+def test_files_beside_json_leave_it_alone(capfd: pytest.CaptureFixture[str]):
+    assert numbers(capfd, *ONE_F_ONE_B, "--svg", "a.svg") == numbers(capfd, *ONE_F_ONE_B)
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_a_table_that_was_written_is_read_back(mode: str, folder: Path, capfd: pytest.CaptureFixture[str]):
+    made = numbers(capfd, "--name", "v-half", *SIZES, "--mode", mode, "--csv", "mine.csv")
+    assert (folder / "mine.csv").read_text().startswith("# ticks\n") == (mode == "lockstep")
+    read = numbers(capfd, "--file", "mine.csv", "--transfer", "0")
+    if mode == "lockstep":
+        assert read["lockstep_bubble_fraction"] == made["lockstep_bubble_fraction"]
+    else:
+        assert (read["name"], made["name"]) == ("mine", "v-half")
+        assert (read["makespan"], read["peak_in_flight"]) == (made["makespan"], made["peak_in_flight"])
+
+
+def test_a_faulty_table_is_refused_with_the_cell_marked(folder: Path, capfd: pytest.CaptureFixture[str]):
+    (folder / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1F1,1B1\n")
+    assert main(["--file", "mine.csv"]) == 2
+    out, err = capfd.readouterr()
+    first, *grid = err.splitlines()
+    assert (out, first) == ("", "jaxpar: mine: 1F1 (line 2, column 4) stands there already in column 3")
+    assert grid[-1] == "rank 1 | 1F0 1B0 1F1 >1F1< 1B1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--name 1f1c --stages 4 --microbatches 8", "there is no schedule '1f1c' (did you mean 1f1b?)"),
+        ("--name interleaved --stages 4 --microbatches 6", "a multiple of its 4 ranks, got 6; 4 or 8 would do"),
+        ("--name dualpipe-v --stages 4 --microbatches 6", "needs at least 8 microbatches, got 6"),
+        ("--name breadth-first --stages 4 --microbatches 3", "needs at least 4 microbatches, got 3"),
+        ("--name 1f1b --stages 4 --microbatches 8 --virtual 2", "1f1b needs exactly 1 virtual stages a rank, got 2"),
+        ("--name 1f1b --stages 0 --microbatches 8", "--stages: expected a whole number from 1 up, got 0"),
+        ("--name 1f1b --stages 4 --microbatches 8.5", "--microbatches: expected a whole number from 1 up, got 8.5"),
+        ("--name 1f1b --stages 4", "--microbatches is missing: --name needs --stages and --microbatches"),
+        ("--compare --microbatches 4", "--stages is missing: --compare needs --stages and --microbatches"),
+        ("--name 1f1b --stages 9999 --microbatches 9999", "299,940,003 actions, expected at most 200,000"),
+        ("--stages 4 --microbatches 8", "expected one of --name, --file and --compare, got none of them"),
+        ("", "expected one of --name, --file and --compare, got none of them"),
+        ("--name 1f1b --compare --stages 4 --microbatches 8", "got --name and --compare"),
+        ("--compare --stages 4 --microbatches 8 --svg a.svg", "--svg does not go with --compare"),
+        ("--compare --stages 4 --microbatches 8 --mode async", "--mode does not go with --compare"),
+        ("--file a.csv --stages 4", "--stages does not go with --file"),
+        ("--file none.csv", "--file none.csv: cannot be read (No such file or directory)"),
+        ("--file .", "--file .: cannot be read (Is a directory)"),
+        (f"--file {sys.executable}", "not text, expected a CSV file in UTF-8"),
+        ("@ --forward -1", "--forward: expected a number from 0 up, as in 1 or 0.05, got -1"),
+        ("@ --transfer nan", "--transfer: expected a number from 0 up, as in 1 or 0.05, got nan"),
+        ("@ --transfer 1e999999999", "--transfer: expected a number from 0 up"),
+        ("@ --stage-times 1,1,x,1", "--stage-times: expected a number from 0 up, as in 1 or 0.05, got x"),
+        ("@ --stage-times 1,2", "stage times: 2 entries; 1f1b needs 4, one for each rank"),
+        ("@ --weight 3", "--weight: W is a part of --backward (2) and cannot take longer, got 3"),
+        ("@ --forward 0 --backward 0", "both are 0, expected some work"),
+        ("@ --sent 3XB", "--sent: expected bytes, as in 25165824 or 24MiB, got 3XB"),
+        ("@ --mode sync", "--mode: invalid choice: 'sync'"),
+        ("@ --microbatchs 8", "there is no argument --microbatchs; did you mean --microbatches?"),
+        ("@ --svg", "--svg: expected one argument"),
+        ("@ --svg /no/such/a.svg", "--svg /no/such/a.svg: cannot be written (No such file or directory)"),
+        ("@ --trace .", "--trace .: cannot be written (Is a directory)"),
+        ("@ --svg a --csv ./a", "is named twice"),
+        ("--compare --stages 4 --microbatches 8 --stage-times 1,2", "no schedule can be made: stage times: 2 entries"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(arguments: str, sentence: str, capfd: pytest.CaptureFixture[str]):
+    assert main(arguments.replace("@", " ".join(ONE_F_ONE_B)).split()) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert sentence in err
+    assert err.startswith("jaxpar: ")
+    assert err.count("\n") == 1
+
+
+def test_help_teaches_every_schedule_and_mode(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    out = capfd.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"\n  {name}" in out for name in [*SCHEDULES, "async", "lockstep", "branching"])
+
+
+def test_the_examples_of_help_work(capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    examples = [line.split()[3:] for line in capfd.readouterr().out.splitlines() if line.startswith("  python -m")]
+    assert len(examples) == 4
+    for example in examples:
+        said(capfd, *example)
+
+
+def test_it_starts_without_jax():
+    program = "import sys; from jaxpar.schedule import main; main(sys.argv[1:])\n"
+    program += "heavy = {'jax', 'jaxlib', 'flax', 'optax', 'grain', 'orbax', 'matplotlib'} & set(sys.modules)\n"
+    program += "sys.exit(f'imports {heavy}' if heavy else 0)"
+    command = [sys.executable, "-c", program, "--compare", *SIZES]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_it_ends_quietly_when_nobody_reads_on():
+    command = [sys.executable, "-m", "jaxpar.schedule", "--name", "1f1b", *SIZES]
+    with subprocess.Popen([*command, "--json"], cwd=REPOSITORY, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
