@@ -96,6 +96,7 @@ BOUNDS: dict[str, Bound] = {
     "watch.skip_batches": _at_least(1),
     "watch.max_rollbacks": _at_least(1),
     "watch.slow_step": _ABOVE_ONE,
+    "watch.slow_pace": _ABOVE_ONE,
     "watch.data_wait": _SHARE,
     "watch.straggler": _SHARE,
     "distributed.processes": _at_least(1),

@@ -299,6 +299,8 @@ class WatchConfig:
     """The run stops at the spike after this many rollbacks."""
     slow_step: float | None = 3.0
     """A step that takes this many times the median, and a second longer, is told of; null looks for none."""
+    slow_pace: float | None = 1.5
+    """Steps that take this many times what they took at best, twenty in a row, are told of; null looks for none."""
     data_wait: float | None = 0.1
     """Share of the time, lost to devices that wait for their batch, from which on it is told; null never tells."""
     straggler: float | None = 0.1

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 MemoryKind = Literal["device", "host"]
 
-AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "data_wait", "straggler"]
+AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler"]
 """`docs/operations.md` says what each looks like and what to do."""
 
 

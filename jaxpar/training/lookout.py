@@ -10,6 +10,7 @@ import json
 import math
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +23,7 @@ from jaxpar.mesh.notes import leave_note, read_notes
 from jaxpar.mesh.parameters import Tree
 from jaxpar.observe.episodes import Episodes
 from jaxpar.observe.events import Anomaly, AnomalyKind, Listener
-from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, SlowSteps
+from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, Pace, SlowSteps
 from jaxpar.observe.spikes import LossWindow, Spike
 from jaxpar.observe.stragglers import ProcessPace, find_straggler
 from jaxpar.observe.timer import Turn
@@ -38,6 +39,7 @@ WORDS: dict[str, str] = {
     "not_finite": "steps that were not finite",
     "loss_spike": "loss spikes",
     "slow_step": "slow steps",
+    "slow_pace": "stretches of slower steps",
     "data_wait": "times that devices waited for data",
     "straggler": "times that one process held up the others",
 }
@@ -49,7 +51,7 @@ class Lookout:
     def __init__(self, config: Config, order: LayerOrder, listeners: Listener) -> None:
         self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
         self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
-        self._slow = SlowSteps(self._watch.slow_step)
+        self._slow, self._pace = SlowSteps(self._watch.slow_step), Pace(self._watch.slow_pace)
         self._episodes = Episodes(quiet=LAST)
         self._told: dict[str, int] = {}
         self._rollbacks = 0
@@ -74,11 +76,17 @@ class Lookout:
         if self._warm <= WARMING_UP:
             return
         self._lap.add(turn)
-        slow = self._slow.add(turn)
+        slow, pace = self._slow.add(turn), self._pace.add(turn)
         if slow is not None:
             times = slow.seconds / slow.median
-            text = f"Step {number} took {slow.seconds:.3g} s, {times:.3g} times the median of {slow.median:.3g} s: "
-            self._tell(number, "slow_step", text + f"{slow.where}.", seconds=slow.seconds, median=slow.median)
+            text = f"Step {number} took {slow.seconds:.3g} s, {times:.3g} times the median of {slow.median:.3g} s"
+            self._tell(number, "slow_step", f"{text}; {slow.where}.", seconds=slow.seconds, median=slow.median)
+        if pace is not None:
+            times = pace.seconds / pace.best
+            text = (
+                f"Steps take {pace.seconds:.3g} s now, {times:.3g} times the {pace.best:.3g} s that they took at best"
+            )
+            self._tell(number, "slow_pace", f"{text}; {pace.where}.", seconds=pace.seconds, best=pace.best)
 
     def logged(self, number: int) -> float:
         """Step `number` was logged: judge the steps since the one before. Returns the share that waited for data."""
@@ -91,24 +99,36 @@ class Lookout:
             self._compare_processes(number, lap)
         return lap.batch_share
 
-    def not_finite(self, number: int, metrics: StepMetrics, weights: Tree) -> None:
-        """Step `number` was skipped; `weights` are those after it. Collective over the processes of a job.
+    def skipped(self, number: int, metrics: StepMetrics, weights: Tree, newest: Callable[[], str]) -> None:
+        """Step `number` was not finite and not applied; `weights` are those after it.
 
-        Under float16 a gradient that overflows is how the loss scale is found, and no anomaly.
+        Says so, and where it began for the first of several. Collective over the processes of a job.
+
+        Args:
+            newest: words for where the newest checkpoint is.
+
+        Raises:
+            TrainingError: there were `run.max_skipped_steps` in a row.
         """
-        finite = math.isfinite(float(metrics.loss))
-        if finite and self._config.precision.compute == "float16":
-            return
-        if not self._episodes.begins("not_finite", number):
-            return
-        broken = broken_gradients(metrics.squares, self._order)
-        ruined = [] if finite else broken_weights(weights)
-        words = describe(broken, loss_is_finite=finite, weights=ruined, tied=self._config.model.tied)
-        facts = {"loss_is_finite": finite, "gradients": broken, "weights": ruined}
-        self._speak(Anomaly(number, "not_finite", f"Step {number}: {words}.", facts))
+        loss, norm = float(metrics.loss), float(metrics.grad_norm)
+        half = self._config.precision.compute == "float16"
+        scale = f", loss scale {float(metrics.loss_scale):g}" if half else ""
+        self._listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
+        # Under float16 a gradient that overflows is how the loss scale is found.
+        if not (half and math.isfinite(loss)) and self._episodes.begins("not_finite", number):
+            self._diagnose(number, metrics, weights)
+        in_row = int(metrics.skipped_in_row)
+        if in_row >= self._config.run.max_skipped_steps:
+            where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
+            raise TrainingError(
+                f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
+                f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
+                f"{number - in_row} unchanged ({newest()}); lower optimizer.learning_rate, or look at the "
+                f"data of steps {number - in_row + 1} to {number}"
+            )
 
-    def loss(self, number: int, loss: float) -> Spike | None:
-        """Take in the finite loss of step `number`; a spike if it is one. `report` tells it, or a rollback does."""
+    def loss(self, loss: float) -> Spike | None:
+        """Take in the finite loss of a step; a spike if it is one, which `report` or `rolled_back` tells of."""
         return self._losses.add(loss)
 
     def report(self, number: int, spike: Spike, *, because: str = "") -> None:
@@ -127,7 +147,7 @@ class Lookout:
             raise TrainingError(
                 f"{_words(number, spike)}; after {self._rollbacks} rollbacks (watch.max_rollbacks) the run stops, and "
                 f"the same command continues it from the checkpoint of step {newest}; lower optimizer.learning_rate, "
-                f"or look at the data of steps {newest + 1} to {number}"
+                f"or look at the data of the steps from {newest + 1} on"
             )
         steps = range(max(newest, number - self._watch.skip_batches), number)
         return tuple(sorted({*left_out, *(batch_number(step, left_out) for step in steps)}))
@@ -156,13 +176,21 @@ class Lookout:
             words = ", ".join(f"{count} {WORDS[kind]}" for kind, count in counts.items())
             self._listeners.message(f"What was told once and came again: in all {words}.")
 
+    def _diagnose(self, number: int, metrics: StepMetrics, weights: Tree) -> None:
+        finite = math.isfinite(float(metrics.loss))
+        broken = broken_gradients(metrics.squares, self._order)
+        ruined = [] if finite else broken_weights(weights)
+        words = describe(broken, loss_is_finite=finite, weights=ruined, tied=self._config.model.tied)
+        facts = {"loss_is_finite": finite, "gradients": broken, "weights": ruined}
+        self._speak(Anomaly(number, "not_finite", f"Step {number}: {words}.", facts))
+
     def _warm_up(self) -> None:
         self._warm, self._lap, self._wait = 0, Losses(), Losses()
 
     def _judge_wait(self, number: int, wait: Losses) -> None:
         limit = self._watch.data_wait
-        if limit is None or wait.batch_share <= limit or wait.batch < SECONDS:
-            return
+        if limit is None or wait.batch - wait.longest < max(SECONDS, limit * wait.seconds):
+            return  # A single long wait is a slow step.
         text = (
             f"The devices wait for data: {wait.batch_share:.0%} of the time of the {wait.steps} steps up to {number}, "
             f"{wait.batch / wait.steps:.3g} s a step."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -13,23 +12,15 @@ import jax
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
-from jaxpar.config import Config, config_to_dict
+from jaxpar.config import config_to_dict
 from jaxpar.config.validate import profile_steps
 from jaxpar.mesh import liveness
 from jaxpar.model.flops import mfu
-from jaxpar.observe.console import ConsoleView
-from jaxpar.observe.environment import EnvironmentFile
-from jaxpar.observe.event_log import EventLog
 from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import strict_json
-from jaxpar.observe.jsonl import JsonLines
 from jaxpar.observe.memory import bytes_in_use, memory_kind, peak_bytes
-from jaxpar.observe.plot import LossPlot
 from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.spikes import Spike
-from jaxpar.observe.summary import SummaryFile
-from jaxpar.observe.tensorboard import TensorBoard
-from jaxpar.observe.wandb import WeightsAndBiases
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.lookout import Lookout
 from jaxpar.training.memory_check import mebibytes
@@ -40,19 +31,6 @@ from jaxpar.training.saves import Saves
 from jaxpar.training.step import StepMetrics
 from jaxpar.training.termination import termination
 from jaxpar.training.trainer import Trainer
-
-
-def default_listeners(config: Config) -> list[Listener]:
-    """The files of the run's folder, Weights & Biases where `run.wandb` asks for it, then the screen; nothing on
-    processes other than the first.
-
-    Raises `UserError` where the package for Weights & Biases is missing.
-    """
-    if jax.process_index() != 0:
-        return []
-    online = [] if config.run.wandb is None else [WeightsAndBiases(config.run.wandb)]
-    files = [JsonLines(), EventLog(), EnvironmentFile(), TensorBoard(), LossPlot(), SummaryFile()]
-    return [*files, *online, ConsoleView()]
 
 
 def fit(trainer: Trainer, listeners: Iterable[Listener]) -> Summary:
@@ -239,27 +217,17 @@ class _Loop:
         return self.logged
 
     def _account(self, number: int, metrics: StepMetrics) -> Spike | None:
-        """Wait for a step and count it, and say if its loss is a spike. Too many skipped in a row stop the run."""
+        """Wait for a step and count it; a spike if its loss is one."""
         liveness.at(f"waiting for step {number}", in_step=True)
         with self.timer.waiting():
-            finite, in_row = bool(metrics.finite), int(metrics.skipped_in_row)
+            finite, tokens, loss = jax.device_get((metrics.finite, metrics.tokens, metrics.loss))
         self.lookout.step(number, self.timer.turn())
         if finite:
-            self.tokens += int(metrics.tokens)
-            return self.lookout.loss(number, float(metrics.loss))
+            self.tokens += int(tokens)
+            return self.lookout.loss(float(loss))
         self.skipped += 1
-        loss, norm = float(metrics.loss), float(metrics.grad_norm)
-        scale = f", loss scale {float(metrics.loss_scale):g}" if self.config.precision.compute == "float16" else ""
-        self.listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
-        self.lookout.not_finite(number, metrics, self.trainer.state.master)
-        if in_row >= self.config.run.max_skipped_steps:
-            where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
-            raise TrainingError(
-                f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
-                f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
-                f"{number - in_row} unchanged ({self.saves.newest()}); lower optimizer.learning_rate, or look at the "
-                f"data of steps {number - in_row + 1} to {number}"
-            )
+        self.lookout.skipped(number, metrics, self.trainer.state.master, self.saves.newest)
+        return None
 
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
         """Log, evaluate and save after step `number`, whichever is due."""

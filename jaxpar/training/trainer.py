@@ -208,7 +208,8 @@ class Trainer:
             UserError: the folder belongs to another run, or cannot be written.
             TrainingError: the run had to stop.
         """
-        from jaxpar.training.loop import default_listeners, fit
+        from jaxpar.training.listeners import default_listeners
+        from jaxpar.training.loop import fit
 
         return fit(self, default_listeners(self.config) if listeners is None else listeners)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.observe.pace import Losses, SlowSteps
+from jaxpar.observe.pace import Losses, Pace, SlowSteps
 from jaxpar.observe.stragglers import ProcessPace, find_straggler
 from jaxpar.observe.timer import Turn
 
@@ -60,6 +60,28 @@ def test_nothing_is_judged_by_a_few_steps_or_without_a_limit():
     assert all(slow.add(turn(seconds)) is None for seconds in [1.0] * 20 + [100.0])
 
 
+def test_a_pace_that_became_slower_is_told_for_every_stretch_with_what_it_goes_to():
+    pace = Pace(1.5)
+    found = [pace.add(turn(1.2)) for _ in range(20)]
+    found += [pace.add(turn(1.0, device=0.9)) for _ in range(20)]
+    assert not any(found), "faster is better"
+    found = [pace.add(turn(1.6, device=0.9, batch=0.6)) for _ in range(40)]
+    slow = [each for each in found if each is not None]
+    assert [number for number, each in enumerate(found, 1) if each] == [20, 40]
+    assert (slow[0].seconds, slow[0].best, slow[0].where) == (1.6, 1.0, "0.6 s of it waiting for its batch")
+
+
+@pytest.mark.parametrize(("best", "now"), [(1.0, 1.4), (0.02, 0.06)], ids=["not half as long again", "a second in all"])
+def test_a_pace_that_is_a_little_slower_is_not_worth_a_word(best: float, now: float):
+    pace = Pace(1.5)
+    assert not any([pace.add(turn(best)) for _ in range(20)] + [pace.add(turn(now)) for _ in range(20)])
+
+
+def test_a_few_slow_steps_do_not_make_a_slow_pace():
+    pace = Pace(1.5)
+    assert not any(pace.add(turn(9.0 if number % 3 == 0 else 1.0)) for number in range(60))
+
+
 def test_only_what_the_devices_had_to_wait_for_is_lost():
     losses = Losses()
     losses.add(turn(1.0, batch=0.6, device=0.3))  # the batch came while the devices were at work
@@ -69,7 +91,8 @@ def test_only_what_the_devices_had_to_wait_for_is_lost():
     assert losses.host == pytest.approx(1.2 + 0.65)
     assert losses.batch_share == 1.2 / 3.0
     total = losses + losses
-    assert (total.steps, total.seconds, total.batch, total.batch_share) == (4, 6.0, 2.4, losses.batch_share)
+    assert (total.steps, total.seconds, total.batch, total.longest) == (4, 6.0, 2.4, 1.2)
+    assert total.batch_share == losses.batch_share
 
 
 def paces(*host: float, batch: float = 0.0) -> list[ProcessPace]:

@@ -10,7 +10,7 @@ import pytest
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.observe.jsonl import read_metrics
-from jaxpar.training.loop import default_listeners
+from jaxpar.training.listeners import default_listeners
 from jaxpar.training.run_folder import RunFolder
 from jaxpar.training.trainer import Trainer
 from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
