@@ -63,7 +63,7 @@ def arguments(files, out, *more):
 def test_a_folder_is_made_and_told_of(capsys, files, tmp_path):
     code, out, errors = run(capsys, *arguments(files, tmp_path / "out", "--heldout-fraction", 0.1))
     assert (code, errors) == (0, "")
-    assert "1 files, " in out and "documents to train on, " in out and "held out, " in out
+    assert "1 file, " in out and "documents to train on, " in out and "held out, " in out
     assert f"--set data.source=tokens --set data.path={tmp_path / 'out'}" in out
 
 
@@ -195,7 +195,7 @@ def test_inputs_that_cannot_be_used(capsys, files, tmp_path):
     for name, words in (
         ("cut.jsonl.gz", "cut.jsonl.gz is cut off: its compressed data ends too early; copy it again"),
         ("b.parquet", "--text-key 'text': .*b.parquet has no such column; its columns are 'id', 'body'"),
-        ("empty.txt", "the 1 files have no document to train on"),
+        ("empty.txt", "1 file with no document to train on: 1 are empty"),
     ):
         said = refused(capsys, *arguments(files, tmp_path / "out" / name, "--input", tmp_path / name)[2:], *[])
         assert all(part in said for part in words.split(".*")), said

@@ -163,7 +163,8 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
         columns = ", ".join(repr(name) for name in schema.names[:20])
         raise UserError(f"--text-key {key!r}: {file.path} has no such column; its columns are {columns}")
     kind = schema.field(key).type
-    text = (arrow.types.is_string, arrow.types.is_large_string, arrow.types.is_string_view)
+    kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
+    text = (arrow.types.is_string, arrow.types.is_large_string)
     if not any(is_text(kind) for is_text in (*text, arrow.types.is_binary, arrow.types.is_large_binary)):
         raise UserError(f"--text-key {key!r}: that column of {file.path} holds {kind}; expected text")
     return parquet
@@ -171,11 +172,13 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
 
 def _values(column: Any) -> list[str | bytes | None]:
     """The values of a column as text; bytes where they are not UTF-8."""
+    import pyarrow as arrow
+
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     try:
         values = column.to_pylist()
     except UnicodeDecodeError:
-        import pyarrow as arrow
-
         large = arrow.types.is_large_string(column.type)
         values = column.view(arrow.large_binary() if large else arrow.binary()).to_pylist()
     return [_as_text(value) if isinstance(value, bytes) else value for value in values]

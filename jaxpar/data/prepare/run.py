@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 
 from rich.console import Console
@@ -95,7 +95,7 @@ class _Preparation:
         job.unit_folder.mkdir(exist_ok=True)
         job.shard_folder.mkdir(exist_ok=True)
         size = sum(file.bytes for file in job.inputs)
-        _say(self.console, f"{len(job.inputs):,} files, {_bytes(size)}, in {len(job.units):,} units of work")
+        _say(self.console, f"{_count(job.inputs, 'file')}, {_bytes(size)}, in {_count(job.units, 'unit')} of work")
         self._warn_of_idle_processes()
         self._provide_tokenizer(tokenizer)
         loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
@@ -138,16 +138,18 @@ class _Preparation:
             records = {number: record for number, record in records.items() if is_whole(job, number, record)}
         missing = [number for number in range(len(weights)) if number not in records]
         if records:
-            _say(self.console, f"{len(records):,} units were finished before")
+            _say(self.console, f"{_count(records, 'unit')} finished before")
         self._check_broken(records)
         done = sum(weights[number] for number in records)
+        tokens = 0
         with metering(self.console, "tokenizing", sum(weights), done) as meter:
             for number, record in do_tasks(unit_maker, job, missing, self.options.processes):
                 records[number] = record
                 if record.broken:
                     self._check_broken(records)
-                seconds = max(time.monotonic() - self.began, 1e-9)
-                meter.advance(weights[number], f"{_tokens(records.values()):,} tokens, {seconds:.0f} s")
+                tokens += sum(part.tokens for part in record.splits.values())
+                rate = tokens / max(time.monotonic() - self.began, 1e-9)
+                meter.advance(weights[number], f"{tokens:,} tokens, {rate:,.0f} a second")
         return [records[number] for number in range(len(weights))]
 
     def _check_broken(self, records: dict[int, UnitRecord]) -> None:
@@ -171,9 +173,9 @@ class _Preparation:
         job = self.job
         if not any(TRAIN in record.splits for record in records):
             raise UserError(
-                f"the {len(job.inputs)} files have no document to train on ("
+                f"{_count(job.inputs, 'file')} with no document to train on: "
                 f"{sum(record.empty for record in records)} are empty, {sum(record.broken for record in records)} "
-                f"broken, {sum(HELDOUT in record.splits for record in records)} units are held out whole)"
+                f"broken, {sum(part.documents for record in records for part in record.splits.values())} held out"
             )
         plans = plan_shards(records, self.options.shard_tokens)
         shards = {plan: shard for plan in plans if (shard := read_shard(job, plan))}
@@ -229,8 +231,8 @@ def _named(shards: dict[ShardPlan, Shard], split: str) -> dict[str, Shard]:
     return {plan.name: shard for plan, shard in shards.items() if plan.split == split}
 
 
-def _tokens(records: object) -> int:
-    return sum(part.tokens for record in records for part in record.splits.values())  # pyright: ignore
+def _count(things: Sized, what: str) -> str:
+    return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
 
 
 def _say(console: Console, text: str) -> None:

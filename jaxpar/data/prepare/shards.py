@@ -12,7 +12,7 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.typed import record_from_plain
 from jaxpar.data.digests import DIGEST_BYTES, SummingFile, digest
-from jaxpar.data.prepare.files import new_file, write_file
+from jaxpar.data.prepare.files import flush_folder, new_file, write_file
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.tokenize import UnitRecord, UnitSplit, read_record
 from jaxpar.data.token_folder import npy_header
@@ -81,7 +81,9 @@ def shard_maker(job: Job) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
         )
         plain = asdict(shard)
         plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
+        flush_folder(job.out)
         write_file(job.shard_folder / f"{plan.name}.json", json.dumps(plain, sort_keys=True).encode())
+        flush_folder(job.shard_folder)  # From here on the units' tokens are not needed, and go.
         return plan, shard
 
     return make

@@ -204,12 +204,14 @@ def _encode(tokenizer: Any, texts: list[str], job: Job) -> Iterator[np.ndarray]:
     """The tokens of each text, the end-of-document token last."""
     pieces = [list(_pieces(text)) for text in texts]
     encoded = iter(tokenizer.encode_batch_fast(list(chain.from_iterable(pieces)), add_special_tokens=False))
+    dtype = np.dtype(job.dtype).newbyteorder("<")
     for of_text in pieces:
-        tokens = [token for _ in of_text for token in next(encoded).ids]
+        tokens = list(chain.from_iterable(next(encoded).ids for _ in of_text))
         tokens.append(job.separator)
-        if max(tokens) >= job.vocab:
-            raise UserError(f"{job.tokenizer} made token {max(tokens)}, beyond its own vocabulary of {job.vocab}")
-        yield np.array(tokens, np.dtype(job.dtype).newbyteorder("<"))
+        array = np.array(tokens, np.int64)
+        if (largest := int(array.max())) >= job.vocab:
+            raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
+        yield array.astype(dtype)
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -154,6 +154,20 @@ def test_a_parquet_without_the_column_has_its_columns_listed(tmp_path):
         read(path, key="id")
 
 
+def test_text_columns_of_every_kind_are_read(tmp_path):
+    for kind in (arrow.string(), arrow.large_string(), arrow.binary(), arrow.dictionary(arrow.int8(), arrow.string())):
+        table = arrow.table({"text": arrow.array(["a", "é", "a"], arrow.string()).cast(kind)})
+        arrow.parquet.write_table(table, tmp_path / "a.parquet")
+        assert [found.text for found in read(tmp_path / "a.parquet")] == ["a", "é", "a"], kind
+
+
+def test_text_of_a_column_that_is_not_utf_8_is_told(tmp_path):
+    for kind, raw in ((arrow.string(), arrow.binary()), (arrow.large_string(), arrow.large_binary())):
+        broken = arrow.array([b"a", b"\xff", b"b"], raw).view(kind)
+        arrow.parquet.write_table(arrow.table({"text": broken}), tmp_path / "a.parquet")
+        assert [found.broken for found in read(tmp_path / "a.parquet")] == ["", "not UTF-8", ""]
+
+
 PATTERNS = {
     "*.jsonl": "matches no file; the folder .* holds notes.json, x.weird",
     "nowhere/*.txt": "matches no file; there is no folder '.*nowhere'",

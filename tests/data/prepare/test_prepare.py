@@ -95,7 +95,7 @@ def test_a_finished_unit_is_never_made_again(tmp_path, monkeypatch):
         tokenize, "_make_unit", lambda job, tokenizer, number: made.append(number) or original(job, tokenizer, number)
     )
     said, folder = said_by(options(tmp_path / "out", source))
-    assert "4 units were finished before" in said
+    assert "4 units finished before" in said
     assert made == list(range(4, 4 + len(made))) and len(made) > 5
     assert sorted(chain(*decoded(folder))) == sorted(texts(100))
 
@@ -181,7 +181,7 @@ def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
     ):
         prepare(options(tmp_path / "out", source, max_broken=2), quiet())
     said, folder = said_by(options(tmp_path / "out", source, max_broken=3))
-    assert "units were finished before" in said
+    assert "units finished before" in said
     assert folder.index.skipped["broken"] == 3
 
 
