@@ -8,7 +8,7 @@ from enum import Enum
 
 from jaxpar.pipeline.errors import ScheduleError
 
-PATTERN = re.compile(r"(\d+)([FBW])(\d+)")
+PATTERN = re.compile(r"(\d{1,9})([FBW])(\d{1,9})")
 
 
 class Kind(Enum):

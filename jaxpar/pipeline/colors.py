@@ -11,7 +11,7 @@ type Rgb = tuple[int, int, int]
 HUES = {Kind.FORWARD: 203, Kind.BACKWARD: 26, Kind.WEIGHT: 163}
 """Degrees: blue, orange and green as Okabe and Ito chose them, which color-blind people tell apart."""
 SATURATIONS = {Kind.FORWARD: 0.72, Kind.BACKWARD: 0.84, Kind.WEIGHT: 0.62}
-LIGHT_PAPER = {Kind.FORWARD: (0.42, 0.80), Kind.BACKWARD: (0.54, 0.83), Kind.WEIGHT: (0.42, 0.80)}
+LIGHT_PAPER = {Kind.FORWARD: (0.37, 0.80), Kind.BACKWARD: (0.54, 0.83), Kind.WEIGHT: (0.42, 0.80)}
 """Lightness of the first and of the last chunk of a rank."""
 DARK_PAPER = dict.fromkeys(Kind, (0.62, 0.34))
 INKS: tuple[Rgb, Rgb] = (255, 255, 255), (0, 0, 0)

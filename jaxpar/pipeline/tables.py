@@ -52,7 +52,7 @@ def read_schedule(path: Path | str) -> Schedule:
     on the wrong line, and for what `validate` refuses; OSError where the file cannot be read.
     """
     path = Path(path)
-    return parse_schedule(path.read_text(encoding="utf-8"), name=path.stem)
+    return parse_schedule(path.read_text(encoding="utf-8-sig"), name=path.stem)
 
 
 def parse_schedule(text: str, name: str) -> Schedule:

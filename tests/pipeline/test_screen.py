@@ -86,6 +86,9 @@ def test_what_would_fill_screens_is_drawn_small(colored: bool):
     assert first.rstrip().endswith("BBB")
     assert last.startswith("rank 15  ..B")
     assert last.rstrip().endswith("BB....")
+    drawn = "".join(line[9:].ljust(91, ".") for line in lines[start + 1 : start + 17])
+    simulation = summary("1f1b", 16, 200).published
+    assert drawn.count(".") / len(drawn) == pytest.approx(simulation.bubble / simulation.makespan, abs=0.01)
     assert "--svg draws all" in " ".join(" ".join(lines).split())
 
 

@@ -84,3 +84,14 @@ def test_the_faulty_cell_is_marked(text: str, row: str):
     with pytest.raises(ScheduleError) as raised:
         parse_schedule(text, "mine")
     assert str(raised.value).splitlines()[-1] == row
+
+
+def test_files_that_a_spreadsheet_saved_are_read(tmp_path: Path):
+    file = tmp_path / "mine.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert read_schedule(file) == parse_schedule(GOOD, "mine")
+
+
+def test_a_number_that_no_schedule_has_is_no_action():
+    with pytest.raises(ScheduleError, match="is not an action"):
+        parse_schedule(f"0F{'9' * 5000},0B0\n", "mine")
