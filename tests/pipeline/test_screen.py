@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -26,6 +27,7 @@ def screen(width: int, *, colored: bool = False) -> Console:
     return Console(file=file, width=width, force_terminal=colored, color_system=system, highlight=False, record=True)
 
 
+@cache
 def summary(name: str = "1f1b", ranks: int = 4, microbatches: int = 8) -> Summary:
     return Summary(make_schedule(name, ranks=ranks, microbatches=microbatches), Workload())
 
