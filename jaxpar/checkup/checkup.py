@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 
-from jaxpar.checkup.finding import Finding, attempt, merged, worst
+from jaxpar.checkup.finding import Finding, attempt, merged
 from jaxpar.checkup.machine import check_machine, query, read_gpus
 from jaxpar.checkup.software import check_software, cuda_release
 from jaxpar.config import Config
@@ -30,10 +30,15 @@ def check_all(config: Config) -> tuple[list[Finding], bool]:
     gpus = [] if smi is None else read_gpus(smi)
     found = attempt("packages", lambda: check_software(bool(gpus)))
     found += attempt("driver", lambda: check_machine(gpus, cuda_release()))
-    if worst(finding for finding in found if finding.check in ("packages", "python")) == "fail":
-        return found, True  # nothing below can be imported, or be trusted
-    cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
+    try:
+        return _check_job(config, found, bool(gpus))
+    except ImportError as error:
+        mend = "install what is missing, then look again: the checks after this one need it"
+        return [*found, Finding("packages", "fail", str(error), mend)], True
 
+
+def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Finding], bool]:
+    """What needs JAX: devices, and the other processes."""
     import jax
 
     from jaxpar.checkpoint.processes import exchange
@@ -43,10 +48,11 @@ def check_all(config: Config) -> tuple[list[Finding], bool]:
     from jaxpar.mesh import liveness
     from jaxpar.mesh.devices import prepare_devices
 
+    cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
     prepare_devices(virtual_devices_needed(config.parallel), replace(config.distributed, pause_timeout_s=PATIENCE_S))
     devices = jax.devices()
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
-        "devices": lambda: check_devices(devices, config, bool(gpus), cpu_wanted),
+        "devices": lambda: check_devices(devices, config, gpu, cpu_wanted),
         "collectives": lambda: check_collectives(devices),
         "run.dir": lambda: check_disk(config, exchange, jax.process_index()),
         "step": lambda: check_step(devices),
