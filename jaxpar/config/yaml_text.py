@@ -132,6 +132,8 @@ def _pairs(mapping: yaml.MappingNode, source: str) -> list[tuple[str, int, yaml.
     for key, _ in mapping.value:
         if not isinstance(key, yaml.ScalarNode):
             raise UserError(f"{source}:{_line(key)}: expected a name before the colon, got a {key.id}")
+        if not key.value.isprintable():
+            raise UserError(f"{source}:{_line(key)}: {key.value[:40]!r} has characters that no name has")
         if key.value in lines:
             raise UserError(f"{source}:{_line(key)}: {key.value} appears twice, first on line {lines[key.value]}")
         lines[key.value] = _line(key)

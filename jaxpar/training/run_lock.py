@@ -1,4 +1,4 @@
-"""One job in a run's folder at a time: a lock that the operating system lets go of when its holder ends, however it does.
+"""One job in a run's folder at a time: a lock that the system lets go of when its holder ends, however it does.
 
 The lock is `flock` on `.lock` in the folder, which says who holds it. On NFS the lock is known to all hosts, unless the
 folder is mounted with `local_lock`; on Lustre it takes the mount option `flock`.
