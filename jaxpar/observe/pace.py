@@ -23,10 +23,10 @@ WARMING_UP = 3
 """First steps of a process, in which batches are prepared ahead and caches fill."""
 
 PLACES = {
-    "batch_seconds": "waiting for its batch",
+    "batch_seconds": "waiting for a batch",
     "device_seconds": "waiting for the devices",
-    "dispatch_seconds": "handing it to the devices",
-    "host_seconds": "in the host between two steps",
+    "dispatch_seconds": "handing steps to the devices",
+    "host_seconds": "in the host between steps",
 }
 
 
@@ -38,7 +38,7 @@ class SlowStep:
     median: float
     """Median of the steps before it, in seconds."""
     where: str
-    """What the time went to, as in "5.6 s of it waiting for its batch"."""
+    """What the time went to, as in "5.6 s of it waiting for a batch"."""
 
 
 class SlowSteps:

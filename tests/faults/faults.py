@@ -302,6 +302,33 @@ UPDATE = (
         caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
     ),
     Fault(
+        name="adafactor_means_of_a_shard",
+        says="Adafactor's row and column means are those of a rank's shards, added up over the ranks that share a row.",
+        file="jaxpar/optim/adafactor.py",
+        old="return total / prod(spec.shape[dim] for dim in dims)",
+        new="return total / prod(x.shape[dim] for dim in dims)",
+        caught_by=("tests/optim/test_adafactor.py::test_four_steps_equal_optax_layer_by_layer[absolute-both]",),
+    ),
+    Fault(
+        name="left_out_batches_come_back",
+        says="A run that is continued after a rollback uses the batches again that the rollback left out.",
+        file="jaxpar/training/loop.py",
+        old='self.trainer.left_out = tuple(facts["left_out"])',
+        new="self.trainer.left_out = ()",
+        caught_by=(
+            "tests/training/test_lookout.py::"
+            "test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses",
+        ),
+    ),
+    Fault(
+        name="average_not_evaluated",
+        says="The weights are evaluated where the moving average of them is asked for.",
+        file="jaxpar/training/trainer.py",
+        old="return self.state.optimizer.average if self.config.evaluation.ema else self.state.master",
+        new="return self.state.master",
+        caught_by=("tests/training/test_average.py::test_evaluation_uses_the_average_where_it_is_asked_to",),
+    ),
+    Fault(
         name="damage_not_noticed",
         says="A checkpoint's files are not compared with the digests in its manifest.",
         file="jaxpar/checkpoint/manifest.py",

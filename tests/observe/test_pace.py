@@ -22,10 +22,10 @@ def after(turns: list[Turn], last: Turn):
 @pytest.mark.parametrize(
     ("parts", "where"),
     [
-        ({"batch": 5.0}, "5 s of it waiting for its batch"),
-        ({"dispatch": 5.0}, "5 s of it handing it to the devices"),
+        ({"batch": 5.0}, "5 s of it waiting for a batch"),
+        ({"dispatch": 5.0}, "5 s of it handing steps to the devices"),
         ({}, "6 s of it waiting for the devices"),
-        ({"device": 0.5}, "5.5 s of it in the host between two steps"),
+        ({"device": 0.5}, "5.5 s of it in the host between steps"),
     ],
 )
 def test_a_slow_step_says_where_its_time_went(parts: dict[str, float], where: str):
@@ -68,7 +68,7 @@ def test_a_pace_that_became_slower_is_told_for_every_stretch_with_what_it_goes_t
     found = [pace.add(turn(1.6, device=0.9, batch=0.6)) for _ in range(40)]
     slow = [each for each in found if each is not None]
     assert [number for number, each in enumerate(found, 1) if each] == [20, 40]
-    assert (slow[0].seconds, slow[0].best, slow[0].where) == (1.6, 1.0, "0.6 s of it waiting for its batch")
+    assert (slow[0].seconds, slow[0].best, slow[0].where) == (1.6, 1.0, "0.6 s of it waiting for a batch")
 
 
 @pytest.mark.parametrize(("best", "now"), [(1.0, 1.4), (0.02, 0.06)], ids=["not half as long again", "a second in all"])

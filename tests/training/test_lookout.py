@@ -229,7 +229,7 @@ def test_a_slow_batch_is_told_as_a_slow_step_that_waited_for_its_batch(tmp_path:
     (anomaly,) = ears.anomalies  # and no second one about data: it was a single wait
     # Batches are placed one step ahead.
     assert (anomaly.kind, anomaly.step) in {("slow_step", 15), ("slow_step", 16)}
-    assert anomaly.text.endswith("s of it waiting for its batch.")
+    assert anomaly.text.endswith("s of it waiting for a batch.")
 
 
 def test_a_slow_loader_is_told_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
