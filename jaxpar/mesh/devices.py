@@ -77,7 +77,12 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
         if "xla_force_host_platform_device_count" not in flags:
             try:
                 jax.config.update("jax_num_cpu_devices", _virtual(needed, 1 if job is None else job.processes))
-            except RuntimeError:  # JAX has looked at its devices already: they are what they are
+            except RuntimeError as error:  # JAX has looked at its devices already: they are what they are
+                if job is not None and not jax.distributed.is_initialized():
+                    raise UserError(
+                        f"distributed.processes: {job.processes}, and JAX has looked at its devices already; the other "
+                        "processes must be joined before, so make the Trainer first, or set distributed.processes=1"
+                    ) from error
                 return job
         jax.config.update("jax_platforms", "cpu")
         os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)

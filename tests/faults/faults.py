@@ -310,6 +310,41 @@ UPDATE = (
         caught_by=("tests/optim/test_adafactor.py::test_four_steps_equal_optax_layer_by_layer[absolute-both]",),
     ),
     Fault(
+        name="own_sleep_blamed_on_others",
+        says="A process that was stopped for a while takes the others for silent when it goes on.",
+        file="jaxpar/mesh/watch.py",
+        old="self._forgive(now - woke)",
+        new="woke = now",
+        caught_by=(
+            "tests/mesh/test_watch.py::"
+            "test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_others",
+        ),
+    ),
+    Fault(
+        name="those_who_wait_are_blamed",
+        says="Of processes that do not get on, those whose time is up are named, and not the one they wait for.",
+        file="jaxpar/mesh/verdicts.py",
+        old="behind = [sign for sign in signs if sign.mark.count == min(sign.mark.count for sign in signs)]",
+        new="behind = late",
+        caught_by=("tests/mesh/test_verdicts.py::test_the_one_behind_is_named_also_when_it_has_more_time_itself",),
+    ),
+    Fault(
+        name="coordinators_end_passed_on",
+        says="JAX's client hears at once that process 0 is gone, and aborts before anybody can say who died.",
+        file="jaxpar/mesh/relay.py",
+        old="while _read(client):  # The service is gone, and the client need not know.",
+        new="while False:",
+        caught_by=("tests/mesh/test_relay.py::test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not",),
+    ),
+    Fault(
+        name="launcher_over_what_is_written",
+        says="JAX's variables win over what the user wrote.",
+        file="jaxpar/mesh/job.py",
+        old="_variable(environment, key) if value is None else value",
+        new="_variable(environment, key) or value",
+        caught_by=("tests/mesh/test_job.py::test_what_is_written_makes_a_job",),
+    ),
+    Fault(
         name="left_out_batches_come_back",
         says="A run that is continued after a rollback uses the batches again that the rollback left out.",
         file="jaxpar/training/loop.py",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from jaxpar.config import DistributedConfig, UserError
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import xla_flags
 from jaxpar.mesh import devices
+from jaxpar.mesh.job import Job
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +58,50 @@ def test_the_users_share_of_memory_stays_alone(monkeypatch: pytest.MonkeyPatch, 
     flags_after(monkeypatch, "")
     assert [devices.os.environ.get(other) for other in POOL_VARIABLES].count(None) == 1
     assert devices.os.environ[name] == "0.5"
+
+
+def device(process: int, platform: str = "gpu") -> Any:
+    """What `check_devices` looks at in a `jax.Device`."""
+    return SimpleNamespace(process_index=process, platform=platform)
+
+
+def refusal(job: Job, needed: int | None, found: list[Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        devices.check_devices(job, needed, found)
+    return str(caught.value)
+
+
+JOB = Job("a:1", 2, 0)
+HERE = f"process 0 of 2 on {socket.gethostname()}"
+
+
+def test_a_job_with_the_devices_of_its_layout_goes_on():
+    devices.check_devices(JOB, 4, [device(0), device(0), device(1), device(1)])
+    devices.check_devices(JOB, None, [device(0), device(1)])
+
+
+def test_a_job_with_other_devices_than_its_layout_takes_is_one_sentence():
+    said = refusal(JOB, 8, [device(0), device(1)])
+    assert said.startswith(f"parallel: the layout takes 8 devices, 4 in each of 2 processes, and {HERE} sees 1, which ")
+    assert "which do not divide among 2 processes" in refusal(JOB, 7, [device(0), device(1)])
+
+
+def test_one_gpu_where_the_launcher_gave_eight_is_one_sentence():
+    job = replace(JOB, devices_expected=8, expected_by="Slurm's GPUs and tasks of this machine")
+    said = refusal(job, None, [device(0), device(1)])
+    assert said.startswith(f"Slurm's GPUs and tasks of this machine: {HERE} should have 8 devices and sees 1; ")
+    devices.check_devices(job, None, [device(0, "cpu"), device(1, "cpu")])  # a launcher speaks of GPUs
+
+
+def test_processes_with_unequal_devices_are_one_sentence():
+    said = refusal(Job("a:1", 3, 0), None, [device(0), device(0), device(1), device(2), device(2)])
+    assert said.startswith("distributed.processes: process 1 sees 1 devices and process 0 sees 2; ")
+
+
+def test_a_job_that_comes_too_late_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    """The tests have looked at JAX's devices already."""
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    devices.jax.devices()
+    with pytest.raises(UserError, match=r"^distributed\.processes: 2, and JAX has looked at its devices already"):
+        devices.prepare_devices(8, DistributedConfig(coordinator="127.0.0.1:1", processes=2, process_id=0))

@@ -126,6 +126,18 @@ def test_one_that_dies_while_the_others_are_at_their_end_is_named(stage: Callabl
     assert said.startswith("process 2 on node-2 died")
 
 
+def test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_others(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    asleep = [0.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda clock=time.monotonic: clock() + asleep[0])
+    job = stage(2)
+    time.sleep(0.3)
+    asleep[0] = 1000.0
+    time.sleep(1.5)
+    assert job.quiet()
+
+
 def test_one_that_is_silent_is_named_after_the_timeout(stage: Callable[..., Stage]):
     began = time.monotonic()
     job = stage(3, without=(1,), timeout_s=1.5)
