@@ -1,0 +1,32 @@
+"""`python -m tests.training.odd_loader SECONDS INFINITE SPIKED ...`: jaxpar.train on batches that are not in order.
+
+Each batch takes SECONDS to come; the loss mask of batch INFINITE (from 1) is infinite; the labels of batch SPIKED are
+such that nothing leads to them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxpar.train import main
+from jaxpar.training.batches import BatchPlacer
+
+if __name__ == "__main__":
+    seconds, infinite, spiked = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    place = BatchPlacer.__call__
+
+    def oddly(self: BatchPlacer, rows: dict[str, np.ndarray]) -> Any:
+        time.sleep(seconds)
+        number = int(rows["examples"][0]) // (self.shape[0] * self.shape[1]) + 1
+        if number == infinite:
+            rows = {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)}
+        if number == spiked:
+            rows = {**rows, "labels": np.full_like(rows["labels"], 63)}
+        return place(self, rows)
+
+    BatchPlacer.__call__ = oddly
+    sys.exit(main(sys.argv[4:]))
