@@ -277,6 +277,7 @@ class _Maker:
         def signature(tick: int) -> tuple[frozenset[Kind], bool, int]:
             kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
             head = bool((self.rows["b_last"][tick] & self.rows["b_counts"][tick]).any())
+            head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
             return kinds, head, bisect_right(cuts, tick)
 
         runs = []
@@ -287,8 +288,8 @@ class _Maker:
         return runs
 
 
-MOST_RUNS = 4
-"""Runs that a repeated pattern is looked for in."""
+MOST_RUNS = 6
+"""Runs that a repeated pattern is looked for in; as many as V-Half has on two ranks that branch."""
 
 
 def fold(runs: Sequence[Run]) -> Iterator[Loop]:

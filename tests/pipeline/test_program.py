@@ -112,5 +112,14 @@ def test_ranks_that_nobody_sends_to_get_nothing(name: str):
 def test_a_pattern_that_repeats_is_one_loop():
     """Interleaved ticks alternate between those with a loss and those without, as long as there are microbatches."""
     programs = [make_program(make_schedule("interleaved", ranks=4, microbatches=m)) for m in (16, 64)]
-    assert len(programs[0].loops) == len(programs[1].loops)
     assert np.diff([max(loop.repeats for loop in program.loops) for program in programs]) == 12
+
+
+@pytest.mark.parametrize("branching", [False, True], ids=["uniform", "branching"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_more_microbatches_repeat_loops_and_add_none(name: str, branching: bool):
+    """Each run is compiled, so that a program would else grow with the batch."""
+    for ranks in (1,) if SCHEDULES[name].one_rank else (2, 3, 4, 6):
+        schedules = [make_schedule(name, ranks=ranks, microbatches=m) for m in (48, 96)]
+        few, many = (make_program(schedule, branching=branching) for schedule in schedules)
+        assert len(few.runs) == len(many.runs) <= 16
