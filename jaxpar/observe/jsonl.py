@@ -60,16 +60,23 @@ def read_metrics(path: Path, before: int | None = None) -> list[dict[str, Any]]:
         before: Only steps below this one.
 
     Raises:
-        UserError: A line other than the last is not an object with a step.
+        UserError: A line other than the last is not an object with a step, or its step does not come after the ones
+            before it.
     """
     lines = path.read_bytes().splitlines()
-    records = []
+    records, last = [], 0
     for number, line in enumerate(lines, start=1):
         values = _parse(line)
         if values is None:
             if number == len(lines):
                 break
             raise UserError(f"{path}: line {number} is not a JSON object with a step; move the file away to go on")
+        if values["step"] <= last:
+            raise UserError(
+                f"{path}: line {number} is of step {values['step']} and comes after step {last}; move the file away to "
+                "go on"
+            )
+        last = values["step"]
         if before is None or values["step"] < before:
             records.append(values)
     return records
@@ -78,9 +85,9 @@ def read_metrics(path: Path, before: int | None = None) -> list[dict[str, Any]]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         values = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
+    return values if isinstance(values, dict) and type(values.get("step")) is int else None
 
 
 def _line(values: dict[str, Any]) -> str:

@@ -62,8 +62,9 @@ class LossPlot(Listener):
         write_atomically(self._folder / PLOT_FILE, draw(self.curves))
 
     @staticmethod
-    def _add(points: Points, step: int, loss: float | None) -> None:
-        if loss is not None and math.isfinite(loss):
+    def _add(points: Points, step: int, loss: object) -> None:
+        """A loss comes from a file at times, where anything may stand."""
+        if isinstance(loss, int | float) and math.isfinite(loss):
             points.append((step, loss))
 
 

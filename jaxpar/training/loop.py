@@ -41,7 +41,7 @@ def fit(trainer: Trainer, listeners: Iterable[Listener]) -> Summary:
     except OSError as error:
         raise TrainingError(
             f"{error.filename or 'a file'} of run {trainer.config.run.name!r} could not be used ({reason(error)}): "
-            "the run stopped, and the same command continues it from its newest checkpoint"
+            "the run stopped; when that is mended, the same command continues it from its newest checkpoint"
         ) from error
 
 
@@ -78,7 +78,7 @@ class _Loop:
         liveness.at("restoring a checkpoint")
         self._restore()
         done = self.trainer.steps_done
-        if done >= self.config.run.steps and (earlier := from_first(self.folder.summary)) is not None:
+        if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
             self.listeners.message(
                 f"{self.folder.path} already has its {done} steps, and nothing was changed; "
                 "raise run.steps to go on, or choose another run.name."
@@ -92,6 +92,9 @@ class _Loop:
             if stopped:
                 self.listeners.message(f"Stopped by SIGTERM after step {stopped}; the same command continues the run.")
             return self._finish()
+
+    def _summary(self) -> dict[str, Any] | None:
+        return self.folder.summary(self.listeners.message)
 
     def _train(self, first: int, asked_to_stop: Callable[[int], bool]) -> int | None:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
@@ -146,6 +149,7 @@ class _Loop:
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config
         liveness.at("writing its folder")
+        from_first(lambda: self.folder.check_metrics(first - 1, self.listeners.message))
         from_first(lambda: self.folder.write(trainer.plan, first - 1))
         self.baseline = trainer.baseline()
         self.listeners.start(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.observe.files import write_atomically
-from jaxpar.observe.summary import SUMMARY_FILE
+from jaxpar.observe.jsonl import METRICS_FILE, read_metrics
+from jaxpar.observe.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_lock import RunLock
 
 CONFIG, PLAN, CHECKPOINTS = "config.yaml", "plan.json", "checkpoints"
@@ -80,7 +81,7 @@ class RunFolder:
             raise UserError(
                 f"run.dir is {self.config.run.dir!r}: {self.path} cannot be read ({error.strerror})"
             ) from error
-        changes = config_difference(load_config(str(file)), self.config)
+        changes = config_difference(self._recorded(file), self.config)
         forbidden = [line for line in changes if not line.startswith(MAY_CHANGE) and _key(line) not in MAY_CHANGE_KEYS]
         if forbidden:
             raise UserError(
@@ -88,6 +89,18 @@ class RunFolder:
                 f"({'; '.join(forbidden)}); choose another run.name, or restore these values to continue it"
             )
         return changes
+
+    def _recorded(self, file: Path) -> Config:
+        """The configuration that the folder was made with."""
+        try:
+            if file.stat().st_size == 0:
+                raise UserError(f"{file}: empty")
+            return load_config(str(file))
+        except UserError as error:
+            raise UserError(
+                f"run.name is {self.config.run.name!r}: the record of what was run is damaged ({error}); put a copy of "
+                f"{CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away to begin anew"
+            ) from None
 
     def _check_new(self) -> None:
         """Hidden files do not count: a kill may leave the beginning of the first file, under a hidden name."""
@@ -107,30 +120,51 @@ class RunFolder:
                 f"that of step {complete[-1]} was complete once; repair it, or move {self.path} away to begin anew"
             )
 
-    def summary(self) -> dict[str, Any] | None:
-        """What `summary.json` says; None where the run has not come to its end."""
+    def summary(self, report: Callable[[str], None]) -> dict[str, Any] | None:
+        """What `summary.json` says; None where the run has not come to its end, or the file is damaged.
+
+        Args:
+            report: is told of damage. The run then comes to its end once more, and writes the file anew.
+        """
         file = self.path / SUMMARY_FILE
         if not file.exists():
             return None
-        summary = json.loads(file.read_text())
+        summary = read_summary(file)
+        if summary is None:
+            report(f"{file} is damaged: it is not used, and written anew.")
+            return None
         return summary if summary["steps"] >= self.config.run.steps else None
+
+    def check_metrics(self, step: int, report: Callable[[str], None]) -> None:
+        """Tell `report` if `metrics.jsonl` does not reach the checkpoint of `step`, at which the run goes on.
+
+        Raises `UserError` where it is damaged before that.
+        """
+        file = self.path / METRICS_FILE
+        steps = [values["step"] for values in read_metrics(file, before=step + 1)] if file.exists() else []
+        if step and (not steps or steps[-1] != step):
+            ends = f"ends with step {steps[-1]}" if steps else "is empty or missing"
+            report(f"{file} {ends}, and the checkpoint is of step {step}: what lies between is lost to the record.")
 
     def write(self, plan: Plan, step: int) -> None:
         """Write configuration and plan; those of an earlier start that differ stay beside them, named by `step`.
+
+        What is in the way is kept as it is: nothing reads the plan of an earlier start but a person.
 
         Raises `UserError` when the folder cannot be written to.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for name, text in ((CONFIG, config_to_yaml(self.config)), (PLAN, plan.to_json())):
+            texts = ((CONFIG, config_to_yaml(self.config)), (PLAN, plan.to_json()))
+            for name, new in ((name, text.encode()) for name, text in texts):
                 file = self.path / name
-                if file.exists() and (old := file.read_text()) != text:
+                if file.exists() and (old := file.read_bytes()) != new:
                     stem, suffix = name.split(".")
                     kept = self.path / f"{stem}-until-{step}.{suffix}"
                     # One that is there already is of the start that made these steps; the last start made none.
                     if not kept.exists():
-                        write_atomically(kept, old.encode())
-                write_atomically(file, text.encode())
+                        write_atomically(kept, old)
+                write_atomically(file, new)
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -27,10 +27,11 @@ TEXTS, DRAWN = 2500, 4500
 FILES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
 PIECES = (
-    "{", "}", "[", "]", "[" * 400, "{a: " * 50, ":", ": ", "- ", "\n", "\n\n  ", "\t", " ", "#", "'", '"', "|", ">-",
-    "&a ", "*a", "<<: *a", "!!python/object/apply:os.system [true]", "!!binary x", "%YAML 1.1\n", "---\n", "...\n", "\0", "\x1b[2J",
-    "\r", "\u2028", "\ufeff", "\ud83d\ude00", "?", "? a\n: b\n", "null", "~", "true", "0x1F", "1_000", "1e999", "-1e-999",
-    ".inf", ".nan", "9" * 400, "-0", "0", "1.5", "run:", "model:\n  layers: 2\n", "parallel: {fsdp: -1}\n", "data: []\n",
+    "{", "}", "[", "]", "[" * 400, "{a: " * 50, ":", ": ", "- ", "\n", "\n\n  ", "\t", " ", "#", "'", '"', "|",
+    ">-", "&a ", "*a", "<<: *a", "!!python/object/apply:os.system [true]", "!!binary x", "%YAML 1.1\n", "---\n",
+    "...\n", "\0", "\x1b[2J", "\r", "\u2028", "\ufeff", "\ud83d\ude00", "?", "? a\n: b\n", "null", "~", "true",
+    "0x1F", "1_000", "1e999", "-1e-999", ".inf", ".nan", "9" * 400, "-0", "0", "1.5", "run:",
+    "model:\n  layers: 2\n", "parallel: {fsdp: -1}\n", "data: []\n",
 )  # fmt: skip
 """What is put into a text."""
 
