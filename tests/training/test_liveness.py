@@ -186,8 +186,8 @@ def test_another_number_of_devices_than_the_layout_takes_is_one_sentence(config:
         code, said = last_words(process, PATIENCE_S)
         assert code == 2
         assert said.startswith(
-            f"jaxpar: parallel: the layout takes 8 devices, 4 in each of 2 processes, and process {rank} of 2 on {HOST} "
-            "sees 1, which makes 2; "
+            "jaxpar: parallel: the layout takes 8 devices, 4 in each of 2 processes, and process "
+            f"{rank} of 2 on {HOST} sees 1, which makes 2; "
         )
 
 
