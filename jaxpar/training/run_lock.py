@@ -45,10 +45,11 @@ class RunLock:
         while self._descriptor is None:
             try:
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError:
-                if os.access(self.path.parent, os.W_OK):
-                    raise
-                return None
+            except OSError as error:
+                unwritable = error.errno in (errno.EACCES, errno.EPERM) and not self.path.exists()
+                if unwritable or error.errno == errno.EROFS:
+                    return None
+                raise
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_current(descriptor):

@@ -1,0 +1,78 @@
+"""Twenty thousand steps with everything on: memory, arrays, threads and the time of a step stay what they were."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from jaxpar.observe.jsonl import read_metrics
+from tests.training.runs import ROOT
+
+STEPS = 20_000
+GROWTH = 32 * 2**20
+"""Bytes that the process may grow by after the first fifth: losses for the picture, and an allocator's fragments."""
+SLOWER = 1.5
+"""How many times as long a step may take in the last fifth as in the first, on a machine that does other things too."""
+
+
+@pytest.fixture(scope="module")
+def soaked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of the run, and what it measured."""
+    folder = tmp_path_factory.mktemp("soak")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.soak", str(folder), "--steps", str(STEPS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    measured = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"step"')]
+    assert len(measured) == 25
+    return folder / "run", measured
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_memory_is_flat(soaked: tuple[Path, list[dict[str, Any]]]):
+    _, measured = soaked
+    settled = measured[4:]
+    grown = max(found["resident"] for found in settled) - settled[0]["resident"]
+    assert grown < GROWTH, f"{grown / 2**20:.1f} MiB more"
+    # A save in the background has arrays and threads of its own while it lasts.
+    half = len(settled) // 2
+    for kind in ("arrays", "threads", "files"):
+        early, late = ([found[kind] for found in part] for part in (settled[:half], settled[half:]))
+        assert min(late) <= min(early), kind
+        assert max(late) <= max(max(early), 3 * min(early)), kind
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_steps_take_as_long_at_the_end_as_at_the_start(soaked: tuple[Path, list[dict[str, Any]]]):
+    folder, _ = soaked
+    times = [record["step_time_s"] for record in read_metrics(folder / "metrics.jsonl")][1:]
+    fifth = len(times) // 5
+    assert median(times[-fifth:]) < SLOWER * median(times[:fifth])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_files_are_those_that_are_promised(soaked: tuple[Path, list[dict[str, Any]]]):
+    folder, _ = soaked
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        f"{step:08d}" for step in (10_000, 18_000, 19_000, 20_000)
+    ]
+    steps = [record["step"] for record in read_metrics(folder / "metrics.jsonl")]
+    assert steps == [1, *range(10, STEPS + 1, 10)]
+    names = {"config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "environment.json", "summary.json"}
+    assert {path.name for path in folder.iterdir()} == names | {"loss.png", "tensorboard", "checkpoints"}
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+    events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert events.count("saved") == 20 and events[-1] == "close"
