@@ -238,7 +238,7 @@ def test_a_slow_loader_is_told_once_as_waiting_for_data(tmp_path: Path, monkeypa
         return rows
 
     monkeypatch.setattr(lookout, "WAIT_SECONDS", 1.0)
-    ears = fit_with(watched(tmp_path, 40, run={"log_every": 5}), slow)
+    ears = fit_with(watched(tmp_path, 26, run={"log_every": 5}), slow)
     (anomaly,) = ears.anomalies
     assert anomaly.kind == "data_wait"
     assert anomaly.facts["share"] > 0.5
