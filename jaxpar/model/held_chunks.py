@@ -1,8 +1,9 @@
 """Chunks of layers that are gathered whole, once for all microbatches of a batch, and whose gradients leave at once.
 
 Breadth-first pipelines (arXiv:2211.05953) take all microbatches through a chunk before the next. Under ZeRO-3 a chunk's
-weights are then gathered once forward and once backward per batch, not once per microbatch, and its gradients are
-reduced once. The price is memory: the chunks in use lie in compute placement, with gradients to match.
+weights are then gathered once forward and once backward per batch (the last chunk's once for both), not once per
+microbatch, and its gradients are reduced once. The price is memory: the chunks in use lie in compute placement, with
+gradients to match.
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ from jaxpar.mesh.parameters import Tree
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 
+TYPE_ONLY = ("axis_index", "pcast", "pvary")
+"""Primitives that name mesh axes and move nothing."""
+
 type Row = dict[str, jax.Array]
 """One tick of this rank: a scalar for each of `jaxpar.pipeline.program.FIELDS`."""
 
@@ -151,10 +154,11 @@ class _Executor:
             x = self._input(row, arrivals, None)
             chunk = Chunk(self.weights["layers"], row["f_chunk"], row["f_chunk"])
             y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
-            last = (row["f_counts"] & row["f_last"]) == 1
-            found = result(self._shared(y, last), self._last(row, "f"))
-            counts = row["of_f_ends"] == 1 if self._shares_ends else last
-            return self._arrive(run, "y", row, y, arrivals), total + jnp.where(counts, found, 0)
+            if run.head:
+                last = (row["f_counts"] & row["f_last"]) == 1
+                found = result(self._shared(y, last), self._last(row, "f"))
+                total += found if self._shares_ends else jnp.where(last, found, 0)
+            return self._arrive(run, "y", row, y, arrivals), total
 
         for part in self.program.loops:
             carry = self._loop_over(part, tick, carry)
@@ -306,7 +310,6 @@ class _Executor:
         rank = lax.axis_index("pipe")
         ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
         others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
-        others["f_ends"] = (rows["f_counts"] & rows["f_last"])[ends["last"]]
         return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
 
     def _microbatch(self, number: jax.Array) -> Tree:
@@ -351,18 +354,20 @@ class _Executor:
 
 
 def refuse_permutes(jaxpr: Jaxpr) -> None:
-    """Raises `UserError` where a program that ranks may leave out has a collective permute.
+    """Raises `UserError` where a program that ranks may leave out has a collective permute, or one over the pipeline.
 
     XLA matches a permute that only some ranks reach with an unrelated one, and corrupts data without a word. Group
     collectives are right: all members of a group are on one pipeline rank, and take the same branch.
     """
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "ppermute":
-            axes = equation.params["axis_name"]
+        name, found = equation.primitive.name, equation.params.get("axis_name", equation.params.get("axes", ()))
+        axes = [found] if isinstance(found, str) else [axis for axis in found or () if isinstance(axis, str)]
+        if name == "ppermute" or ("pipe" in axes and name not in TYPE_ONLY):
+            kind = "collective permutes" if name == "ppermute" else "collectives over the pipeline"
             raise UserError(
-                "parallel.pipe_ticks: branching needs layers without collective permutes, and these have one over "
-                f"{axes if isinstance(axes, str) else ' and '.join(axes)}, which XLA would match with an unrelated one "
-                "where ranks branch; expected uniform, or another parallel.context_strategy"
+                f"parallel.pipe_ticks: branching needs layers without {kind}, and these have one over "
+                f"{' and '.join(axes)}, which XLA would match with an unrelated one where ranks branch; expected "
+                "uniform"
             )
         for inner in jaxprs_in_params(equation.params):
             refuse_permutes(inner)

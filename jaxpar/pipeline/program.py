@@ -48,7 +48,7 @@ class Run:
 
     kinds: frozenset[Kind]
     head: bool
-    """Whether the last chunk goes backward in these ticks, so that loss and head are due."""
+    """Whether the last chunk goes backward in these ticks (forward, where there is no backward): the loss is due."""
     first: int
     """Number of the first tick."""
     ticks: int
@@ -182,15 +182,29 @@ class _Maker:
                 ticks = np.flatnonzero((used & (self.rows[f"{kind}_chunk"] == chunk)).any(axis=1))
                 windows[kind, chunk] = Lifetime(int(ticks[0]), int(ticks[-1]))
         backwards = {name: life for name, life in windows.items() if name[0] == "b"}
+        again = self._stay_for_the_backward(windows)
         for buffer, lives in (("weights", windows), ("gradients", backwards)):
             slots = assign_slots(lives)
+            if buffer == "weights":
+                slots |= {("b", chunk): slots["f", chunk] for chunk in again}
             self.counts[buffer] = slot_count(slots.values())
             for (kind, chunk), slot in slots.items():
                 self.rows[f"{kind}_{buffer}"][uses[kind] & (self.rows[f"{kind}_chunk"] == chunk)] = slot
                 if buffer == "weights":
-                    self.loads.setdefault(lives[kind, chunk].first, []).append(Window(chunk, slot))
+                    if (kind, chunk) in lives:
+                        self.loads.setdefault(lives[kind, chunk].first, []).append(Window(chunk, slot))
                 else:
                     self.releases.setdefault(lives[kind, chunk].last + 1, []).append(Window(chunk, slot))
+
+    @staticmethod
+    def _stay_for_the_backward(windows: dict[tuple[str, int], Lifetime]) -> list[int]:
+        """Joins both windows of a chunk whose backward begins before its forwards are over: it is gathered once."""
+        again = [
+            chunk for kind, chunk in windows if kind == "b" and windows["b", chunk].first <= windows["f", chunk].last
+        ]
+        for chunk in again:
+            windows["f", chunk] = Lifetime(windows["f", chunk].first, windows.pop(("b", chunk)).last)
+        return again
 
     def _note_lifetimes(self, action: Action) -> None:
         """What `action` needs to lie somewhere, from when it is made until `action` uses it."""
@@ -273,10 +287,11 @@ class _Maker:
 
     def _runs(self) -> list[Run]:
         cuts = sorted({*self.loads, *self.releases})
+        ends = "b" if self.rows["b_counts"].any() else "f"
 
         def signature(tick: int) -> tuple[frozenset[Kind], bool, int]:
             kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
-            head = bool((self.rows["b_last"][tick] & self.rows["b_counts"][tick]).any())
+            head = bool((self.rows[f"{ends}_last"][tick] & self.rows[f"{ends}_counts"][tick]).any())
             head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
             return kinds, head, bisect_right(cuts, tick)
 

@@ -15,7 +15,7 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
-from jaxpar.pipeline.tables import read_schedule
+from jaxpar.pipeline.tables import parse_schedule
 
 
 def choose_schedule(config: Config) -> Schedule:
@@ -71,12 +71,18 @@ TABLE = ".csv"
 """How the name of a schedule ends that is the path of a table."""
 
 
-def _table(file: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
-    """The schedule in a file, called by its path. Raises `ScheduleError` where it is for other sizes."""
+def table_text(file: str) -> str:
+    """The text of the table that `parallel.schedule` names by its path. Raises `UserError` where it cannot be read."""
     try:
-        schedule = read_schedule(Path(file).expanduser())
+        return Path(file).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"the table {file!r} cannot be read ({error})") from error
+        raise UserError(f"parallel.schedule: the table {file!r} cannot be read ({error})") from error
+
+
+@cache
+def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    """The schedule in the text of a file, called by its path. Raises `ScheduleError` where it is for other sizes."""
+    schedule = parse_schedule(text, name=Path(file).stem)
     found = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
     wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
     for what, number in found.items():
@@ -91,16 +97,24 @@ def _table(file: str, ranks: int, microbatches: int, virtual_stages: int | None)
     return replace(schedule, name=file)
 
 
-@cache
 def _schedule(name: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
     if name.endswith(TABLE):
-        return _table(name, ranks, microbatches, virtual_stages)
+        return _table(name, table_text(name), ranks, microbatches, virtual_stages)
+    return _published(name, ranks, microbatches, virtual_stages)
+
+
+@cache
+def _published(name: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
     return make_schedule(schedule_name(name), ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
 
 
 def holds_chunks(plan: Plan) -> bool:
-    """Whether a chunk's weights are gathered once for all microbatches, and held while they go through it."""
-    return plan.zero == 3 and plan.schedule == "breadth-first" and plan.axes.fsdp * plan.axes.expert > 1
+    """Whether a chunk's weights are gathered once for all microbatches, and held while they go through it.
+
+    With one chunk a rank all its layers would be held from the first tick to the last, which ZeRO-2 is for.
+    """
+    sharded = plan.zero == 3 and plan.axes.fsdp * plan.axes.expert > 1
+    return sharded and plan.schedule == "breadth-first" and plan.virtual_stages > 1
 
 
 def layer_order(plan: Plan) -> LayerOrder:

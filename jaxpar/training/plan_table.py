@@ -66,7 +66,10 @@ def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     runs = "branching" if plan.pipe_ticks == "branching" else "lockstep"
     own = simulate(schedule, times, mode=runs)
     sizes = chunk_bytes(step)
-    rooms = step.program.slots["stash"] * sizes.stash + step.program.slots["kept"] * sizes.kept
+    slots = step.program.slots
+    between = (slots["arrivals"] + slots["cotangents"] + slots["outputs"]) * sizes.sent
+    rooms = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
+    later = f", {slots['kept']} of {mebibytes(sizes.kept)} from B to W" if slots["kept"] else ""
     longest = step.order.layers_per_chunk
     padding = f"; all run as {longest} layers" if step.order.padded else ""
     ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
@@ -85,8 +88,9 @@ def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:
         (
             "activations",
             mebibytes(rooms),
-            f"on each pipe rank: room for {step.program.slots['stash']} chunks of {mebibytes(sizes.stash)}; in flight "
-            f"at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 to {plan.axes.pipe - 1}",
+            f"on each pipe rank: room for {slots['stash']} chunks of {mebibytes(sizes.stash)} from F to B{later}, and "
+            f"{mebibytes(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
+            f"to {plan.axes.pipe - 1}",
         ),
     ]
 

@@ -2,7 +2,8 @@
 
 In memory the rows of stacked layers lie as the pipeline's chunks need them (`jaxpar.mesh.layer_order`), with padding
 where stages are uneven. A checkpoint has one row per layer, in order, so that any other layout can read it. Where these
-differ, a save moves the layers' weights and moments between pipeline ranks once, and holds both for that moment.
+differ, a save moves each stack from a split of its rows over the pipe axis to a split of another dim (an all-to-all)
+and puts the rows in order there; a copy of the layers' weights and moments exists until they are on the host.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class SavedState:
         if self._order.in_order:
             return state
         rows = jnp.asarray(self._order.row_of_layer)
-        return self._moved(lambda stack: jnp.take(stack, rows, axis=0), state, self.abstract)
+
+        def collect(stack: jax.Array, where: NamedSharding) -> jax.Array:
+            return jnp.take(jax.lax.with_sharding_constraint(stack, where), rows, axis=0)
+
+        return self._moved(collect, state, self.abstract)
 
     def incoming(self, saved: State) -> State:
         """A restored state as the step wants it; rows that only pad the stacks are zero."""
@@ -51,18 +56,23 @@ class SavedState:
             return saved
         numbers = self._order.numbers.ravel()
 
-        def spread(stack: jax.Array) -> jax.Array:
+        def spread(stack: jax.Array, where: NamedSharding) -> jax.Array:
             rows = jnp.take(stack, jnp.asarray(np.maximum(numbers, 0)), axis=0)
             real = jnp.asarray(numbers != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
-            return jnp.where(real, rows, jnp.zeros_like(rows))
+            return jax.lax.with_sharding_constraint(jnp.where(real, rows, jnp.zeros_like(rows)), where)
 
         return self._moved(spread, saved, self._abstract)
 
-    def _moved(self, function: Callable[[jax.Array], jax.Array], state: State, like: State) -> State:
-        """`state` with `function` of its stacks of layers, which come to lie as in `like`; the rest is untouched."""
-        shardings = [leaf.sharding for leaf in self._layers(like)]
-        move = jax.jit(lambda stacks: [function(stack) for stack in stacks], out_shardings=shardings)
-        return self._with_layers(state, move(self._layers(state)))
+    def _moved(self, function: Callable[[jax.Array, NamedSharding], jax.Array], state: State, like: State) -> State:
+        """`state` with `function` of its stacks of layers, which come to lie as in `like`; the rest is untouched.
+
+        `function` gets each stack's sharding in a checkpoint too. One stack is moved after the other.
+        """
+        moved = []
+        for stack, target, saved in zip(*map(self._layers, (state, like, self.abstract)), strict=True):
+            move = jax.jit(lambda stack, where=saved.sharding: function(stack, where), out_shardings=target.sharding)
+            moved.append(move(stack))
+        return self._with_layers(state, moved)
 
     def _layers(self, state: State) -> list[Any]:
         return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]
@@ -84,12 +94,12 @@ class SavedState:
 
 
 def _fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """`sharding`, with the pipe axis on the first dim of `shape` that divides by it as well."""
+    """`sharding`, with the pipe axis on the first dim of `shape` but the rows that divides by it as well."""
     sizes = sharding.mesh.shape
     dims = [tuple(a for a in axes_of_dim(sharding.spec, dim) if a != "pipe") for dim in range(len(shape))]
-    for dim, axes in enumerate(dims):
+    for dim, axes in list(enumerate(dims))[1:]:
         if shape[dim] % (sizes["pipe"] * int(np.prod([sizes[axis] for axis in axes]))) == 0:
-            dims[dim] = ("pipe", *axes)
+            dims[dim] = (*axes, "pipe")
             break
     return NamedSharding(sharding.mesh, PartitionSpec(*[axes or None for axes in dims]))
 
