@@ -58,7 +58,7 @@ class SmallRun:
     def loss_and_gradients(self, step: int = 0) -> tuple[float, Any]:
         """Loss and gradients of the initial weights on the batch of a step, as NumPy."""
         loss, gradients = self.step.gradients(self.step.initial_state(), self.batch(step))
-        return float(loss), jax.device_get(gradients)
+        return float(loss), self.by_layer(gradients)
 
     def train(self, steps: int) -> tuple[list[float], Any]:
         """Losses and final weights of `steps` steps from the initial weights, as NumPy."""
@@ -66,7 +66,23 @@ class SmallRun:
         for step in range(steps):
             state, metrics = self.step.train(state, self.batch(step))
             losses.append(float(metrics.loss))
-        return losses, jax.device_get(state.master)
+        return losses, self.by_layer(state.master)
+
+    def by_layer(self, weights: Any) -> Any:
+        """Weights or their gradients as NumPy, with layers in the order of the model, and none that pads the stack."""
+        weights, rows = jax.device_get(weights), self.step.order.row_of_layer
+        return weights | {"layers": jax.tree.map(lambda stack: stack[rows], weights["layers"])}
+
+    def by_row(self, weights: Any) -> Any:
+        """Weights with layers in the order of the model as the step has them; rows that pad the stack are zero."""
+        order = self.step.order
+
+        def stack(layers: np.ndarray) -> np.ndarray:
+            rows = np.zeros((order.rows, *layers.shape[1:]), layers.dtype)
+            rows[order.row_of_layer] = layers
+            return rows
+
+        return weights | {"layers": jax.tree.map(stack, weights["layers"])}
 
 
 def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:

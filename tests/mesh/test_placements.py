@@ -41,6 +41,35 @@ def test_a_zero_stage_is_a_row_of_the_table(zero: int, storage: dict, gradient: 
     assert dtypes == ["bfloat16", "bfloat16", "float32", "float32"]
 
 
+@pytest.mark.parametrize(
+    ("zero", "storage", "gradient", "optimizer"),
+    [
+        (0, COMPUTE, COMPUTE, COMPUTE),
+        (1, COMPUTE, COMPUTE, SHARDED),
+        (2, COMPUTE, COMPUTE, SHARDED),  # as stage 1: many microbatches go through the same weights
+        (3, SHARDED, SHARDED, SHARDED),
+    ],
+)
+def test_under_a_pipeline_gradients_are_reduced_once_a_step_and_the_ends_gathered_once(
+    zero: int, storage: dict, gradient: dict, optimizer: dict
+):
+    """Stage 3 alone gathers layers, and reduces their gradients, as often as it uses them; and never the ends."""
+    specs = {"layers": {name: SPECS[name] for name in ("up", "scale")}, "embedding": {"tokens": SPECS["tokens"]}}
+    parts = lambda layout, ends: {
+        "layers": {name: layout[name] for name in ("up", "scale")}, "embedding": {"tokens": ends["tokens"]},
+    }  # fmt: skip
+    found = placed(specs, AxisSizes(pipe=3, fsdp=2, expert=2, tensor=2), zero)
+    assert found.compute.layout == parts(COMPUTE, COMPUTE)
+    assert found.storage.layout == parts(storage, COMPUTE)
+    assert found.gradient.layout == parts(gradient, COMPUTE)
+    assert found.optimizer.layout == parts(optimizer, optimizer)
+
+
+def test_shared_ends_split_the_vocabulary_over_the_pipeline_too():
+    found = place(SPECS, AxisSizes(pipe=2, tensor=2), 0, DTYPES, kv_heads=8, shared_ends=True)
+    assert found.compute.layout == COMPUTE | {"tokens": P(("pipe", "tensor"), None)}
+
+
 def test_no_role_is_split_over_replica_or_context():
     found = placed(sizes=AxisSizes(replica=2, fsdp=2, context=2))
     assert found.storage.layout["up"] == P("pipe", "fsdp", "tensor")

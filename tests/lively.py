@@ -1,0 +1,52 @@
+"""Models and a batch in which everything counts: what tests that compare layouts share."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.given_weights import state_with
+from tests.short_documents import into_documents
+from tests.small_run import SmallRun
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"z_loss": 1e-3},
+    "gpt2": {
+        "norm": "layernorm",
+        "position": "learned",
+        "activation": "gelu",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "max_positions": 64,
+    },
+    "qwen3": {"qk_norm": True, "rope_base": 1e6, "head_dim": 8},
+    "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0},
+}
+
+
+def lively_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:
+    """Loss and gradients where everything counts: short documents, padding, no bias 0 and no norm scale 1.
+
+    `initial` are the initial weights where they are known, as NumPy: then nothing is compiled to make them. These and
+    the gradients have their layers in the order of the model.
+    """
+    rows = run.rows(0)
+    documents = into_documents(rows, seed=7)
+    if not run.config.data.packed:
+        documents |= {name: rows[name] for name in ("segments", "positions")}
+    if initial is None:
+        initial = run.by_layer(run.step.initial_state().master)
+
+    def moved(path: Any, value: np.ndarray) -> np.ndarray:
+        name = jax.tree_util.keystr(path)
+        if "bias" not in name and "norm" not in name:
+            return value
+        draw = np.random.default_rng(zlib.crc32(name.encode()))
+        return value + 0.3 * draw.standard_normal(value.shape).astype(np.float32)
+
+    weights = run.by_row(jax.tree_util.tree_map_with_path(moved, initial))
+    loss, gradients = run.step.gradients(state_with(run.step, weights), run.place(documents))
+    return float(loss), run.by_layer(gradients)
