@@ -173,8 +173,8 @@ class Lookout:
         """At the end: what came more often than it was told."""
         counts = self._episodes.counts
         if any(count > self._told.get(kind, 0) for kind, count in counts.items()):
-            words = ", ".join(f"{count} {WORDS[kind]}" for kind, count in counts.items())
-            self._listeners.message(f"What was told once and came again: in all {words}.")
+            words = ", ".join(f"{WORDS[kind]} {count}" for kind, count in counts.items())
+            self._listeners.message(f"Not all was told each time that it came; in all: {words}.")
 
     def _diagnose(self, number: int, metrics: StepMetrics, weights: Tree) -> None:
         finite = math.isfinite(float(metrics.loss))

@@ -110,7 +110,7 @@ def test_a_spike_is_told_once_and_stands_in_the_events(tmp_path: Path):
     assert [(anomaly.kind, anomaly.step) for anomaly in ears.anomalies] == [("loss_spike", 12)]
     assert ears.anomalies[0].text.startswith("Loss spike at step 12: ")
     assert ears.anomalies[0].text.endswith(" standard deviations above it); training goes on.")
-    assert ears.messages[-1] == "What was told once and came again: in all 2 loss spikes."
+    assert ears.messages[-1] == "Not all was told each time that it came; in all: loss spikes 2."
     (line,) = events(config, "anomaly")
     assert (line["kind"], line["step"], line["losses"]) == ("loss_spike", 12, 10)
     assert line["loss"] == losses(config)[12]
@@ -120,7 +120,7 @@ def test_a_spike_is_told_once_and_stands_in_the_events(tmp_path: Path):
 def test_a_run_without_anomalies_tells_none(tmp_path: Path):
     ears = fit_with(watched(tmp_path, 20), scrambled())
     assert ears.anomalies == []
-    assert not any("came again" in message for message in ears.messages)
+    assert not any("in all: " in message for message in ears.messages)
 
 
 def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spike(tmp_path: Path):
@@ -247,5 +247,5 @@ def test_a_slow_loader_is_told_once_as_waiting_for_data(tmp_path: Path, monkeypa
     (anomaly,) = ears.anomalies
     assert anomaly.kind == "data_wait"
     assert anomaly.text.startswith("The devices wait for data: ")
-    assert ears.messages[-1] == "What was told once and came again: in all 2 times that devices waited for data."
+    assert ears.messages[-1] == "Not all was told each time that it came; in all: times that devices waited for data 2."
     assert max(record.data_wait for record in ears.records) >= anomaly.facts["share"] > 0.1
