@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from jaxpar.observe.report.run_record import RunRecord, number
+from jaxpar.observe.report.run_record import LARGEST_STEP, RunRecord, number
 
 MOST_POINTS = 2000
 """Points of a curve on the page: more than a screen has columns."""
@@ -23,6 +23,8 @@ class Chart:
     """Fields of `metrics.jsonl`, in the order in which they are drawn."""
     smooth: bool = True
     """Whether smoothing applies."""
+    unless_zero: bool = False
+    """Whether a curve that is 0 throughout is left out."""
 
 
 CHARTS = (
@@ -31,6 +33,7 @@ CHARTS = (
     Chart("Learning rate", "plain", ("learning_rate",), smooth=False),
     Chart("Tokens per second", "rate", ("tokens_per_second",)),
     Chart("Time of a step", "seconds", ("step_time_s",)),
+    Chart("Devices waiting for data, share of the time", "share", ("data_wait",), unless_zero=True),
     Chart("Memory in use", "bytes", ("memory_bytes",), smooth=False),
     Chart("Model FLOPs utilisation", "share", ("mfu",)),
     Chart("Loss scale", "plain", ("loss_scale",), smooth=False),
@@ -52,7 +55,11 @@ def is_thinned(run: RunRecord) -> bool:
 
 
 def _run(run: RunRecord) -> dict[str, Any]:
-    series = {name: points(run, name) for chart in CHARTS for name in chart.series}
+    series: dict[str, Points] = {}
+    for chart in CHARTS:
+        found = {name: points(run, name) for name in chart.series}
+        if not chart.unless_zero or any(value for curve in found.values() for _, value in curve):
+            series |= found
     config = run.config
     return {
         "name": run.label,
@@ -61,6 +68,7 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "clock": _columns(thin(training_clock(run))),
         "restarts": sorted({step for event in run.events if (step := _restart(event))}),
         "skipped": skipped_at(run),
+        "anomalies": anomalies(run),
         "series": {name: _columns(thin(found)) for name, found in series.items() if found},
     }
 
@@ -86,6 +94,13 @@ def skipped_at(run: RunRecord) -> list[int]:
     return [step for (_, earlier), (step, later) in pairwise([(0, 0.0), *counts]) if later > earlier][:MOST_POINTS]
 
 
+def anomalies(run: RunRecord) -> list[tuple[int, str]]:
+    """(step, what was told) of what was noticed in a run."""
+    told = [event for event in run.events if event["event"] == "anomaly"]
+    found = [(event.get("step"), str(event.get("text"))) for event in told]
+    return [(step, text) for step, text in found if type(step) is int and 0 <= step <= LARGEST_STEP][-MOST_POINTS:]
+
+
 def thin(found: Points, most: int = MOST_POINTS) -> Points:
     """At most `most` points: of each stretch the least and the greatest, so that no spike is lost, and both ends."""
     if len(found) <= most:
@@ -105,4 +120,4 @@ def _columns(found: Points) -> list[list[float]]:
 
 def _restart(event: dict[str, Any]) -> int:
     step = event.get("step")
-    return step if event["event"] == "start" and type(step) is int and step > 0 else 0
+    return step if event["event"] == "start" and type(step) is int and 0 < step <= LARGEST_STEP else 0

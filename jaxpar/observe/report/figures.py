@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from jaxpar.observe.amounts import seconds, size
 from jaxpar.observe.report.curves import points
@@ -115,13 +116,28 @@ FIGURES = (
 def figure_rows(runs: list[RunRecord]) -> list[tuple[str, ...]]:
     """(name, a value per run, and of two runs the difference) for each figure that a run has."""
     rows = []
-    for figure in FIGURES:
+    for figure in [*FIGURES, *epoch_figures(runs)]:
         values = [figure.value(run) for run in runs]
         if all(value is None for value in values):
             continue
         shown = ["" if value is None else figure.words(value) for value in values]
         rows.append((figure.name, *shown, *([_difference(figure, *values)] if len(values) == 2 else [])))
     return rows
+
+
+def epoch_figures(runs: list[RunRecord]) -> list[Figure]:
+    """How often each source of data was gone through."""
+    sources = dict.fromkeys(source for run in runs for source in _epochs(run))
+    return [
+        Figure(f"epochs of {source}", lambda run, source=source: number(_epochs(run), source), plain)
+        for source in sources
+    ]
+
+
+def _epochs(run: RunRecord) -> dict[str, Any]:
+    """As the summary has them, or else the last logged step."""
+    told = run.summary.get("epochs") or (run.metrics[-1].get("epochs") if run.metrics else None)
+    return told if isinstance(told, dict) else {}
 
 
 def _difference(figure: Figure, first: float | None, second: float | None) -> str:

@@ -245,20 +245,18 @@ class Chart {
         element("text", { class: "x", x: anchor === "end" ? x + 4 : x, y: bottom + 18, "text-anchor": anchor }, text));
     }
     this.svg.append(element("line", { class: "axis", x1: LEFT, x2: this.width - RIGHT, y1: bottom, y2: bottom }));
-    this.marks("restarts", "restart", TOP, bottom);
-    this.marks("skipped", "skipped", bottom - 7, bottom);
+    for (const run of report.runs) {
+      for (const step of run.restarts) this.mark(run, step, "restart", TOP, `${run.name} went on after step ${step}`);
+      for (const step of run.skipped) this.mark(run, step, "skipped", bottom - 7, `skipped up to step ${step}`);
+      for (const [step, text] of run.anomalies) this.mark(run, step, "anomaly", bottom - 12, text);
+    }
   }
 
-  marks(list, kind, top, bottom) {
-    for (const run of report.runs) {
-      for (const step of run[list]) {
-        const at = place(run, step);
-        if (at < this.from || at > this.to) continue;
-        const said = kind === "restart" ? `${run.name} went on after step ${step}` : `skipped up to step ${step}`;
-        this.svg.append(element("line", { class: kind, x1: this.x(at), x2: this.x(at), y1: top, y2: bottom },
-          element("title", {}, said)));
-      }
-    }
+  mark(run, step, kind, top, said) {
+    const at = place(run, step), bottom = this.height - BOTTOM;
+    if (at < this.from || at > this.to) return;
+    this.svg.append(element("line", { class: `mark ${kind}`, x1: this.x(at), x2: this.x(at), y1: top, y2: bottom },
+      element("title", {}, said)));
   }
 
   strokes(line) {

@@ -57,6 +57,7 @@ def html_page(runs: list[RunRecord]) -> str:
         sections.section("plan", "Plan", sections.plan(runs)),
         sections.section("memory", "Memory: predicted and measured", sections.memory(runs)),
         sections.section("timing", "Time", sections.timing(runs)),
+        "" if len(runs) > 1 else _numbers(runs, ("", "")),
         sections.section("environment", "Environment", sections.environment(runs)),
         sections.section("events", "Events", sections.events(runs)),
         sections.section("samples", "Sample", sections.samples(runs)),
@@ -97,11 +98,14 @@ def _card_figures(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _comparison(runs: list[RunRecord]) -> str:
-    heads = ("", *(run.label for run in runs), "difference")
     difference = sections.configuration_difference(runs)
-    return sections.section(
-        "figures", "The two runs in numbers", table(heads, figure_rows(runs), numbers=(1, 2, 3))
-    ) + sections.section("difference", "What differs in the configuration", difference)
+    return _numbers(runs, ("", *(run.label for run in runs), "difference")) + sections.section(
+        "difference", "What differs in the configuration", difference
+    )
+
+
+def _numbers(runs: list[RunRecord], heads: tuple[str, ...]) -> str:
+    return sections.section("figures", "Numbers", table(heads, figure_rows(runs), numbers=range(1, len(heads))))
 
 
 def _curves(runs: list[RunRecord]) -> str:

@@ -185,6 +185,10 @@ def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str] | None:
             what = f"started, to go to step {_text(event.get('steps', '?'))}"
         case "message":
             what = _text(event.get("text", ""))
+        case "anomaly":
+            what = Hot(_text(event.get("text", "")))
+        case "rewound":
+            what = f"went back to the checkpoint of step {_text(event.get('to', '?'))}"
         case "saved":
             what = f"saved {_text(event.get('path', ''))}"
         case "end":

@@ -220,10 +220,14 @@ def test_paper_shows_everything(page: Browser, pages: Path) -> None:
 
 def test_a_long_run_with_a_spike_and_a_restart(page: Browser, pages: Path, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "long", steps=20_000, skipped_steps=1)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "start", "step": 7000}\n{"event": "anomaly", "step": 9000, "text": "a spike"}\n')
     assert main([str(folder)]) == 0
     page.open(folder / "report.html")
     assert page.read("document.querySelector('path.run0').getAttribute('d').split('L').length") <= 2000
     assert page.count(f"{LOSS} > svg .skipped") == 1
+    assert page.count(f"{NORM} > svg .restart") == 1
+    assert page.text(f"{LOSS} > svg .anomaly title") == "a spike"
     assert labels(page, LOSS, "x")[-1] == "20,000"
 
 

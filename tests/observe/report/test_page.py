@@ -80,6 +80,21 @@ def test_a_run_that_failed_is_said_to_have(tmp_path: Path) -> None:
     assert "failed after step 20 of 60" in told
 
 
+def test_what_was_noticed_is_told_and_marked(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", epochs={"code": 0.25, "<books>": 1.5}, data_wait=0.125)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "anomaly", "step": 14, "kind": "loss_spike", "text": "Loss spike at step 14: 5.3."}\n')
+        file.write('{"event": "rewound", "step": 14, "to": 12}\n')
+    page = page_of(folder)
+    told = words(page)
+    assert "Loss spike at step 14: 5.3." in told and "went back to the checkpoint of step 12" in told
+    assert '"anomalies":[[14,"Loss spike at step 14: 5.3."]]' in page
+    assert "Devices waiting for data" in page
+    numbers = " ".join(told[told.index("Numbers") : told.index("Environment")].split())
+    assert "epochs of code 0.25" in numbers and "epochs of <books> 1.5" in numbers
+    assert "Devices waiting" not in page_of(write_run(tmp_path / "other", data_wait=0.0))
+
+
 def test_many_events_are_cut_in_the_middle(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", until=2)
     with (folder / "events.jsonl").open("a") as file:
