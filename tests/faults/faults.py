@@ -48,8 +48,8 @@ COMMUNICATION = (
         name="doubled_loss",
         says="The reported loss is summed over the tensor ranks too, which all hold the same one.",
         file="jaxpar/training/step.py",
-        old='loss = reduce_sum(nll, [axis for axis in AXES if axis != "tensor"]) / jnp.maximum(count, 1.0)',
-        new='loss = reduce_sum(jax.lax.pcast(nll, "tensor", to="varying"), AXES) / jnp.maximum(count, 1.0)',
+        old="return reduce_sum(nll, [axis for axis in AXES if axis not in alike])",
+        new='return reduce_sum(jax.lax.pcast(nll, alike, to="varying"), AXES)',
         caught_by=(parity(tensor=2, fsdp=4),),
     ),
     Fault(
@@ -65,8 +65,8 @@ COMMUNICATION = (
         name="output_bias_on_every_rank",
         says="The MLP's output bias is added to each tensor rank's partial sum, so it counts once per rank.",
         file="jaxpar/model/layer.py",
-        old="h = scatter_sequence(self.mlp(gather_sequence(h)))\n        return x + self._drop(self.mlp.add_bias(h),",
-        new="h = scatter_sequence(self.mlp.add_bias(self.mlp(gather_sequence(h))))\n        return x + self._drop(h,",
+        old="return scatter_sequence(self.mlp.project_out(x))",
+        new="return scatter_sequence(self.mlp.add_bias(self.mlp.project_out(x)))",
         caught_by=(parity(tensor=2, family="gpt2"),),
     ),
 )
@@ -76,8 +76,8 @@ LOSS = (
         name="labels_shifted_after_the_split",
         says="Labels are made from a rank's own tokens, so the last token of each part gets a wrong one.",
         file="jaxpar/model/decoder.py",
-        old='vocabulary_cross_entropy(self.logits(weights, sinks, x), batch["labels"])',
-        new='vocabulary_cross_entropy(self.logits(weights, sinks, x), jnp.roll(batch["tokens"], -1, axis=1))',
+        old='_cross_entropy(logits, batch["labels"], self.vocab_axes)',
+        new='_cross_entropy(logits, jnp.roll(batch["tokens"], -1, axis=1), self.vocab_axes)',
         caught_by=(parity(context=2, packed=True),),
     ),
     Fault(
@@ -107,17 +107,17 @@ LOSS = (
     Fault(
         name="microbatch_dropped",
         says="The last of several microbatches is never run.",
-        file="jaxpar/pipeline/schedules.py",
-        old="Action(Kind.BACKWARD, m)),) for m in range(microbatches))",
-        new="Action(Kind.BACKWARD, m)),) for m in range(max(1, microbatches - 1)))",
+        file="jaxpar/pipeline/schedules/one_forward_one_backward.py",
+        old="return (tuple(Action(kind, m) for m in range(microbatches) for kind in (F, B)),)",
+        new="return (tuple(Action(kind, m) for m in range(max(1, microbatches - 1)) for kind in (F, B)),)",
         caught_by=(parity(microbatches=2, fsdp=4),),
     ),
     Fault(
         name="microbatch_counted_twice",
         says="The first of several microbatches runs in the place of the second.",
-        file="jaxpar/pipeline/executor.py",
-        old="rows = np.array([rank[0].microbatch for (rank,) in ticks])",
-        new="rows = np.array([max(0, rank[0].microbatch - 1) for (rank,) in ticks])",
+        file="jaxpar/pipeline/program.py",
+        old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
+        new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',
         caught_by=(
             "tests/pipeline/test_executor.py::"
             "test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole",
@@ -210,23 +210,23 @@ LAYERS = (
         name="same_layer_prefetched_again",
         says="The layer loop gathers the weights of the layer it is running instead of the next one's.",
         file="jaxpar/model/layer_loop.py",
-        old="ahead = loop.load(weights, following)",
-        new="ahead = loop.load(weights, layer)",
+        old="ahead = load(following)",
+        new="ahead = load(layer)",
         caught_by=(parity(zero=3, fsdp=2),),
     ),
     Fault(
         name="residuals_of_another_layer",
         says="The backward of every layer reads the activations that the first layer saved.",
         file="jaxpar/model/layer_loop.py",
-        old="pullback.opaque_residuals = _at(residuals, layer)",
-        new="pullback.opaque_residuals = _at(residuals, 0)",
+        old="x, residuals = _in_order(_at(stash, slot, layer))",
+        new="x, residuals = _at(stash.inputs, slot, layer), _in_order(_at(stash.residuals, slot, 0))",
         caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
     ),
     Fault(
         name="next_layer_gathered_late",
         says="The next layer's weights are gathered when it begins, so that its matmuls wait for the network.",
         file="jaxpar/model/layer_loop.py",
-        old="if not loop.prefetches:",
+        old="if not self.prefetches:",
         new="if True:",
         caught_by=(f"{LOOP}::test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration",),
     ),
@@ -234,8 +234,8 @@ LAYERS = (
         name="gathered_weights_kept",
         says="Weights are scaled inside the layer, so every layer's gathered copy lives on until the backward.",
         file="jaxpar/model/layer_loop.py",
-        old="apply = self.apply\n",
-        new="apply = lambda w, *others: self.apply(jax.tree.map(lambda a: a * jnp.sqrt(a[:1] * 0 + 1), w), *others)\n",
+        old="return self.apply(merge(diff, fixed), x,",
+        new="return self.apply(jax.tree.map(lambda a: a * jnp.sqrt(a[:1] * 0 + 1), merge(diff, fixed)), x,",
         caught_by=(f"{LOOP}::test_no_gathered_layer_is_kept_for_the_backward[none]",),
     ),
     Fault(
@@ -263,8 +263,9 @@ UPDATE = (
         name="embedding_gradients_summed_in_half_precision",
         says="The gradients of all tokens that share a row of the embedding are added up in the compute dtype.",
         file="jaxpar/model/embedding.py",
-        old='zeros.at[rows].add(cotangent.astype(jnp.float32), mode="drop")',
-        new='zeros.astype(cotangent.dtype).at[rows].add(cotangent, mode="drop")',
+        old="cotangent = cotangent.astype(jnp.float32)",
+        new='cotangent = jnp.zeros(table.shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
+        "rows = jnp.arange(table.shape[0]); cotangent = cotangent.astype(jnp.float32)",
         caught_by=(
             "tests/model/test_embedding.py::test_thousands_of_equal_tokens_all_count_in_bfloat16[5-split vocabulary]",
         ),
@@ -404,4 +405,41 @@ PREPARED = (
     ),
 )
 
-FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED)
+EXECUTOR = "tests/pipeline/test_executor.py::test_gradients_and_reports_are_summed_over_the_microbatches"
+
+PIPELINE = (
+    Fault(
+        name="slot_reused_too_early",
+        says="A slot of the stash is given away in the tick in which it is read last; that tick's forward comes first.",
+        file="jaxpar/pipeline/slots.py",
+        old="while busy and busy[0][0] < lifetimes[name].first:",
+        new="while busy and busy[0][0] <= lifetimes[name].first:",
+        caught_by=(f"{EXECUTOR}[interleaved, uneven]",),
+    ),
+    Fault(
+        name="transfer_a_tick_late",
+        says="What a rank sends is put away a tick after it came, when something else comes.",
+        file="jaxpar/pipeline/program.py",
+        old="self.rows[field][tick, to] = self.slots[buffer][to]",
+        new="self.rows[field][min(tick + 1, len(self.ticks) - 1), to] = self.slots[buffer][to]",
+        caught_by=(f"{EXECUTOR}[gpipe]",),
+    ),
+    Fault(
+        name="weight_gradient_dropped",
+        says="The matrices' gradients of the first microbatch are computed and not added.",
+        file="jaxpar/pipeline/program.py",
+        old='row = {"counts": 1, "chunk": chunk, "kept": slot("kept")}',
+        new='row = {"counts": int(action.microbatch > 0), "chunk": chunk, "kept": slot("kept")}',
+        caught_by=(f"{EXECUTOR}[zb-h1, recomputing]",),
+    ),
+    Fault(
+        name="every_rank_counts_its_loss",
+        says="The head's gradients are counted on every pipeline rank, and not on the last alone.",
+        file="jaxpar/pipeline/executor.py",
+        old="mine = True if self._shares_ends else counts",
+        new="mine = True",
+        caught_by=(f"{EXECUTOR}[gpipe]",),
+    ),
+)
+
+FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE)
