@@ -15,7 +15,7 @@ from jaxpar.observe.jsonl import read_metrics
 from tests.training.runs import ROOT
 
 STEPS = 20_000
-GROWTH = 32 * 2**20
+GROWTH = 24 * 2**20
 """Bytes that the process may grow by after the first fifth: losses for the picture, and an allocator's fragments."""
 SLOWER = 1.5
 """How many times as long a step may take in the last fifth as in the first, on a machine that does other things too."""
