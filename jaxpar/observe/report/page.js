@@ -42,6 +42,7 @@ function shown(kind, value) {
   if (kind === "steps") return value.toLocaleString("en", { maximumFractionDigits: 0 });
   const [factor, suffix] = unitOf(kind, Math.abs(value));
   const scaled = value / factor;
+  if (scaled === 0) return "0" + suffix;
   const digits = Math.abs(scaled) >= 100 ? 0 : Math.abs(scaled) >= 10 ? 1 : Math.abs(scaled) >= 1 ? 2 : 3;
   return scaled.toFixed(digits) + suffix;
 }

@@ -10,7 +10,7 @@ from jaxpar.config import parameter_count
 from jaxpar.observe.html import cards, document, notes, table
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
-from jaxpar.observe.report.figures import FIGURES, count, figure_rows
+from jaxpar.observe.report.figures import FIGURES, count, figure_rows, gain
 from jaxpar.observe.report.run_record import RunRecord
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -56,7 +56,7 @@ def html_page(runs: list[RunRecord]) -> str:
     body += [
         sections.section("plan", "Plan", sections.plan(runs)),
         sections.section("memory", "Memory: predicted and measured", sections.memory(runs)),
-        sections.section("timing", "Time", sections.timing(runs)),
+        sections.section("timing", f"Time{_since(runs)}", sections.timing(runs)),
         "" if len(runs) > 1 else _numbers(runs, ("", "")),
         sections.section("environment", "Environment", sections.environment(runs)),
         sections.section("events", "Events", sections.events(runs)),
@@ -92,8 +92,12 @@ def _card_figures(run: RunRecord) -> list[tuple[str, str]]:
     shown = []
     for figure in FIGURES:
         value = figure.value(run) if figure.name in _CARDS else None
-        if value is not None:
-            shown.append((figure.words(value), _CARDS[figure.name]))
+        if value is None:
+            continue
+        name = _CARDS[figure.name]
+        if figure.value is gain and value < 0:
+            value, name = -value, "above the baseline"
+        shown.append((figure.words(value), name))
     return shown
 
 
@@ -102,6 +106,12 @@ def _comparison(runs: list[RunRecord]) -> str:
     return _numbers(runs, ("", *(run.label for run in runs), "difference")) + sections.section(
         "difference", "What differs in the configuration", difference
     )
+
+
+def _since(runs: list[RunRecord]) -> str:
+    """The times of a run that went on are those of its last process."""
+    starts = [sum(event["event"] == "start" for event in run.events) for run in runs]
+    return " since the last start" if max(starts) > 1 else ""
 
 
 def _numbers(runs: list[RunRecord], heads: tuple[str, ...]) -> str:

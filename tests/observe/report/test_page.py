@@ -60,6 +60,11 @@ def test_a_number_that_one_run_lacks_is_left_empty(tmp_path: Path) -> None:
     assert all(row[0] != "model FLOPs utilisation, median" for row in rows)
 
 
+def test_a_loss_above_the_baseline_is_not_called_below_it(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", floor=3.0))
+    assert f"<b>{loss_at(60, 3.0) + 0.1 - BASELINE:.4f}</b><span>above the baseline</span>" in page
+
+
 def test_nothing_in_a_run_can_break_the_page_and_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path / "<b>&'\"run"))
     assert "<b>&'" not in page
