@@ -433,11 +433,11 @@ PIPELINE = (
         caught_by=(f"{EXECUTOR}[zb-h1, recomputing]",),
     ),
     Fault(
-        name="every_rank_counts_its_loss",
-        says="The head's gradients are counted on every pipeline rank, and not on the last alone.",
+        name="every_rank_feeds_the_embedding",
+        says="The gradient of a chunk's input goes to the embedding on every pipeline rank, not on the first alone.",
         file="jaxpar/pipeline/executor.py",
-        old="mine = True if self._shares_ends else counts",
-        new="mine = True",
+        old='into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)',
+        new="into_embedding = jnp.where(counts, dx, 0)",
         caught_by=(f"{EXECUTOR}[gpipe]",),
     ),
 )
