@@ -97,9 +97,7 @@ def shard_bytes(step: TrainStep, parts: tuple[str, ...]) -> int:
 @pytest.mark.parametrize(
     ("name", "times"),
     [
-        pytest.param(
-            "breadth-first", 1.5, id="breadth-first: the first chunk forward and backward, the last once"
-        ),
+        pytest.param("breadth-first", 1.5, id="breadth-first: the first chunk forward and backward, the last once"),
         pytest.param("1f1b", 2 * 5, id="1f1b: in each of five ticks forward, and of five backward"),
     ],
 )
