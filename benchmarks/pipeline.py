@@ -1,0 +1,115 @@
+"""Pipeline schedules on virtual CPU devices: the executed time of a step beside the simulated one.
+
+    python -m benchmarks.pipeline --pipe 2 --microbatches 4
+
+This checks the structure of ticks, not the speed of GPUs: that a step runs the ticks of its table, each with the
+actions that the lockstep simulation counts, and nothing besides. The simulation is fed with the times of single
+actions, which programs without the executor measure on the same mesh, and with the time of a step without ticks. A step
+is its gradients, without the optimizer. The programs take turns, round after round; times are medians over the rounds,
+and the spread is that of executed / predicted within single rounds.
+
+Two clocks run: the wall's, and the processor's, which other jobs on the machine do not disturb: the time for which this
+process computed, divided by its devices, each of which has one thread. Uniform ticks keep all devices busy, so that it
+counts them as the wall does. Devices that branch wait without computing: there the prediction for the processor's clock
+is their work alone, and only the wall's shows ticks, on a machine with an idle core for each device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config import UserError
+from jaxpar.pipeline.schedules import SCHEDULES
+
+WITHIN = 0.10
+"""How far executed and predicted times may lie apart."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--pipe", type=int, default=2, help="pipeline stages, each a virtual device")
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--layers", type=int, help="default: two for each stage")
+    parser.add_argument("--schedules", nargs="*", choices=list(SCHEDULES), default=None, help="default: all")
+    parser.add_argument("--branching", nargs="*", choices=list(SCHEDULES), default=["1f1b"],
+                        help="schedules to run with branching ticks too (default: 1f1b)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=7, help="turns that each program gets")
+    parser.add_argument("--repeats", type=int, default=6, help="actions in a row where a single action is timed")
+    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    options = parser.parse_args(arguments)
+    one_thread_devices(options.pipe)
+    from benchmarks.pipeline_steps import Case, Sizes, measure  # imports JAX, which reads the number of devices once
+
+    names = options.schedules or [name for name in SCHEDULES if name != "one-stage"]
+    cases = [*map(Case, names), *(Case(name, branching=True) for name in options.branching)]
+    sizes = Sizes(options.pipe, options.microbatches, options.layers or 2 * options.pipe)
+    try:
+        result = measure(sizes, cases, rounds=options.rounds, repeats=options.repeats)
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+    return 0
+
+
+def one_thread_devices(devices: int) -> None:
+    """Has JAX, which must not have started yet, make so many CPU devices that compute with one thread each.
+
+    Otherwise a rank that works alone would take the cores of those that wait, which branching ticks must not.
+    """
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The results for people."""
+    machine, sizes = result["machine"], result["sizes"]
+    lines = [
+        f"Virtual CPU devices: {machine['cores']} cores of {machine['processor']}, load {machine['load'][0]:.1f} "
+        f"({machine['load_before'][0]:.1f} at the start). Structure of ticks, not the speed of GPUs.",
+        f"pipe {sizes['pipe']}, {sizes['microbatches']} microbatches of {sizes['rows'] * sizes['sequence']} tokens, "
+        f"{sizes['layers']} layers, embed {sizes['embed']}, vocabulary {sizes['vocab']}; "
+        f"{result['rounds']} rounds, {result['compile_s']:.0f} s compiling and {result['measure_s']:.0f} s measuring",
+        "",
+        f"{'one action, ms':42}{'wall':>9}{'lowest':>9}{'highest':>9}   {'processor':>9}{'lowest':>9}{'highest':>9}",
+    ]
+    for name, clocks in result["actions_s"].items():
+        found = [
+            "".join(f"{clocks[clock][key] * 1e3:9.2f}" for key in ("median", "lowest", "highest"))
+            for clock in ("wall", "processor")
+        ]
+        lines.append(f"{name:42}" + "   ".join(found))
+    columns = f"{'predicted':>11}{'executed':>10}{'ratio':>7}{'in rounds':>12}"
+    lines += ["", f"{'a step, ms':18}{'':5}  {'by the wall clock':40}{'by the processor clock':>40}"]
+    lines += [f"{'schedule':18}{'ticks':>5}{columns}{columns}"]
+    lines += [_row(row) for row in result["schedules"]]
+    for clock in ("processor", "wall"):
+        ratios = [row[clock]["ratio"] for row in result["schedules"]]
+        near = sum(abs(ratio - 1) <= WITHIN for ratio in ratios)
+        lines.append(f"{clock} clock: {near} of {len(ratios)} within {WITHIN:.0%} of the prediction")
+    return "\n".join(lines)
+
+
+def _row(row: Mapping[str, Any]) -> str:
+    text = f"{row['schedule']:18}{row['ticks']:5}"
+    for clock in ("wall", "processor"):
+        found = row[clock]
+        spread = f"{found['ratio_of_rounds']['lowest']:.2f}-{found['ratio_of_rounds']['highest']:.2f}"
+        executed = found["executed_s"]["median"] * 1e3
+        text += f"{found['predicted_s'] * 1e3:11.1f}{executed:10.1f}{found['ratio']:7.3f}{spread:>12}"
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
