@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tests.training import test_parity
+from tests.covering import Row
+from tests.training import test_parity, test_pipeline_parity
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,18 @@ class Fault:
 
 def parity(**wanted: Any) -> str:
     """The id of a row of the parity matrix with these values of its factors (a tuple: any of them)."""
+    name = test_parity._name(_row(test_parity.ROWS, wanted))
+    return f"tests/training/test_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
+
+
+def pipeline_parity(**wanted: Any) -> str:
+    """The same of the pipelines' matrix."""
+    name = test_pipeline_parity._name(_row(test_pipeline_parity.ROWS, wanted))
+    return f"tests/training/test_pipeline_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
+
+
+def _row(rows: list[Row], wanted: Row) -> Row:
     fits = lambda value, of: value in (of if isinstance(of, tuple) else (of,))
-    rows = [row for row in test_parity.ROWS if all(fits(row[factor], of) for factor, of in wanted.items())]
-    assert rows, f"no row of the parity matrix has {wanted}: choose another"
-    return f"tests/training/test_parity.py::test_loss_and_gradients_equal_one_device[{test_parity._name(rows[0])}]"
+    found = [row for row in rows if all(fits(row[factor], of) for factor, of in wanted.items())]
+    assert found, f"no row of the matrix has {wanted}: choose another"
+    return found[0]

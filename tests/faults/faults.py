@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.fault import Fault, parity
+from tests.faults.fault import Fault, parity, pipeline_parity
 
 REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 MASKS = "tests/pallas_kernels/test_masks.py"
@@ -46,11 +46,11 @@ COMMUNICATION = (
     ),
     Fault(
         name="doubled_loss",
-        says="The reported loss is summed over the tensor ranks too, which all hold the same one.",
+        says="The reported loss is summed over the ranks that split the vocabulary too, which all hold the same one.",
         file="jaxpar/training/step.py",
         old="return reduce_sum(nll, [axis for axis in AXES if axis not in alike])",
         new='return reduce_sum(jax.lax.pcast(nll, alike, to="varying"), AXES)',
-        caught_by=(parity(tensor=2, fsdp=4),),
+        caught_by=(parity(tensor=2, fsdp=4), pipeline_parity(pipe_ends="shared")),
     ),
     Fault(
         name="norm_gradient_reduced_twice",
@@ -419,9 +419,10 @@ PIPELINE = (
     Fault(
         name="transfer_a_tick_late",
         says="What a rank sends is put away a tick after it came, when something else comes.",
-        file="jaxpar/pipeline/program.py",
-        old="self.rows[field][tick, to] = self.slots[buffer][to]",
-        new="self.rows[field][min(tick + 1, len(self.ticks) - 1), to] = self.slots[buffer][to]",
+        file="jaxpar/pipeline/executor.py",
+        old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
+        new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
+        "tables = {name: late(name, table)[ticks] for name, table in self.program.rows.items()}",
         caught_by=(f"{EXECUTOR}[gpipe]",),
     ),
     Fault(
@@ -438,6 +439,38 @@ PIPELINE = (
         file="jaxpar/pipeline/executor.py",
         old='into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)',
         new="into_embedding = jnp.where(counts, dx, 0)",
+        caught_by=(f"{EXECUTOR}[gpipe]",),
+    ),
+    Fault(
+        name="every_rank_counts_its_loss",
+        says="Each pipeline rank counts the loss of what it has in hand, not the last one alone.",
+        file="jaxpar/pipeline/executor.py",
+        old="mine = True if self._shares_ends else counts",
+        new="mine = True",
+        caught_by=(pipeline_parity(pipe_ends="last", pipe_ticks="uniform"),),
+    ),
+    Fault(
+        name="labels_of_another_microbatch",
+        says="Where all ranks share the head, the last rank's output meets the labels of what the first rank has.",
+        file="jaxpar/pipeline/executor.py",
+        old='"last": self.program.last_rank}',
+        new='"last": self.program.schedule.rank_of[0]}',
+        caught_by=(pipeline_parity(pipe_ends="shared", schedule=("1f1b", "gpipe", "zb-h1", "zb-uniform"), model="gpt2"),),
+    ),
+    Fault(
+        name="layers_numbered_by_row",
+        says="Layers are numbered by where they lie in the stack, so that they drop other elements in a pipeline.",
+        file="jaxpar/mesh/layer_order.py",
+        old="numbers = jnp.asarray(self.numbers, jnp.int32)",
+        new="numbers = jnp.arange(self.rows).reshape(self.numbers.shape)",
+        caught_by=(f"{EXECUTOR}[breadth-first]",),
+    ),
+    Fault(
+        name="repeated_forward_overwrites",
+        says="A rank that has nothing to do, and no slot free, repeats a forward on another input than it had.",
+        file="jaxpar/pipeline/executor.py",
+        old='x = jnp.where(row["f_source"] == STASHED, again, x)',
+        new="del again",
         caught_by=(f"{EXECUTOR}[gpipe]",),
     ),
 )

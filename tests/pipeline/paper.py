@@ -50,6 +50,9 @@ class Paper:
 
     def _tick(self, tick: int, run: Run) -> None:
         sent: dict[str, list[Any]] = {"y": [], "g": []}
+        ends = self.program.rows["b_counts"][tick] & self.program.rows["b_last"][tick]
+        if B in run.kinds and not self.program.branching:
+            assert run.head == ends.any(), "ranks that share the head count it in each tick in which it is run"
         for rank in range(self.schedule.ranks):
             row = {name: int(column[tick, rank]) for name, column in self.program.rows.items()}
             runs = lambda kind, row=row: (
