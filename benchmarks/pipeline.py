@@ -4,14 +4,15 @@
 
 This checks the structure of ticks, not the speed of GPUs: that a step runs the ticks of its table, each with the
 actions that the lockstep simulation counts, and nothing besides. The simulation is fed with the times of single
-actions, which programs without the executor measure on the same mesh, and with the time of a step without ticks. A step
-is its gradients, without the optimizer. The programs take turns, round after round; times are medians over the rounds,
-and the spread is that of executed / predicted within single rounds.
+actions, which programs without the executor measure on the same mesh, with the time of a step without ticks, and with
+that of making the buffers that a step keeps between ticks. A step is its gradients, without the optimizer. The programs
+take turns, round after round; times are medians over the rounds, and the spread is that of executed / predicted within
+single rounds.
 
-Two clocks run: the wall's, and the processor's, which other jobs on the machine do not disturb: the time for which this
+Two clocks run: the wall's, and the processor's, which other jobs on the machine disturb little: the time for which this
 process computed, divided by its devices, each of which has one thread. Uniform ticks keep all devices busy, so that it
-counts them as the wall does. Devices that branch wait without computing: there the prediction for the processor's clock
-is their work alone, and only the wall's shows ticks, on a machine with an idle core for each device.
+counts them as the wall does, but for waiting. Devices that branch wait without computing: there the prediction for the
+processor's clock is their work alone, and only the wall's shows ticks, on a machine with an idle core for each device.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 from jaxpar.config import UserError
 from jaxpar.pipeline.schedules import SCHEDULES
 
+NAMES = [name for name, family in SCHEDULES.items() if not family.one_rank]
+
 WITHIN = 0.10
 """How far executed and predicted times may lie apart."""
 
@@ -38,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pipe", type=int, default=2, help="pipeline stages, each a virtual device")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--layers", type=int, help="default: two for each stage")
-    parser.add_argument("--schedules", nargs="*", choices=list(SCHEDULES), default=None, help="default: all")
-    parser.add_argument("--branching", nargs="*", choices=list(SCHEDULES), default=["1f1b"],
+    parser.add_argument("--schedules", nargs="*", choices=NAMES, default=NAMES, help="default: all")
+    parser.add_argument("--branching", nargs="*", choices=NAMES, default=["1f1b"],
                         help="schedules to run with branching ticks too (default: 1f1b)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns that each program gets")
     parser.add_argument("--repeats", type=int, default=6, help="actions in a row where a single action is timed")
@@ -48,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one_thread_devices(options.pipe)
     from benchmarks.pipeline_steps import Case, Sizes, measure  # imports JAX, which reads the number of devices once
 
-    names = options.schedules or [name for name in SCHEDULES if name != "one-stage"]
-    cases = [*map(Case, names), *(Case(name, branching=True) for name in options.branching)]
+    cases = [*map(Case, options.schedules), *(Case(name, branching=True) for name in options.branching)]
     sizes = Sizes(options.pipe, options.microbatches, options.layers or 2 * options.pipe)
     try:
         result = measure(sizes, cases, rounds=options.rounds, repeats=options.repeats)
