@@ -50,7 +50,9 @@ def test_chunks_are_held_while_they_are_used_and_their_gradients_until_they_are_
     program = make_program(make_schedule("breadth-first", **sizes), hold=True, branching=branching)
     check(program)
     loads = [window.chunk for windows in program.loads.values() for window in windows]
-    assert Counter(loads) == dict.fromkeys(range(virtual_stages), 2), "gathered once forward and once backward"
+    # Once forward and once backward; the last chunk stays where its backward begins before all ranks are through.
+    wanted = dict.fromkeys(range(virtual_stages), 2) | {virtual_stages - 1: 2 if branching else 1}
+    assert Counter(loads) == wanted
     assert max(program.slots["weights"], program.slots["gradients"]) <= 2 + (ranks > 1 and more < ranks)
 
 
