@@ -1,0 +1,156 @@
+"""Orders in which the tokens of a row lie on the context ranks, and how the work of attention is balanced by them.
+
+A causal query at slot s sees s + 1 keys, so the rank that holds the end of a row in its natural order has almost twice
+the mean work. The other orders give each rank early and late slots alike. An order is data: the loader permutes each
+row by it once, and every token carries its slot, segment and position, so nothing else needs to know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int
+
+from pallas_kernels.attention.blocks import Blocks
+from pallas_kernels.masks import Mask, kept_blocks, kept_pairs
+
+ORDERS = ("contiguous", "zigzag", "striped")
+
+
+def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " length"]:
+    """The slot at each place of a row, where rank r holds the places [r * part, (r + 1) * part).
+
+    - `contiguous`: each slot at its own place. Balanced for short windows; under a causal mask the last rank has almost
+      twice the mean.
+    - `zigzag`: the row is cut into `2 * ranks` chunks, and rank r holds chunks r and `2 * ranks - 1 - r`, in this order:
+      the causal work of all ranks is equal. (Kuaishou, USENIX ATC'24, gives rank r the chunks 2r and
+      `2 * ranks - 1 - 2r`: the same pairs of chunks on other ranks, so the same balance.)
+    - `striped`: rank r holds the slots r, r + ranks, ... (Striped Attention, arXiv:2311.09431): neighbours of a slot
+      are spread over all ranks, so that packed documents are balanced too, and a window needs the keys of all ranks.
+
+    Where rings run across groups of ranks (USP), `ranks` is the size of the ring, and the ranks of a group split the
+    places of a ring rank further, in order.
+
+    Args:
+        order: One of `ORDERS`.
+        length: Tokens of a row.
+        ranks: Ranks that a row is split over.
+
+    Raises:
+        ValueError: If there is no such order, or `length` is no multiple of what the order cuts a row into: `ranks`
+            parts, or `2 * ranks` chunks for zigzag.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"there is no order {order!r} of a sequence, only {', '.join(ORDERS)}")
+    pieces = 2 * ranks if order == "zigzag" else ranks
+    if length < 1 or ranks < 1 or length % pieces:
+        raise ValueError(
+            f"the {order} order on {ranks} ranks cuts a row into {pieces} equal pieces, and {length} tokens are no "
+            "multiple of that"
+        )
+    slots = np.arange(length, dtype=np.int32)
+    if order == "zigzag":
+        chunks = slots.reshape(pieces, -1)
+        return np.stack([chunks[:ranks], chunks[ranks:][::-1]], axis=1).reshape(-1)
+    if order == "striped":
+        return slots.reshape(-1, ranks).T.reshape(-1)
+    return slots
+
+
+def kept_pairs_per_rank(
+    mask: Mask,
+    segments: Int[np.ndarray, "batch length"] | None,
+    order_slots: Int[np.ndarray, " length"],
+    ranks: int,
+) -> Int[np.ndarray, " ranks"]:
+    """How many (query, key) pairs the mask keeps for the queries of each rank, exactly: its work in attention.
+
+    Args:
+        mask: The mask, without a prefix.
+        segments: Document of each token by its slot, before any permutation, 0 for padding; each contiguous. None means
+            one row that is one document. Read only where the mask is segmented, as everywhere.
+        order_slots: The slot at each place, as from `sequence_order`.
+        ranks: Ranks that the places are split over.
+
+    Raises:
+        ValueError: If a segment of a row is not contiguous, the mask has a prefix, or the places do not divide.
+    """
+    rows = _rows(mask, segments, order_slots, ranks)
+    kept_pairs(mask, rows)  # refuses what the counts below would get wrong
+    pairs = np.where(rows != 0, _keys_of_queries(mask, rows), 0).sum(0)
+    return pairs[order_slots].reshape(ranks, -1).sum(1)
+
+
+def blocks_per_rank(
+    mask: Mask,
+    segments: Int[np.ndarray, "batch length"] | None,
+    order_slots: Int[np.ndarray, " length"],
+    ranks: int,
+    query_block: int,
+    kv_block: int,
+) -> Int[np.ndarray, " ranks"]:
+    """How many pairs of blocks each rank computes when it attends with its part to the parts of all ranks in turn.
+
+    A block lies inside one rank's part and is skipped where `pallas_kernels.masks.kept_blocks` says so, for all rows at
+    once. Blocks are evened out, as attention does.
+
+    Args:
+        mask: The mask, without a prefix.
+        segments: As for `kept_pairs_per_rank`.
+        order_slots: The slot at each place, as from `sequence_order`.
+        ranks: Ranks that the places are split over.
+        query_block: Queries held at a time.
+        kv_block: Keys held at a time.
+    """
+    rows = _rows(mask, segments, order_slots, ranks)
+    part = len(order_slots) // ranks
+    slots = np.broadcast_to(order_slots, rows.shape)
+
+    def cut(size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Slots and segments of all blocks, [blocks, batch, size], a rank's blocks together."""
+        blocks = Blocks.at_most(size, part)
+        return _split(slots, ranks, blocks), _split(rows[:, order_slots], ranks, blocks)
+
+    (q_slots, q_segments), (kv_slots, kv_segments) = cut(query_block), cut(kv_block)
+    kept = np.asarray(kept_blocks(mask, q_slots, kv_slots, q_segments, kv_segments))
+    return kept.reshape(ranks, -1).sum(1)
+
+
+def imbalance(work: Int[np.ndarray, " ranks"]) -> float:
+    """By how much the rank with the most work has more than the mean, as a fraction of it: what the others wait."""
+    work = np.asarray(work)
+    return float(work.max() / work.mean() - 1.0) if work.any() else 0.0
+
+
+def _rows(mask: Mask, segments: np.ndarray | None, order_slots: np.ndarray, ranks: int) -> np.ndarray:
+    """The segments that matter, [batch, length]."""
+    if mask.prefix:
+        raise ValueError("the work of a mask with a prefix is not counted per rank")
+    length = len(order_slots)
+    if length % ranks:
+        raise ValueError(f"{length} tokens do not divide into the parts of {ranks} ranks")
+    if segments is None:
+        return np.ones((1, length), np.int32)
+    if segments.ndim != 2 or segments.shape[1] != length:
+        raise ValueError(f"segments have shape {segments.shape}, where the order has rows of {length}")
+    return np.asarray(segments) if mask.segmented else np.ones_like(segments)
+
+
+def _keys_of_queries(mask: Mask, rows: np.ndarray) -> np.ndarray:
+    """[batch, length]: how many keys each query keeps among the run of equal segments that it stands in."""
+    slots = np.arange(rows.shape[1], dtype=np.int64)
+    edge = rows[:, 1:] != rows[:, :-1]
+    first = np.where(np.pad(edge, ((0, 0), (1, 0)), constant_values=True), slots, 0)
+    first = np.maximum.accumulate(first, axis=1)
+    last = np.where(np.pad(edge, ((0, 0), (0, 1)), constant_values=True), slots, rows.shape[1])
+    last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+    back = slots - first + 1
+    back = back if mask.window is None else np.minimum(back, mask.window)
+    return back if mask.causal else back + last - slots
+
+
+def _split(x: np.ndarray, ranks: int, blocks: Blocks) -> np.ndarray:
+    """[batch, length] -> [ranks * blocks, batch, size]; the last block of a rank repeats its last token."""
+    x = x.reshape(len(x), ranks, -1)
+    missing = blocks.count * blocks.size - x.shape[2]
+    x = np.pad(x, ((0, 0), (0, 0), (0, missing)), mode="edge")
+    return np.moveaxis(x.reshape(len(x), ranks * blocks.count, blocks.size), 0, 1)
