@@ -36,20 +36,24 @@ _PADDING_SLOT = jnp.iinfo(jnp.int32).max
 
 
 @dataclass(frozen=True)
-class _Settings:
+class Settings:
+    """What `attention` does, apart from its arrays; static under jit."""
+
     mask: Mask
     scale: float
-    softcap: float | None
-    query_block: int
-    kv_block: int
+    softcap: float | None = None
+    query_block: int = 512
+    kv_block: int = 512
 
 
-class _Tokens(NamedTuple):
-    q_slots: jax.Array
-    kv_slots: jax.Array
-    q_segments: jax.Array | None
-    kv_segments: jax.Array | None
-    prefix_lengths: jax.Array | None
+class Tokens(NamedTuple):
+    """What `mask` is decided by; see `attention`."""
+
+    q_slots: Int[Array, "batch queries"]
+    kv_slots: Int[Array, "batch keys"]
+    q_segments: Int[Array, "batch queries"] | None = None
+    kv_segments: Int[Array, "batch keys"] | None = None
+    prefix_lengths: Int[Array, " batch"] | None = None
 
 
 def attention(
@@ -96,8 +100,8 @@ def attention(
         ValueError: If the shapes do not fit together, or the mask needs tokens that are missing.
     """
     _check_shapes(q, k, v, query_block, kv_block)
-    settings = _Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, query_block, kv_block)
-    tokens = _Tokens(q_slots, kv_slots, q_segments, kv_segments, prefix_lengths)
+    settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, query_block, kv_block)
+    tokens = Tokens(q_slots, kv_slots, q_segments, kv_segments, prefix_lengths)
     inputs: tuple = jax.tree.map(jnp.asarray, (q, k, v, tokens))
     out, lse = _attention(settings, *vary_alike(inputs))
     return (out, lse) if return_lse else out
@@ -106,12 +110,56 @@ def attention(
 type _Results = tuple[jax.Array, jax.Array]
 
 
-def _results(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens) -> _Results:
+def _results(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> _Results:
     return _forward(settings, q, k, v, tokens)[0]
 
 
-def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: _Tokens) -> tuple[_Results, tuple]:
+def _forward(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> tuple[_Results, tuple]:
     """Output and log-sum-exp, and what `_backward` needs."""
+    out, lse = attention_forward(settings, q, k, v, tokens)
+    out, lse = name_results(out.astype(q.dtype), lse)
+    return (out, lse), (q, k, v, tokens, out, lse)
+
+
+def _backward(settings: Settings, residuals: tuple, cotangents: _Results) -> tuple:
+    """Gradients of q, k and v."""
+    q, k, v, tokens, out, lse = residuals
+    d_out, d_lse = cotangents
+    gradients = attention_backward(settings, q, k, v, tokens, lse, output_products(out, d_out, lse, d_lse), d_out)
+    return *(gradient.astype(x.dtype) for gradient, x in zip(gradients, (q, k, v), strict=True)), None
+
+
+_attention = jax.custom_vjp(_results, nondiff_argnums=(0,))
+_attention.defvjp(_forward, _backward)
+
+
+def name_results(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mark the two results that the derivative keeps, for remat policies."""
+    return checkpoint_name(out, SAVED_NAMES[0]), checkpoint_name(lse, SAVED_NAMES[1])
+
+
+def output_products(
+    out: Float[Array, "batch queries heads value_width"],
+    d_out: Float[Array, "batch queries heads value_width"],
+    lse: Float[Array, "batch queries heads"],
+    d_lse: Float[Array, "batch queries heads"] | float = 0.0,
+) -> Float[Array, "batch queries heads"]:
+    """What `attention_backward` subtracts from the gradient of every probability: sum(out * d_out) - d_lse, float32."""
+    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
+    return inner - jnp.where(lse == -jnp.inf, 0.0, d_lse)
+
+
+def attention_forward(
+    settings: Settings,
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    tokens: Tokens,
+) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
+    """Attention over some of a row's keys: output and log-sum-exp, both float32, without a derivative.
+
+    Outputs over several sets of keys are merged by their log-sum-exp. All arrays must vary alike (`vary_alike`).
+    """
     cut = _Cut.of(settings, q, k)
 
     def per_query_block(carry: tuple, block: Any):
@@ -127,24 +175,35 @@ def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array, toke
             return cut.if_kept(kept, attend, state), None
 
         state, _ = loop(per_kv_block, _State.empty(q_block, v.shape[-1]), (*kv_blocks, kept))
-        return carry, state.result(q.dtype)
+        return carry, state.result()
 
     q_tokens, kv_tokens, kept = cut.tokens(settings.mask, tokens)
     kv_blocks = (cut.split_kv(k), cut.split_kv(v), kv_tokens)
     _, (out, lse) = loop(per_query_block, (), (cut.split_queries(q), q_tokens, kept))
-    out = checkpoint_name(cut.join_queries(out), SAVED_NAMES[0])
-    lse = checkpoint_name(cut.join_queries(lse), SAVED_NAMES[1])
-    return (out, lse), (q, k, v, tokens, out, lse)
+    return cut.join_queries(out), cut.join_queries(lse)
 
 
-def _backward(settings: _Settings, residuals: tuple, cotangents: _Results) -> tuple:
-    """Gradients of q, k and v."""
-    q, k, v, tokens, out, lse = residuals
-    d_out, d_lse = cotangents
+def attention_backward(
+    settings: Settings,
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    tokens: Tokens,
+    lse: Float[Array, "batch queries heads"],
+    inner: Float[Array, "batch queries heads"],
+    d_out: Float[Array, "batch queries heads value_width"],
+) -> tuple[
+    Float[Array, "batch queries heads width"],
+    Float[Array, "batch keys kv_heads width"],
+    Float[Array, "batch keys kv_heads value_width"],
+]:
+    """What these keys contribute to the gradients of q, k and v, in float32.
+
+    `lse` is the log-sum-exp over all keys of the row, of which k and v may be some; `inner` comes from
+    `output_products`. All arrays must vary alike.
+    """
     cut = _Cut.of(settings, q, k)
-    sees_nothing = lse == -jnp.inf
-    lse = jnp.where(sees_nothing, jnp.inf, lse)  # makes the probabilities of such a row exp(-inf) = 0
-    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1) - jnp.where(sees_nothing, 0.0, d_lse)
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)  # makes the probabilities of such a row exp(-inf) = 0
 
     def per_query_block(d_kv: tuple[jax.Array, jax.Array], block: Any):
         q_block, d_out_block, lse_block, inner_block, q_tokens, kept = block
@@ -176,13 +235,7 @@ def _backward(settings: _Settings, residuals: tuple, cotangents: _Results) -> tu
     query_blocks = tuple(map(cut.split_queries, (q, d_out, lse, inner)))
     zeros = (_zeros_like(kv_blocks[0]), _zeros_like(kv_blocks[1]))
     (dk, dv), dq = loop(per_query_block, zeros, (*query_blocks, q_tokens, kept))
-    dq = (cut.join_queries(dq) * settings.scale).astype(q.dtype)
-    dk = (cut.join_kv(dk) * settings.scale).astype(k.dtype)
-    return dq, dk, cut.join_kv(dv).astype(v.dtype), None
-
-
-_attention = jax.custom_vjp(_results, nondiff_argnums=(0,))
-_attention.defvjp(_forward, _backward)
+    return cut.join_queries(dq) * settings.scale, cut.join_kv(dk) * settings.scale, cut.join_kv(dv)
 
 
 class _State(NamedTuple):
@@ -202,9 +255,9 @@ class _State(NamedTuple):
         state = cls(jnp.full(rows, -jnp.inf, jnp.float32), zeros(rows), zeros((*rows, value_width)))
         return vary_over(state, varying_axes(q))
 
-    def result(self, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    def result(self) -> tuple[jax.Array, jax.Array]:
         output = self.output / jnp.where(self.total == 0.0, 1.0, self.total)[..., None]
-        return output.astype(dtype), self.peak + jnp.log(self.total)
+        return output, self.peak + jnp.log(self.total)
 
 
 def _accumulate(state: _State, scores: jax.Array, v: jax.Array) -> _State:
@@ -216,7 +269,7 @@ def _accumulate(state: _State, scores: jax.Array, v: jax.Array) -> _State:
 
 
 def _scores(
-    settings: _Settings, q: jax.Array, k: jax.Array, q_tokens: tuple, kv_tokens: tuple, prefix_lengths: jax.Array | None
+    settings: Settings, q: jax.Array, k: jax.Array, q_tokens: tuple, kv_tokens: tuple, prefix_lengths: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Scores [b, k, q, g, s] before the mask, and the pairs that it keeps, [b, 1, q, 1, s]."""
     scores = _einsum("bkqgd,bksd->bkqgs", q, k) * settings.scale
@@ -238,7 +291,7 @@ class _Cut:
     kv_heads: int
 
     @classmethod
-    def of(cls, settings: _Settings, q: jax.Array, k: jax.Array) -> _Cut:
+    def of(cls, settings: Settings, q: jax.Array, k: jax.Array) -> _Cut:
         queries = Blocks.at_most(settings.query_block, q.shape[1])
         return cls(queries, Blocks.at_most(settings.kv_block, k.shape[1]), k.shape[2])
 
@@ -260,7 +313,7 @@ class _Cut:
         """Undo `split_kv`."""
         return self.keys.join(jnp.swapaxes(x, 2, 3))
 
-    def tokens(self, mask: Mask, tokens: _Tokens) -> tuple[tuple, tuple, jax.Array]:
+    def tokens(self, mask: Mask, tokens: Tokens) -> tuple[tuple, tuple, jax.Array]:
         """(slots, segments) of query blocks and of key blocks, and which pairs of blocks must be computed."""
         q_slots = self.queries.split(tokens.q_slots, mode="edge")
         kv_slots = self.keys.split(tokens.kv_slots, constant_values=_PADDING_SLOT)
