@@ -7,6 +7,8 @@ row by it once, and every token carries its slot, segment and position, so nothi
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
@@ -21,8 +23,8 @@ def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " len
 
     - `contiguous`: each slot at its own place. Balanced for short windows; under a causal mask the last rank has almost
       twice the mean.
-    - `zigzag`: the row is cut into `2 * ranks` chunks, and rank r holds chunks r and `2 * ranks - 1 - r`, in this order:
-      the causal work of all ranks is equal. (Kuaishou, USENIX ATC'24, gives rank r the chunks 2r and
+    - `zigzag`: the row is cut into `2 * ranks` chunks, and rank r holds chunks r and `2 * ranks - 1 - r`, in that
+      order: the causal work of all ranks is equal. (Kuaishou, USENIX ATC'24, gives rank r the chunks 2r and
       `2 * ranks - 1 - 2r`: the same pairs of chunks on other ranks, so the same balance.)
     - `striped`: rank r holds the slots r, r + ranks, ... (Striped Attention, arXiv:2311.09431): neighbours of a slot
       are spread over all ranks, so that packed documents are balanced too, and a window needs the keys of all ranks.
@@ -105,7 +107,7 @@ def blocks_per_rank(
     part = len(order_slots) // ranks
     slots = np.broadcast_to(order_slots, rows.shape)
 
-    def cut(size: int) -> tuple[np.ndarray, np.ndarray]:
+    def cut(size: int) -> tuple[jax.Array, jax.Array]:
         """Slots and segments of all blocks, [blocks, batch, size], a rank's blocks together."""
         blocks = Blocks.at_most(size, part)
         return _split(slots, ranks, blocks), _split(rows[:, order_slots], ranks, blocks)
@@ -148,9 +150,9 @@ def _keys_of_queries(mask: Mask, rows: np.ndarray) -> np.ndarray:
     return back if mask.causal else back + last - slots
 
 
-def _split(x: np.ndarray, ranks: int, blocks: Blocks) -> np.ndarray:
+def _split(x: np.ndarray, ranks: int, blocks: Blocks) -> jax.Array:
     """[batch, length] -> [ranks * blocks, batch, size]; the last block of a rank repeats its last token."""
     x = x.reshape(len(x), ranks, -1)
     missing = blocks.count * blocks.size - x.shape[2]
     x = np.pad(x, ((0, 0), (0, 0), (0, missing)), mode="edge")
-    return np.moveaxis(x.reshape(len(x), ranks * blocks.count, blocks.size), 0, 1)
+    return jnp.asarray(np.moveaxis(x.reshape(len(x), ranks * blocks.count, blocks.size), 0, 1))

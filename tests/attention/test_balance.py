@@ -1,0 +1,123 @@
+"""Orders of a sequence: each is a permutation, and the work that it gives each rank is counted exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpar.attention.balance import ORDERS, blocks_per_rank, imbalance, kept_pairs_per_rank, sequence_order
+from pallas_kernels.masks import Mask, allowed, kept_pairs
+from tests.pallas_kernels.dense64 import Tokens, pairs
+from tests.pallas_kernels.test_masks import packed_rows
+
+MASKS = [
+    Mask(causal, window, segmented) for causal in (True, False) for window in (None, 5) for segmented in (True, False)
+]
+RANKS = [2, 4, 8]
+
+
+def packed(length: int, mean: int, seed: int = 0) -> np.ndarray:
+    """A row of documents of geometric lengths, [1, length]."""
+    lengths = np.random.default_rng(seed).geometric(1 / mean, size=length)
+    return np.repeat(np.arange(1, length + 1, dtype=np.int32), lengths)[None, :length]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_places_each_slot_once(order: str, ranks: int) -> None:
+    assert sorted(sequence_order(order, 48, ranks)) == list(range(48))
+
+
+def test_the_orders_are_those_of_their_papers() -> None:
+    parts = {order: sequence_order(order, 12, 3).reshape(3, 4).tolist() for order in ORDERS}
+    assert parts["contiguous"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert parts["zigzag"] == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
+    assert parts["striped"] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+
+
+@pytest.mark.parametrize(
+    ("order", "length", "pieces"), [("contiguous", 18, 4), ("striped", 18, 4), ("zigzag", 20, 8), ("zigzag", 0, 8)]
+)
+def test_a_length_that_does_not_divide_is_refused(order: str, length: int, pieces: int) -> None:
+    with pytest.raises(ValueError, match=rf"{order} order on 4 ranks .* {pieces} equal pieces, and {length} tokens"):
+        sequence_order(order, length, 4)
+
+
+def test_an_unknown_order_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'zebra'.*contiguous, zigzag, striped"):
+        sequence_order("zebra", 16, 2)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("order", ORDERS)
+def test_work_is_what_the_mask_keeps_pair_by_pair_and_block_by_block(order: str, mask: Mask) -> None:
+    segments = np.array([[1] * 7 + [2] * 1 + [3] * 11 + [0] * 5, [4] * 24], np.int32)
+    slots, ranks, block = sequence_order(order, 24, 4), 4, 4
+    tokens = Tokens.whole_rows(segments)
+    kept = pairs(mask, tokens)[:, slots][:, :, slots]
+    by_rank = kept.reshape(2, ranks, -1).sum((0, 2))
+    assert np.array_equal(kept_pairs_per_rank(mask, segments, slots, ranks), by_rank)
+    blocks = blocks_per_rank(mask, segments, slots, ranks, block, block)  # parts of 6 are evened out to blocks of 3
+    needed = kept.reshape(2, 8, 3, 8, 3).any((0, 2, 4)).reshape(ranks, -1).sum(1)
+    assert (needed <= blocks).all() and (blocks <= 16).all()
+    if not mask.segmented and order != "striped":
+        assert np.array_equal(needed, blocks), "the bounds of a block say all where its slots are neighbours"
+
+
+def test_parts_that_leave_a_shorter_block_count_it_as_one() -> None:
+    assert blocks_per_rank(Mask(causal=False), None, np.arange(20), 2, 4, 3).tolist() == [3 * 8, 3 * 8]
+    assert blocks_per_rank(Mask(window=1), None, np.arange(20), 2, 4, 4).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_causal_work_of_zigzag_and_striped_ranks_differs_by_at_most_a_block(ranks: int) -> None:
+    length, block = 64 * ranks, 8
+    contiguous, zigzag, striped = (sequence_order(order, length, ranks) for order in ORDERS)
+    assert imbalance(kept_pairs_per_rank(Mask(), None, contiguous, ranks)) > 0.45
+    assert np.ptp(kept_pairs_per_rank(Mask(), None, zigzag, ranks)) == 0
+    assert 0 < np.ptp(kept_pairs_per_rank(Mask(), None, striped, ranks)) <= length
+    for slots in (zigzag, striped):
+        assert np.ptp(blocks_per_rank(Mask(), None, slots, ranks, block, block)) <= 1
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_contiguous_ranks_of_a_short_window_have_equal_work_but_for_the_first(ranks: int) -> None:
+    work = kept_pairs_per_rank(Mask(window=16), None, sequence_order("contiguous", 64 * ranks, ranks), ranks)
+    assert (work[1:] == 16 * 64).all() and work[0] == 16 * 64 - 16 * 15 // 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(segments=packed_rows(length=16), order=st.sampled_from(ORDERS), mask=st.sampled_from(MASKS))
+def test_the_work_of_all_ranks_is_the_work_of_the_rows(segments: np.ndarray, order: str, mask: Mask) -> None:
+    work = kept_pairs_per_rank(mask, segments, sequence_order(order, 16, 4), 4)
+    kept = allowed(mask, **Tokens.whole_rows(segments).named())
+    assert work.sum() == kept_pairs(mask, segments) == int(kept.sum())
+
+
+def test_stripes_balance_short_documents_but_their_blocks_hold_less() -> None:
+    segments, mask, length, ranks = packed(65536, mean=1024), Mask(segmented=True), 65536, 8
+    orders = {order: sequence_order(order, length, ranks) for order in ORDERS}
+    pairs_of = {order: kept_pairs_per_rank(mask, segments, slots, ranks) for order, slots in orders.items()}
+    blocks_of = {order: blocks_per_rank(mask, segments, slots, ranks, 512, 512) for order, slots in orders.items()}
+    assert {order: round(imbalance(work), 2) for order, work in pairs_of.items()} == {
+        "contiguous": 1.35, "zigzag": 0.63, "striped": 0.0
+    }  # fmt: skip
+    assert {order: work.max() for order, work in blocks_of.items()} == {"contiguous": 106, "zigzag": 85, "striped": 248}
+
+
+def test_a_row_of_padding_is_no_work_for_anybody() -> None:
+    work = kept_pairs_per_rank(Mask(segmented=True), np.zeros((1, 8), np.int32), np.arange(8), 2)
+    assert not work.any() and imbalance(work) == 0.0
+
+
+def test_what_cannot_be_counted_is_refused() -> None:
+    with pytest.raises(ValueError, match="prefix"):
+        kept_pairs_per_rank(Mask(prefix=True), None, np.arange(8), 2)
+    with pytest.raises(ValueError, match="contiguous"):
+        kept_pairs_per_rank(Mask(segmented=True), np.array([[1, 2, 1, 1]]), np.arange(4), 2)
+    with pytest.raises(ValueError, match="8 tokens do not divide"):
+        kept_pairs_per_rank(Mask(), None, np.arange(8), 3)
+    with pytest.raises(ValueError, match=r"\(1, 4\)"):
+        blocks_per_rank(Mask(), np.ones((1, 4)), np.arange(8), 2, 2, 2)
