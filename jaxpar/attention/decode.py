@@ -1,0 +1,76 @@
+"""Decoding one token per row over keys and values that lie split along the sequence: tree attention (arXiv:2408.04093).
+
+A ring would pass the keys and values of all ranks by each query. Here they stay: each rank attends with the one query
+to its own keys, and what is merged is an output and a log-sum-exp per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxpar.mesh.collectives import reduce_max, reduce_sum
+from pallas_kernels.attention import Settings, Tokens, attention_forward
+from pallas_kernels.masks import Mask
+from pallas_kernels.varying import vary_alike
+
+
+def tree_attention(
+    q: Float[Array, "batch heads width"],
+    k: Float[Array, "batch part kv_heads width"],
+    v: Float[Array, "batch part kv_heads value_width"],
+    *,
+    mask: Mask,
+    q_slots: Int[Array, " batch"],
+    kv_slots: Int[Array, "batch part"],
+    q_segments: Int[Array, " batch"] | None = None,
+    kv_segments: Int[Array, "batch part"] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    kv_block: int = 512,
+    axes: Sequence[str] = ("context",),
+) -> Float[Array, "batch heads value_width"]:
+    """Softmax attention of one query per row over the keys of all ranks of `axes`, inside `shard_map`.
+
+    With n = product of the sizes of `axes`, a device sends `8 * (n - 1) / n * batch * heads * (value_width + 2)` bytes,
+    however long the sequence is: a maximum of the log-sum-exps, then one sum of numerators and denominators, which
+    share a buffer. All of it is float32. A layer makes these two collectives and no others.
+
+    The mask hides what a cache has room for but does not hold yet: give a row's query the slot of its last token
+    (its length - 1), and each place of the cache the slot that it holds or will hold. A row with nothing to see, such
+    as one whose query has slot -1, gets zeros; so may any number of ranks have nothing that a row sees.
+
+    Args:
+        q: The query of each row, the same on all ranks of `axes`; query head h uses KV head
+            `h // (heads / kv_heads)`.
+        k: This rank's keys, in any order of the sequence. The new token's key lies on one of the ranks.
+        v: Values of the same places.
+        mask: What a query may see, causal for a cache that is not full; without a prefix.
+        q_slots: Index of each query in its row.
+        kv_slots: Index of each key in its row.
+        q_segments: Document of each query; needed where the mask is segmented.
+        kv_segments: Document of each key.
+        scale: Factor of the scores; None means `1 / sqrt(width)`.
+        softcap: Scores become `softcap * tanh(score / softcap)`.
+        kv_block: Keys held at a time; a block that no row sees is skipped.
+        axes: Mesh axes that the keys are split over.
+
+    Returns:
+        The output in q's dtype, the same on all ranks of `axes`.
+
+    Raises:
+        ValueError: If the keys do not vary over `axes`, or the mask needs tokens that are missing.
+    """
+    settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, kv_block)
+    one = lambda x: None if x is None else x[:, None]
+    tokens = Tokens(q_slots[:, None], kv_slots, one(q_segments), kv_segments)
+    inputs: tuple = vary_alike((q[:, None], k, v, tokens))
+    out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
+
+    peak = reduce_max(lse, axes)
+    weight = jnp.exp(lse - jnp.where(peak == -jnp.inf, 0.0, peak))[..., None]  # -inf - -inf would be NaN
+    merged = reduce_sum(jnp.concatenate([out * weight, weight], -1), axes)
+    numerator, denominator = merged[..., :-1], merged[..., -1:]
+    return (numerator / jnp.where(denominator == 0.0, 1.0, denominator)).astype(q.dtype)

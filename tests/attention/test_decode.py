@@ -1,0 +1,148 @@
+"""Tree attention over keys on 2, 4 and 8 ranks equals dense attention in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxpar.attention.balance import sequence_order
+from jaxpar.attention.decode import tree_attention
+from jaxpar.mesh.axes import AXES
+from pallas_kernels.masks import Mask
+from tests.pallas_kernels.dense64 import Tokens, pairs
+from tests.pallas_kernels.dense64 import attention as dense_attention
+from tests.pallas_kernels.test_attention import every_equation
+
+TOLERANCE = 1e-5
+BF16_TOLERANCE = 1e-2
+LENGTH = 48
+LENGTHS = np.array([48, 31, 5, 1, 0, 20], np.int32)
+"""Tokens of each row, the new one included: full, in part, on the first rank alone, itself alone, none, in part."""
+
+QUERY, KEYS = PartitionSpec("fsdp", "tensor"), PartitionSpec("fsdp", "context", "tensor")
+ROW, PLACES = PartitionSpec("fsdp"), PartitionSpec("fsdp", "context")
+
+
+class Case(NamedTuple):
+    """A run: the sizes of the mesh besides 1, what is asked for, and how the cache lies."""
+
+    sizes: dict[str, int]
+    mask: Mask = Mask()
+    heads: int = 4
+    kv_heads: int = 2
+    value_width: int = 8
+    softcap: float | None = None
+    order: str = "contiguous"
+
+
+CASES = {
+    "2-ranks": Case({"context": 2}),
+    "4-ranks-mqa": Case({"context": 4}, kv_heads=1, order="striped"),
+    "8-ranks-mha": Case({"context": 8}, kv_heads=4),
+    "8-ranks-window": Case({"context": 8}, Mask(window=7), heads=6),
+    "window-of-one": Case({"context": 4}, Mask(window=1)),
+    "segments": Case({"context": 4}, Mask(segmented=True), order="zigzag"),
+    "softcap-narrow-values": Case({"context": 2}, softcap=1.5, value_width=3),
+    "beside-rows-and-heads": Case({"context": 2, "fsdp": 2, "tensor": 2}, order="zigzag"),
+    "1-rank": Case({}),
+}
+
+
+def inputs_of(case: Case) -> dict[str, np.ndarray]:
+    rng, rows = np.random.default_rng(0), len(LENGTHS)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    order = sequence_order(case.order, LENGTH, case.sizes.get("context", 1))
+    return {
+        "q": 3.0 * normal(rows, case.heads, 8),
+        "k": normal(rows, LENGTH, case.kv_heads, 8),
+        "v": normal(rows, LENGTH, case.kv_heads, case.value_width),
+        "q_slots": LENGTHS - 1,
+        "kv_slots": np.tile(order, (rows, 1)),
+        "q_segments": np.full(rows, 2, np.int32),
+        "kv_segments": np.where(np.tile(order, (rows, 1)) < 3, 1, 2).astype(np.int32),
+    }
+
+
+def mapped(case: Case) -> Any:
+    shape = tuple(case.sizes.get(axis, 1) for axis in AXES)
+    devices = jax.devices()[: int(np.prod(shape))]
+    mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    specs = (QUERY, KEYS, KEYS, ROW, PLACES, ROW, PLACES)
+    return jax.shard_map(
+        lambda q, k, v, q_slots, kv_slots, q_segments, kv_segments: tree_attention(
+            q, k, v, mask=case.mask, softcap=case.softcap, kv_block=5,
+            q_slots=q_slots, kv_slots=kv_slots, q_segments=q_segments, kv_segments=kv_segments,
+        ),
+        mesh=mesh, in_specs=specs, out_specs=QUERY,
+    )  # fmt: skip
+
+
+def expected(case: Case, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    tokens = Tokens(
+        *(inputs["q_slots"][:, None], inputs["kv_slots"], inputs["q_segments"][:, None], inputs["kv_segments"]),
+        prefix_lengths=np.zeros(len(LENGTHS), np.int32),
+    )
+    q, kept = inputs["q"][:, None], pairs(case.mask, tokens)
+    d_out = np.zeros((*q.shape[:3], case.value_width))
+    return dense_attention(q, inputs["k"], inputs["v"], kept, d_out, d_out[..., 0], case.softcap)["out"][:, 0]
+
+
+def error(found: jax.Array, want: np.ndarray) -> float:
+    have = np.asarray(found, np.float64)
+    assert np.isfinite(have).all()
+    return float(np.abs(have - want).max() / np.abs(want).max())
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output_equals_dense_attention(case: Case) -> None:
+    inputs = inputs_of(case)
+    found = jax.jit(mapped(case))(*inputs.values())
+    assert error(found, expected(case, inputs)) <= TOLERANCE
+    assert not np.asarray(found)[4].any(), "the row without tokens gets zeros"
+
+
+def test_bfloat16_is_merged_in_float32() -> None:
+    case = Case({"context": 8})
+    inputs: dict[str, Any] = inputs_of(case)
+    for name in ("q", "k", "v"):
+        inputs[name] = inputs[name].astype(jnp.bfloat16)
+    found = jax.jit(mapped(case))(*inputs.values())
+    assert found.dtype == jnp.bfloat16
+    assert error(found, expected(case, inputs)) <= BF16_TOLERANCE
+    assert {x.aval.dtype for equation in collectives(case) for x in equation.invars} == {jnp.dtype("float32")}
+
+
+def test_scores_in_the_thousands_do_not_overflow() -> None:
+    case = Case({"context": 4})
+    inputs = inputs_of(case)
+    inputs["q"] *= 300.0
+    assert error(jax.jit(mapped(case))(*inputs.values()), expected(case, inputs)) <= 100 * TOLERANCE
+
+
+def collectives(case: Case) -> list[Any]:
+    """All of the program's."""
+    jaxpr = jax.make_jaxpr(mapped(case))(*inputs_of(case).values()).jaxpr
+    moves = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
+    return [equation for equation in every_equation(jaxpr) if equation.primitive.name.startswith(moves)]
+
+
+def test_it_makes_one_maximum_and_one_sum_of_the_bytes_in_its_docstring() -> None:
+    case = Case({"context": 8})
+    maximum, total = collectives(case)
+    assert maximum.primitive.name.startswith("pmax") and total.primitive.name.startswith("psum")
+    sent = sum(2 * x.aval.size * 4 * 7 // 8 for equation in (maximum, total) for x in equation.invars)
+    assert sent == 8 * 7 * len(LENGTHS) * case.heads * (case.value_width + 2) // 8
+
+
+def test_keys_that_are_the_same_on_all_ranks_are_refused() -> None:
+    mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    function = partial(tree_attention, mask=Mask(), q_slots=np.zeros(1, int), kv_slots=np.zeros((1, 4), int))
+    whole = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    with pytest.raises(ValueError, match="the same on all ranks"):
+        jax.make_jaxpr(whole)(np.zeros((1, 2, 8)), np.zeros((1, 4, 1, 8)), np.zeros((1, 4, 1, 8)))
