@@ -115,7 +115,7 @@ def test_bfloat16_is_merged_in_float32() -> None:
     found = jax.jit(mapped(case))(*inputs.values())
     assert found.dtype == jnp.bfloat16
     assert error(found, expected(case, inputs)) <= BF16_TOLERANCE
-    assert {x.aval.dtype for equation in collectives(case) for x in equation.invars} == {jnp.dtype("float32")}
+    assert {x.aval.dtype for equation in collectives(case, inputs) for x in equation.invars} == {jnp.dtype("float32")}
 
 
 def test_scores_in_the_thousands_do_not_overflow() -> None:
@@ -125,16 +125,16 @@ def test_scores_in_the_thousands_do_not_overflow() -> None:
     assert error(jax.jit(mapped(case))(*inputs.values()), expected(case, inputs)) <= 100 * TOLERANCE
 
 
-def collectives(case: Case) -> list[Any]:
+def collectives(case: Case, inputs: dict[str, np.ndarray]) -> list[Any]:
     """All of the program's."""
-    jaxpr = jax.make_jaxpr(mapped(case))(*inputs_of(case).values()).jaxpr
+    jaxpr = jax.make_jaxpr(mapped(case))(*inputs.values()).jaxpr
     moves = ("psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter")
     return [equation for equation in every_equation(jaxpr) if equation.primitive.name.startswith(moves)]
 
 
 def test_it_makes_one_maximum_and_one_sum_of_the_bytes_in_its_docstring() -> None:
     case = Case({"context": 8})
-    maximum, total = collectives(case)
+    maximum, total = collectives(case, inputs_of(case))
     assert maximum.primitive.name.startswith("pmax") and total.primitive.name.startswith("psum")
     sent = sum(2 * x.aval.size * 4 * 7 // 8 for equation in (maximum, total) for x in equation.invars)
     assert sent == 8 * 7 * len(LENGTHS) * case.heads * (case.value_width + 2) // 8
