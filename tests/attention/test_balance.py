@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -96,15 +98,26 @@ def test_the_work_of_all_ranks_is_the_work_of_the_rows(segments: np.ndarray, ord
     assert work.sum() == kept_pairs(mask, segments) == int(kept.sum())
 
 
-def test_stripes_balance_short_documents_but_their_blocks_hold_less() -> None:
-    segments, mask, length, ranks = packed(65536, mean=1024), Mask(segmented=True), 65536, 8
-    orders = {order: sequence_order(order, length, ranks) for order in ORDERS}
-    pairs_of = {order: kept_pairs_per_rank(mask, segments, slots, ranks) for order, slots in orders.items()}
-    blocks_of = {order: blocks_per_rank(mask, segments, slots, ranks, 512, 512) for order, slots in orders.items()}
-    assert {order: round(imbalance(work), 2) for order, work in pairs_of.items()} == {
-        "contiguous": 1.35, "zigzag": 0.63, "striped": 0.0
-    }  # fmt: skip
-    assert {order: work.max() for order, work in blocks_of.items()} == {"contiguous": 106, "zigzag": 85, "striped": 248}
+DOCS = (Path(__file__).parents[2] / "docs" / "long-context.md").read_text(encoding="utf-8")
+DOCUMENTED = {
+    "causal": (Mask(), None),
+    "causal, window of 4096": (Mask(window=4096), None),
+    "documents of 8k tokens in the mean": (Mask(segmented=True), packed(65536, mean=8192)),
+    "documents of 1k tokens in the mean": (Mask(segmented=True), packed(65536, mean=1024)),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_the_docs_tell_what_is_counted(name: str) -> None:
+    mask, segments = DOCUMENTED[name]
+    orders = [(mask, segments, sequence_order(order, 65536, 8), 8) for order in ORDERS]
+    over = [round(100 * imbalance(kept_pairs_per_rank(*order))) for order in orders]
+    blocks = [blocks_per_rank(*order, 512, 512).max() for order in orders]
+    cells = [
+        f"{f'+{o}%' if o else 0}, {f'**{n}**' if n == min(blocks) else n}" for o, n in zip(over, blocks, strict=True)
+    ]
+    (line,) = (line for line in DOCS.splitlines() if line.startswith(f"| {name} "))
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [name, *cells]
 
 
 def test_a_row_of_padding_is_no_work_for_anybody() -> None:

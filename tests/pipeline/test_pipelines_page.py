@@ -41,10 +41,12 @@ def test_a_picture_is_what_the_tool_draws(arguments: str, file: str, tmp_path: P
     assert (REPOSITORY / file).read_text(encoding="utf-8") == drawn.read_text(encoding="utf-8"), f"run {again}"
 
 
-def test_every_picture_is_shown_and_every_file_is_a_picture_of_the_page():
-    shown = re.findall(r"^!\[[^]]+\]\((pictures/[^)]+)\)$", PAGE, re.MULTILINE)
-    assert [f"docs/{file}" for file in shown] == [file for _, file in PICTURES]
-    assert {path.name for path in (REPOSITORY / "docs" / "pictures").iterdir()} == {Path(file).name for file in shown}
+def test_every_picture_is_shown_and_every_file_is_a_picture_of_a_page():
+    shown = lambda page: re.findall(r"^!\[[^]]+\]\((pictures/[^)]+)\)$", page, re.MULTILINE)
+    assert [f"docs/{file}" for file in shown(PAGE)] == [file for _, file in PICTURES]
+    docs = REPOSITORY / "docs"
+    of_pages = {Path(file).name for page in docs.glob("*.md") for file in shown(page.read_text(encoding="utf-8"))}
+    assert {path.name for path in (docs / "pictures").iterdir()} == of_pages
 
 
 def test_commands_print_what_stands_under_them(
