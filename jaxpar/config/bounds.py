@@ -62,6 +62,8 @@ BOUNDS: dict[str, Bound] = {
     "parallel.virtual_stages": _at_least(1),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),
+    "memory.loss_tiles": _at_least(1),
+    "memory.mlp_tiles": _at_least(1),
     "attention.query_block": _at_least(1),
     "attention.kv_block": _at_least(1),
     "optimizer.learning_rate": _at_least(0),

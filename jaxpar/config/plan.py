@@ -108,9 +108,13 @@ class Plan:
     """The attention backend."""
     context_strategy: Choice
     """How attention sees the other context ranks' keys and values."""
+    loss_tiles: int = 1
+    """Parts of a microbatch's tokens that the head and the loss take in turn."""
+    mlp_tiles: int = 1
+    """Parts of a microbatch's tokens that the feed-forward of a layer takes in turn."""
 
     def __post_init__(self) -> None:
-        for name in ("microbatches", "microbatch_rows"):
+        for name in ("microbatches", "microbatch_rows", "loss_tiles", "mlp_tiles"):
             if getattr(self, name) < 1:
                 raise UserError(f"plan.{name}: must be at least 1, got {getattr(self, name)}")
 

@@ -166,6 +166,13 @@ class MemoryConfig:
 
     remat: Literal["none", "full", "selective"] = "selective"
     """`none` keeps every activation, `full` only each layer's input, `selective` drops what is cheap to recompute."""
+    loss_tiles: int | None = None
+    """Parts of a microbatch's tokens that head and loss take in turn, forward and backward, so that logits exist for
+    one part at a time; null makes parts whose float32 logits are 1 GiB or less."""
+    mlp_tiles: int | None = None
+    """The same for the feed-forward of each layer, whose hidden activations are then recomputed in the backward. Null
+    makes parts of about `model.embed` tokens where hidden activations are recomputed anyway (`remat: full`) and take
+    more than 1 GiB in a layer, and one part elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,20 @@ def _check_layout(config: Config) -> None:
         "parallel.replica x fsdp x expert x microbatches",
         _known(parallel, "replica", "fsdp", "expert") * parallel.microbatches,
     )  # fmt: skip
+    _check_tiles(config)
+
+
+def _check_tiles(config: Config) -> None:
+    """An axis of -1 counts as 1, so there are at most as many tokens as this finds."""
+    parallel, data = config.parallel, config.data
+    ranks = _known(parallel, "replica", "fsdp", "expert", "context", "tensor") * parallel.microbatches
+    tokens = data.batch_size * data.sequence_length // ranks
+    for key in ("loss_tiles", "mlp_tiles"):
+        tiles = getattr(config.memory, key)
+        if tiles is not None and tiles > tokens:
+            raise UserError(
+                f"memory.{key}: expected at most as many as a device has tokens in a microbatch ({tokens}), got {tiles}"
+            )
 
 
 def _check_pipeline(config: Config) -> None:

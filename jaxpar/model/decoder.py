@@ -35,12 +35,12 @@ from jaxpar.model.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.layer import DecoderLayer
 from jaxpar.model.layer_loop import LayerLoop, Policy
 from jaxpar.model.linear import Tap
-from jaxpar.model.loss import vocabulary_cross_entropy
 from jaxpar.model.norm import NORMS
 from jaxpar.model.rope import rotary_tables
+from jaxpar.model.tiled_loss import tiled_cross_entropy
 from jaxpar.model.weights import specs_of, with_weights
 
-_cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
+_cross_entropy: Any = tiled_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, slots [batch, seq]; examples [batch]."""
@@ -84,6 +84,10 @@ class DecoderStages:
     """Where the layers lie in the stack."""
     split_backward: bool = False
     """Whether the gradients of the layers' matrices are left to a later action."""
+    loss_tiles: int = 1
+    """Parts of the tokens that the head and the loss take in turn."""
+    mlp_tiles: int = 1
+    """Parts of the tokens that a layer's feed-forward takes in turn."""
 
     @property
     def model(self) -> ModelConfig:
@@ -130,7 +134,7 @@ class DecoderStages:
     @cached_property
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
-        prototype = DecoderLayer(self.config)
+        prototype = DecoderLayer(self.config, self.mlp_tiles)
 
         def apply(w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> jax.Array:
             layer: Any = with_weights(prototype, w)
@@ -165,25 +169,29 @@ class DecoderStages:
         return self.loop.run(Chunk(weights["layers"], 0, 0), x, self.token_context(batch))
 
     def logits(self, weights: Tree, sinks: Tree, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
-        """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence."""
-        norm = materialize(weights["final_norm"], sinks["final_norm"], self.placements, part="final_norm")
-        x = with_weights(NORMS[self.model.norm](self.model), norm)(x)
-        part = "embedding" if self.model.tied else "head"
-        table: Any = materialize(weights[part], sinks[part], self.placements, part=part)
-        matrix = table["tokens"].T if self.model.tied else table["weight"]
-        return vocabulary_logits(x, matrix, self.model, self.vocab_axes)
+        """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence.
+
+        For looking at: in training they never exist whole.
+        """
+        return vocabulary_logits(*self._before_head(weights, sinks, x), self.model, self.vocab_axes)
 
     def loss(self, weights: Tree, sinks: Tree, x: jax.Array, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """This rank's sums over unmasked tokens: the objective (with z-loss) and the negative log-likelihood, in nats.
 
         Both are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global token
-        count. The gradient of the weights goes to `sinks`.
+        count. The gradient of the objective goes to `sinks`; the other has none.
         """
-        logits = self.logits(weights, sinks, x)
-        nll, lse = _cross_entropy(logits, batch["labels"], self.vocab_axes)
-        total = jnp.sum(batch["mask"] * nll)
-        objective = total
-        if self.model.z_loss > 0:
-            objective = total + self.model.z_loss * jnp.sum(batch["mask"] * lse**2)
+        x, table = self._before_head(weights, sinks, x)
+        objective, total = _cross_entropy(
+            x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles
+        )
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, total
+
+    def _before_head(self, weights: Tree, sinks: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What the head multiplies: the normed residual stream, and this rank's part of the vocabulary."""
+        norm = materialize(weights["final_norm"], sinks["final_norm"], self.placements, part="final_norm")
+        x = with_weights(NORMS[self.model.norm](self.model), norm)(x)
+        part, name = ("embedding", "tokens") if self.model.tied else ("head", "weight")
+        table: Any = materialize(weights[part], sinks[part], self.placements, part=part)
+        return x, table[name]

@@ -100,36 +100,48 @@ class Head(nnx.Module):
 
 
 def vocabulary_logits(
-    x: Float[Array, "batch part embed"],
-    table: Float[Array, "embed local_vocab"],
-    model: ModelConfig,
-    axes: Sequence[str],
+    x: Float[Array, "batch part embed"], table: Float[Array, "..."], model: ModelConfig, axes: Sequence[str]
 ) -> Float[Array, "batch seq local_vocab"]:
-    """Float32 logits of this rank's part of the vocabulary, which `axes` split; columns that only pad it are -inf."""
+    """Float32 logits of this rank's part of the vocabulary, which `axes` split; columns that only pad it are -inf.
+
+    `table` is the head's weight [embed, local_vocab], or of a tied model the embedding's [local_vocab, embed].
+    """
+    return bound_logits(project(gather_sequence(x), table, model), model, axes)
+
+
+def project(
+    x: Float[Array, "batch seq embed"], table: Float[Array, "..."], model: ModelConfig
+) -> Float[Array, "batch seq local_vocab"]:
+    """The matmul onto the vocabulary, with a float32 result."""
+    return jnp.einsum(f"bse,{_dims(model)}->bsv", x, table, preferred_element_type=jnp.float32)
+
+
+def project_gradients(
+    x: Float[Array, "batch seq embed"],
+    table: Float[Array, "..."],
+    cotangent: Float[Array, "batch seq local_vocab"],
+    model: ModelConfig,
+) -> tuple[Float[Array, "batch seq embed"], Float[Array, "..."]]:
+    """Gradients of `project`: of `x` in its dtype, partial sums over the vocabulary; and of `table` in float32.
+
+    Both matmuls take the cotangent in compute dtype. Autodiff would run them on float32 operands, a third of the
+    head's work at full speed and two thirds at a fraction.
+    """
+    cotangent, dims = cotangent.astype(x.dtype), _dims(model)
+    dx = jnp.einsum(f"bsv,{dims}->bse", cotangent, table)
+    return dx, jnp.einsum(f"bse,bsv->{dims}", x, cotangent, preferred_element_type=jnp.float32)
+
+
+def _dims(model: ModelConfig) -> str:
+    return "ve" if model.tied else "ev"
+
+
+def bound_logits(
+    logits: Float[Array, "batch seq local_vocab"], model: ModelConfig, axes: Sequence[str]
+) -> Float[Array, "batch seq local_vocab"]:
+    """Logits under the model's cap; minus infinity in the columns that only pad the vocabulary, which `axes` split."""
     assert model.vocab is not None, "the vocabulary is known once the data is open"
-    x = gather_sequence(x)
-    logits = _project(x, table)
     if model.logit_softcap is not None:
         logits = model.logit_softcap * jnp.tanh(logits / model.logit_softcap)
-    columns = lax.axis_index(tuple(axes)) * table.shape[1] + jnp.arange(table.shape[1])
+    columns = lax.axis_index(tuple(axes)) * logits.shape[-1] + jnp.arange(logits.shape[-1])
     return jnp.where(columns < model.vocab, logits, -jnp.inf)
-
-
-@jax.custom_vjp
-def _project(
-    x: Float[Array, "batch seq embed"], table: Float[Array, "embed local_vocab"]
-) -> Float[Array, "batch seq local_vocab"]:
-    """Matmul with a float32 result; its two transposes take the cotangent in compute dtype.
-
-    Autodiff would run them on float32 operands, a third of the head's work at full speed and two thirds at a fraction.
-    """
-    return jnp.einsum("bse,ev->bsv", x, table, preferred_element_type=jnp.float32)
-
-
-def _project_backward(kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, table = kept
-    cotangent = cotangent.astype(x.dtype)
-    return jnp.einsum("bsv,ev->bse", cotangent, table), jnp.einsum("bse,bsv->ev", x, cotangent)
-
-
-_project.defvjp(lambda x, table: (_project(x, table), (x, table)), _project_backward)

@@ -16,6 +16,7 @@ from jaxpar.pipeline.simulate import simulate
 from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
 from jaxpar.training.step import TrainStep
+from jaxpar.training.tiles import loss_tiles, mlp_tiles
 
 ZERO_WORDS = (
     "weights, gradients and optimizer state whole on each data rank",
@@ -48,11 +49,18 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(step),
         ("remat", plan.remat, f"keeps {len(kept)} of {len(plan.activations)} named activations of a layer"),
+        _tiles_row(step),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
         ("context", plan.context_strategy.name, _why(plan.context_strategy.reason, plan.context_strategy.rejected)),
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
+
+
+def _tiles_row(step: TrainStep) -> tuple[str, str, str]:
+    """Parts of a microbatch that go through head and feed-forward in turn."""
+    loss, mlp = loss_tiles(step.config), mlp_tiles(step.config, step.schedule.splits_backward)
+    return "tiles", f"loss {loss.number}, MLP {mlp.number}", f"loss: {loss.why}; MLP: {mlp.why}"
 
 
 def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:

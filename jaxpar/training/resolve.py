@@ -14,6 +14,7 @@ from jaxpar.memory.remat import remat_map
 from jaxpar.mesh.devices import Device
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
+from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles
 
 
 def resolve_config(config: Config, devices: int) -> Config:
@@ -39,6 +40,7 @@ def make_plan(config: Config, device: Device) -> Plan:
     axes = AxisSizes(**{axis: getattr(parallel, axis) for axis in AXES})
     request = attention_request(config, device)
     schedule = choose_schedule(config)
+    in_tiles = mlp_tiles(config, schedule.splits_backward).number
     return Plan(
         axes=axes,
         zero=parallel.zero,
@@ -50,7 +52,10 @@ def make_plan(config: Config, device: Device) -> Plan:
         microbatches=parallel.microbatches,
         microbatch_rows=config.data.batch_size // (axes.data * parallel.microbatches),
         remat=config.memory.remat,
-        activations=remat_map(config.memory.remat, ACTIVATIONS),
+        activations={
+            name: "recompute" if in_tiles > 1 and name in HIDDEN else treatment
+            for name, treatment in remat_map(config.memory.remat, ACTIVATIONS).items()
+        },
         dtypes=Dtypes(
             compute=precision.compute,
             storage=precision.storage or precision.compute,
@@ -60,6 +65,8 @@ def make_plan(config: Config, device: Device) -> Plan:
         ),
         attention=choose_backend(config.attention.backend, request),
         context_strategy=choose_context_strategy(parallel.context_strategy, request),
+        loss_tiles=loss_tiles(config).number,
+        mlp_tiles=in_tiles,
     )
 
 

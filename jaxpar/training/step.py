@@ -84,7 +84,8 @@ class TrainStep:
         """The model's parts; without `train` there is no dropout."""
         attend = make_attend(self.config, self.plan)
         policy, split = remat_policy(self.plan.activations), self.schedule.splits_backward
-        return DecoderStages(self.config, self.placements, attend, policy, train, self.order, split)
+        tiles = self.plan.loss_tiles, self.plan.mlp_tiles
+        return DecoderStages(self.config, self.placements, attend, policy, train, self.order, split, *tiles)
 
     def shardings(self, layout: Layout) -> Any:
         """`NamedSharding`s on this mesh for a tree of partitions."""

@@ -76,8 +76,9 @@ LOSS = (
         name="labels_shifted_after_the_split",
         says="Labels are made from a rank's own tokens, so the last token of each part gets a wrong one.",
         file="jaxpar/model/decoder.py",
-        old='_cross_entropy(logits, batch["labels"], self.vocab_axes)',
-        new='_cross_entropy(logits, jnp.roll(batch["tokens"], -1, axis=1), self.vocab_axes)',
+        old='x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles',
+        new='x, table, jnp.roll(batch["tokens"], -1, axis=1), batch["mask"], self.model, self.vocab_axes, '
+        "self.loss_tiles",
         caught_by=(parity(context=2, packed=True),),
     ),
     Fault(

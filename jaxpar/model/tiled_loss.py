@@ -1,0 +1,118 @@
+"""Output head and cross-entropy in one, a tile of tokens at a time: the logits never exist whole.
+
+The backward of a tile runs right after its forward, while its logits are there. What is left for the derivative of the
+whole is to scale gradients that are known already. Source: ALST (arXiv:2506.13996, section 3.1), after Liger's fused
+linear cross-entropy (arXiv:2410.10989).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, Shaped
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.mesh.axes import AXES, vary, varying_axes
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.model.embedding import bound_logits, project, project_gradients
+from jaxpar.model.loss import vocabulary_cross_entropy
+from jaxpar.model.tiles import from_tiles, into_tiles, scan_tiles
+
+_cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
+
+type Sums = tuple[jax.Array, jax.Array]
+"""(objective, negative log-likelihood) over the tokens that count."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def tiled_cross_entropy(
+    x: Float[Array, "batch part embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, "batch seq"],
+    mask: Float[Array, "batch seq"],
+    model: ModelConfig,
+    axes: tuple[str, ...],
+    tiles: int,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Sums over the tokens of `mask`: (nll + z_loss * lse^2, which has a derivative; nll, which has none), in nats.
+
+    `table` is this rank's part of the head (or of a tied embedding), whose vocabulary `axes` split; `labels` and `mask`
+    are of the joined parts of the tensor ranks. A tile is `ceil(batch * part / tiles)` tokens of each of them.
+
+    Holds, for one tile, float32 logits and their gradient in compute dtype; besides, in training, gradients of `x`
+    (compute dtype) and of `table` (float32). Without a derivative nothing but the logits is computed. Sends what
+    `gather_sequence` of `x`, `scatter_sequence` of its gradient and `vocabulary_cross_entropy` send, in `tiles` parts.
+    """
+
+    def step(sums: Sums, tile: Any) -> tuple[Sums, None]:
+        part, labels, mask = tile
+        logits = project(gather_sequence(part[None]), table, model)
+        return _add(sums, _sums(logits, labels, mask, model, axes)), None
+
+    return scan_tiles(step, _nothing(axes), _tiles(x, labels, mask, tiles))[0]
+
+
+def _forward(
+    x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array,
+    model: ModelConfig, axes: tuple[str, ...], tiles: int,
+) -> tuple[Sums, tuple[jax.Array, jax.Array]]:  # fmt: skip
+    def step(carry: tuple[Sums, jax.Array], tile: Any) -> tuple[tuple[Sums, jax.Array], jax.Array]:
+        (sums, d_table), (part, labels, mask) = carry, tile
+        joined = gather_sequence(part[None])
+        of_logits = lambda logits: _sums(logits, labels, mask, model, axes)
+        objective, pullback, nll = jax.vjp(of_logits, project(joined, table, model), has_aux=True)
+        (d_logits,) = pullback(vary(jnp.ones_like(objective), varying_axes(objective)))
+        dx, new = project_gradients(joined, table, d_logits, model)
+        with jax.named_scope("gradients"):
+            d_table = d_table + new
+        return (_add(sums, (objective, nll)), d_table), scatter_sequence(dx)[0]
+
+    with jax.named_scope("gradients"):
+        zeros = vary(jnp.zeros(table.shape, jnp.float32))
+    (sums, d_table), dx = scan_tiles(step, (_nothing(axes), zeros), _tiles(x, labels, mask, tiles))
+    return sums, (from_tiles(dx, x.shape[0] * x.shape[1]).reshape(x.shape), d_table)
+
+
+def _backward(
+    model: ModelConfig, axes: tuple[str, ...], tiles: int, kept: tuple[jax.Array, jax.Array], cotangents: Sums
+) -> tuple[jax.Array, jax.Array, None, None]:
+    dx, d_table = kept
+    scale, _ = cotangents
+    return (dx * scale).astype(dx.dtype), (d_table * scale).astype(dx.dtype), None, None
+
+
+tiled_cross_entropy.defvjp(_forward, _backward)
+
+
+def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, model: ModelConfig, axes: tuple[str, ...]) -> Sums:
+    """Of one tile."""
+    nll, lse = _cross_entropy(bound_logits(logits, model, axes), labels, axes)
+    total = jnp.sum(mask * nll)
+    return (total + model.z_loss * jnp.sum(mask * lse**2) if model.z_loss > 0 else total), total
+
+
+def _nothing(axes: tuple[str, ...]) -> Sums:
+    zero = vary(jnp.float32(0), set(AXES) - set(axes))
+    return zero, zero
+
+
+def _add(a: Sums, b: Sums) -> Sums:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _tiles(x: jax.Array, labels: jax.Array, mask: jax.Array, tiles: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[tile, ...] each: tokens of this rank's part, and labels and mask of what `gather_sequence` makes of them."""
+    return into_tiles(x.reshape(-1, x.shape[-1]), tiles), _joined(labels, tiles), _joined(mask, tiles)
+
+
+def _joined(x: Shaped[Array, "batch seq"], tiles: int) -> Shaped[Array, "tile one tile_tokens"]:
+    """Tiles of all tensor ranks' tokens, those of the first rank first."""
+    batch, seq = x.shape
+    ranks = lax.axis_size("tensor")
+    of_rank = x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)
+    found = jax.vmap(lambda tokens: into_tiles(tokens, tiles), out_axes=1)(of_rank)
+    return found.reshape(found.shape[0], 1, -1)

@@ -1,0 +1,82 @@
+"""Work on a few tokens at a time: for functions whose wide intermediates nobody has room for at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.parameters import Tree
+
+type Block = Callable[[Tree, jax.Array], jax.Array]
+"""A function of each token alone: (weights, x [1, tokens, embed]) -> [1, tokens, embed]."""
+
+
+def into_tiles(x: Shaped[Array, "tokens ..."], tiles: int) -> Shaped[Array, "tile tile_tokens ..."]:
+    """`x` in tiles of `ceil(tokens / tiles)` tokens, as many as it takes; zeros fill the last one."""
+    size = -(-x.shape[0] // tiles)
+    missing = -x.shape[0] % size
+    if missing:
+        x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
+    return x.reshape(-1, size, *x.shape[1:])
+
+
+def from_tiles(tiles: Shaped[Array, "tile tile_tokens ..."], tokens: int) -> Shaped[Array, "tokens ..."]:
+    """The inverse of `into_tiles`."""
+    return tiles.reshape(-1, *tiles.shape[2:])[:tokens]
+
+
+def scan_tiles(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tiles: Any) -> tuple[Any, Any]:
+    """`lax.scan` over tiles; one tile is no loop."""
+    one = jax.tree.leaves(tiles)[0].shape[0] == 1
+    return lax.scan(step, carry, tiles, unroll=one)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def over_tiles(
+    block: Block, weights: Tree, x: Float[Array, "batch part embed"], tiles: int
+) -> Float[Array, "batch part embed"]:
+    """`block` of all tokens, tile by tile: what it makes on the way exists for one tile at a time.
+
+    The derivative keeps the arguments, runs each tile again and adds up the gradients of the weights in float32.
+    Source: ALST (arXiv:2506.13996, section 3.1).
+    """
+    step = lambda _, tile: (None, block(weights, tile[None])[0])
+    _, y = scan_tiles(step, None, into_tiles(_tokens(x), tiles))
+    return _like(y, x)
+
+
+def _forward(block: Block, weights: Tree, x: jax.Array, tiles: int) -> tuple[jax.Array, tuple[Tree, jax.Array]]:
+    return over_tiles(block, weights, x, tiles), (weights, x)
+
+
+def _backward(block: Block, tiles: int, kept: tuple[Tree, jax.Array], dy: jax.Array) -> tuple[Tree, jax.Array]:
+    weights, x = kept
+
+    def step(total: Tree, tile: tuple[jax.Array, jax.Array]) -> tuple[Tree, jax.Array]:
+        x, dy = tile
+        _, pullback = jax.vjp(block, weights, x[None])
+        dw, dx = pullback(dy[None])
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, dw), dx[0]
+
+    zeros = jax.tree.map(lambda w: vary(jnp.zeros(w.shape, jnp.float32)), weights)
+    parts = into_tiles(_tokens(x), tiles), into_tiles(_tokens(dy), tiles)
+    total, dx = scan_tiles(step, zeros, parts)
+    return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), _like(dx, x)
+
+
+over_tiles.defvjp(_forward, _backward)
+
+
+def _tokens(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _like(tiles: jax.Array, x: jax.Array) -> jax.Array:
+    return from_tiles(tiles, x.shape[0] * x.shape[1]).reshape(x.shape)

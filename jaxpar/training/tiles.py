@@ -1,0 +1,73 @@
+"""How many parts the tokens of a microbatch take the head and the feed-forward in: ALST's rules (arXiv:2506.13996)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.memory.remat import remat_map
+from jaxpar.model.activations import ACTIVATIONS
+
+GIB = 2**30
+
+HIDDEN = ("mlp_gate", "mlp_up", "mlp_hidden")
+"""Activations that a feed-forward in tiles has for one tile at a time, and makes again for the backward."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A number of tiles."""
+
+    number: int
+    why: str
+
+
+def loss_tiles(config: Config) -> Tiles:
+    """As many as make float32 logits of 1 GiB or less, unless the configuration says another number."""
+    parallel = config.parallel
+    ranks = parallel.tensor * (parallel.pipe if parallel.pipe_ends == "shared" else 1)
+    size = 4 * _tokens(config) * padded_vocab(config.model) // ranks
+    logits = f"a microbatch has {size / GIB:.2f} GiB of logits"
+    if config.memory.loss_tiles is not None:
+        return Tiles(config.memory.loss_tiles, f"asked for; {logits}")
+    return Tiles(min(-(-size // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
+
+
+def mlp_tiles(config: Config, splits_backward: bool) -> Tiles:
+    """As many as make tiles of about `model.embed` tokens, unless the configuration says another number.
+
+    By itself it takes one where tiles would cost time, because hidden activations are saved, or save little.
+    Raises `UserError` where tiles are asked for and the schedule splits the backward.
+    """
+    model, asked = config.model, config.memory.mlp_tiles
+    if asked is not None:
+        if asked > 1 and splits_backward:
+            raise UserError(
+                f"memory.mlp_tiles: {asked} needs a schedule that leaves the backward whole, and parallel.schedule: "
+                f"{config.parallel.schedule} keeps the hidden activations from B to W; expected 1 or null"
+            )
+        return Tiles(asked, "asked for")
+    if splits_backward:
+        return Tiles(1, "the schedule keeps hidden activations from B to W")
+    if remat_map(config.memory.remat, ACTIVATIONS)["mlp_up"] == "save":
+        return Tiles(1, f"remat {config.memory.remat} keeps hidden activations")
+    arrays = 3 if model.activation == "swiglu" else 2
+    width = 4 if config.precision.compute == "float32" else 2
+    size = width * arrays * _tokens(config) * model.mlp // config.parallel.tensor
+    hidden = f"a layer has {size / GIB:.2f} GiB of hidden activations"
+    if size <= GIB:
+        return Tiles(1, hidden)
+    return Tiles(min(-(-_tokens(config) // model.embed), _part(config)), hidden)
+
+
+def _tokens(config: Config) -> int:
+    """Of a microbatch on one device, the parts of the tensor ranks joined."""
+    parallel, data = config.parallel, config.data
+    rows = data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert * parallel.microbatches)
+    return rows * data.sequence_length // parallel.context
+
+
+def _part(config: Config) -> int:
+    """Of a microbatch on one device: no tile is smaller than one of them."""
+    return _tokens(config) // config.parallel.tensor
