@@ -331,8 +331,9 @@ class DistributedConfig:
     """How long to wait for the other processes at start-up, in seconds."""
     heartbeat_timeout_s: int = 30
     """A process that gives no sign of life for so many seconds ends the job: it is stopped, or its host is down."""
-    step_timeout_s: int = 600
-    """A step that takes more seconds than this ends the job, and whoever the others waited for is named."""
+    step_timeout_s: int | None = None
+    """A step that takes more seconds than this ends the job, and whoever the others waited for is named. Null: five
+    times the median of the last steps, 45 at least; 600 while these are too few, or one of the others logs or saves."""
     pause_timeout_s: int = 7200
     """The same for what is not a step: data, compilation, evaluation, saving, and checking a checkpoint."""
 

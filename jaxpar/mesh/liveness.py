@@ -16,6 +16,7 @@ from types import TracebackType
 
 from jaxpar.config.schema import DistributedConfig
 from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.step_limit import StepLimit
 from jaxpar.mesh.verdicts import Mark
 from jaxpar.mesh.watch import Watch
 
@@ -31,6 +32,7 @@ class _Job:
 
     def __init__(self, watch: Watch, limits: DistributedConfig):
         self.watch, self.limits = watch, limits
+        self.step_limit = StepLimit(limits.step_timeout_s)
 
 
 _job: _Job | None = None
@@ -57,8 +59,23 @@ def at(where: str, *, in_step: bool = False) -> None:
     """
     if _job is None:
         return
-    key = "step_timeout_s" if in_step else "pause_timeout_s"
-    _job.watch.mark(where, getattr(_job.limits, key), f"distributed.{key}")
+    if in_step:
+        limit = _job.step_limit
+        _job.watch.mark(where, limit.in_step_s, "distributed.step_timeout_s", limit.in_pause_s)
+    else:
+        _job.watch.mark(where, _job.limits.pause_timeout_s, "distributed.pause_timeout_s")
+
+
+def stepped(seconds: float) -> None:
+    """A step is done, and took so long without what came between it and the one before: later ones are judged by it."""
+    if _job is not None:
+        _job.step_limit.took(seconds)
+
+
+def restarted() -> None:
+    """The next step is the first from a checkpoint: it and some more may take longer."""
+    if _job is not None:
+        _job.step_limit.start_over()
 
 
 def settle() -> None:

@@ -23,6 +23,9 @@ class Mark:
     """How long it may stay there, in seconds."""
     limit_key: str
     """The key of the configuration that says so."""
+    waiting_limit_s: float | None = None
+    """In a step: how long it may stay there while one that is behind is at something else, which takes its time. None
+    elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,23 @@ def silent(signs: Sequence[Sign], timeout_s: float) -> str | None:
 
 def stalled(signs: Sequence[Sign]) -> str | None:
     """The sentence about processes that stay where they are for too long, and hold up the others; None without one."""
-    late = [sign for sign in signs if sign.age_s > sign.mark.limit_s]
+    first = min(sign.mark.count for sign in signs)
+    behind = [sign for sign in signs if sign.mark.count == first]
+    pausing = any(sign.mark.waiting_limit_s is None for sign in behind)
+    late = [sign for sign in signs if sign.age_s > _limit_s(sign.mark, pausing)]
     if not late:
         return None
-    limit = f"{late[0].mark.limit_s:g} s ({late[0].mark.limit_key})"
-    behind = [sign for sign in signs if sign.mark.count == min(sign.mark.count for sign in signs)]
+    limit = f"{_limit_s(late[0].mark, pausing):g} s ({late[0].mark.limit_key})"
     if len(behind) < len(signs):
         return f"{_named(behind)} did not get on for {limit}, and the others wait for it ({_was(behind)}); {CONTINUES}"
     return (
         f"no process got on for {limit}, all of them {behind[0].mark.at}: a collective that does not end, or files "
         f"that do not answer; {CONTINUES}"
     )
+
+
+def _limit_s(mark: Mark, pausing: bool) -> float:
+    return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s
 
 
 def _named(signs: Sequence[Sign]) -> str:

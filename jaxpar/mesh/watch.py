@@ -95,9 +95,9 @@ class Watch:
         """What the main thread is at."""
         return self._mark.at
 
-    def mark(self, at: str, limit_s: float, limit_key: str) -> None:
-        """The main thread is now `at` something, and may stay there for `limit_s`. Costs a microsecond."""
-        self._mark = Mark(self._mark.count + 1, at, limit_s, limit_key)
+    def mark(self, at: str, limit_s: float, limit_key: str, waiting_limit_s: float | None = None) -> None:
+        """The main thread is now `at` something, and may stay there for so long (see `Mark`). Costs a microsecond."""
+        self._mark = Mark(self._mark.count + 1, at, limit_s, limit_key, waiting_limit_s)
         self._marked_at = time.monotonic()
 
     def fail(self, why: str) -> None:

@@ -34,9 +34,13 @@ class ProfileWindow:
             jax.profiler.start_trace(self.folder)
             self._tracing = True
 
+    def ends_with(self, step: int) -> bool:
+        """Whether `after_step` of this step writes the trace, which takes its time."""
+        return self._tracing and step >= self.last
+
     def after_step(self, step: int, results: Any = None) -> None:
         """Stop the trace after the last step, once the device has computed `results` (any tree of arrays)."""
-        if self._tracing and step >= self.last:
+        if self.ends_with(step):
             jax.block_until_ready(results)
             self.close()
 

@@ -109,6 +109,8 @@ class _Loop:
                 with step_annotation(number):
                     metrics = self.trainer.step()
                 if profile is not None:
+                    if profile.ends_with(number):
+                        liveness.at("writing a profile")
                     profile.after_step(number, metrics)
                 # The step before is accounted for while this one runs; this one is void if that leads to a checkpoint.
                 if previous is not None and (reached := self._complete(number - 1, previous)) != number - 1:
@@ -131,6 +133,7 @@ class _Loop:
             return False
         state, facts = restored
         self.trainer.state = self.trainer.functions.saved_state.incoming(state)
+        liveness.restarted()
         self.tokens, self.skipped = facts["tokens"], facts["skipped"]
         self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
         self.eval_loss = facts["eval_loss"]
@@ -202,6 +205,7 @@ class _Loop:
         if self.config.watch.on_spike == "report":
             self.lookout.report(number, spike)
             return None
+        liveness.at("waiting for the last save")
         newest, before = self.saves.newest_step, self.trainer.left_out
         if not newest:
             self.lookout.report(number, spike, because="nothing is saved yet to go back to, and ")
@@ -225,11 +229,14 @@ class _Loop:
         liveness.at(f"waiting for step {number}", in_step=True)
         with self.timer.waiting():
             finite, tokens, loss = jax.device_get((metrics.finite, metrics.tokens, metrics.loss))
-        self.lookout.step(number, self.timer.turn())
+        turn = self.timer.turn()
+        liveness.stepped(turn.seconds)
+        self.lookout.step(number, turn)
         if finite:
             self.tokens += int(tokens)
             return self.lookout.loss(float(loss))
         self.skipped += 1
+        liveness.at(f"looking into step {number}")
         self.lookout.skipped(number, metrics, self.trainer.state.master, self.saves.newest)
         return None
 

@@ -8,8 +8,10 @@ from jaxpar.mesh.verdicts import Mark, Sign
 STEP = "distributed.step_timeout_s"
 
 
-def sign(process: int, *, count: int = 7, at: str = "in step 12", age: float = 1.0, silent: float = 0.5) -> Sign:
-    return Sign(process, f"node-{process}", Mark(count, at, 600.0, STEP), age, silent)
+def sign(
+    process: int, *, count: int = 7, at: str = "in step 12", age: float = 1.0, silent: float = 0.5, limit: float = 600.0
+) -> Sign:
+    return Sign(process, f"node-{process}", Mark(count, at, limit, STEP, 600.0), age, silent)
 
 
 def test_one_that_died_is_named_with_what_it_did_last():
@@ -54,6 +56,18 @@ def test_the_one_behind_is_named_also_when_it_has_more_time_itself():
     behind = Sign(1, "node-1", Mark(3, "evaluating after step 10", 7200.0, "distributed.pause_timeout_s"), 700.0, 0.1)
     said = verdicts.stalled([sign(0, age=601), behind])
     assert said is not None and said.startswith("process 1 on node-1 did not get on for 600 s")
+
+
+def test_one_that_is_behind_in_the_step_has_no_longer_than_a_step():
+    said = verdicts.stalled([sign(0, count=9, age=44, limit=45), sign(1, age=46, limit=45)])
+    assert said is not None and said.startswith(f"process 1 on node-1 did not get on for 45 s ({STEP}), and ")
+
+
+def test_those_in_a_step_wait_longer_for_one_that_saves():
+    saving = Sign(0, "node-0", Mark(3, "saving step 10", 7200.0, "distributed.pause_timeout_s"), 599.0, 0.1)
+    assert verdicts.stalled([saving, sign(1, age=599, limit=45), sign(2, age=599, limit=45)]) is None
+    said = verdicts.stalled([saving, sign(1, age=601, limit=45), sign(2, age=598, limit=45)])
+    assert said is not None and said.startswith("process 0 on node-0 did not get on for 600 s")
 
 
 def test_when_nobody_is_behind_all_are_where_they_are():

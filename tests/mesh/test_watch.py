@@ -168,6 +168,19 @@ def test_one_that_gets_on_is_never_late(stage: Callable[..., Stage]):
     assert job.quiet()
 
 
+def test_one_that_saves_is_not_hurried_by_those_in_the_next_step(stage: Callable[..., Stage]):
+    job = stage(3)
+    job.members[1].watch.mark("saving step 1", 60, "distributed.pause_timeout_s")
+    for number in (0, 2):
+        job.members[number].watch.mark("saving step 1", 60, "distributed.pause_timeout_s")
+        job.members[number].watch.mark("in step 2", 0.5, "distributed.step_timeout_s", 60)
+    time.sleep(2)
+    assert job.quiet()
+    job.members[1].watch.mark("in step 2", 0.5, "distributed.step_timeout_s", 60)
+    [said] = job.verdicts()
+    assert said.startswith("no process got on for 0.5 s (distributed.step_timeout_s), all of them in step 2: ")
+
+
 def test_one_that_fails_tells_the_others_why(stage: Callable[..., Stage]):
     job = stage(3)
     job.members[2].watch.fail("data.path: not there")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 from jaxpar.train import main
 from jaxpar.training.step import StepMetrics
 from jaxpar.training.trainer import Trainer
 
 SLEEP_S = 300.0
+BELL = "asleep"
+"""File in the folder of runs that says when the sleep began, by the clock of the machine."""
 
 
 class _Sleeper(Trainer):
@@ -18,6 +21,7 @@ class _Sleeper(Trainer):
 
     def step(self) -> StepMetrics:
         if self.steps_taken == int(os.environ["SLEEP_AT"]):
+            (Path(self.config.run.dir) / BELL).write_text(repr(time.time()))
             time.sleep(SLEEP_S)
         self.steps_taken += 1
         return super().step()

@@ -17,6 +17,7 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.mesh.meeting import meet
 from tests.training.runs import MESH, ROOT, folder_of, run_config, start, write_config
+from tests.training.stuck import BELL
 from tests.training.test_processes import PATIENCE_S, free_port, outputs
 
 SOON_S = 60
@@ -106,21 +107,20 @@ def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim:
 @pytest.mark.long
 def test_a_process_that_does_not_get_on_is_named_by_both(config: Config):
     file, port = write_config(config, Path(config.run.dir) / "job.yaml"), free_port()
-    limit = "distributed.step_timeout_s=25"  # a step on a busy machine takes some seconds too
-    awake = start(file, *overrides(port, 0, limit), devices=4)
-    asleep = start(
-        file, *overrides(port, 1, limit), devices=4, program="tests.training.stuck", environment={"SLEEP_AT": "3"}
-    )
+    awake = start(file, *overrides(port, 0), devices=4)
+    asleep = start(file, *overrides(port, 1), devices=4, program="tests.training.stuck", environment={"SLEEP_AT": "9"})
     try:
         words = [last_words(process, PATIENCE_S) for process in (awake, asleep)]
+        seconds = time.time() - float((Path(config.run.dir) / BELL).read_text())
     finally:
         for process in (awake, asleep):
             process.kill()
     said = (
-        f"jaxpar: process 1 on {HOST} did not get on for 25 s (distributed.step_timeout_s), and the others wait for it"
+        f"jaxpar: process 1 on {HOST} did not get on for 45 s (distributed.step_timeout_s), and the others wait for it"
     )
+    assert 45 < seconds < SOON_S
     assert [code for code, _ in words] == [1, 1]
-    assert all(line.startswith(f"{said} (it was in step 4); ") for _, line in words), words
+    assert all(line.startswith(f"{said} (it was in step 10); ") for _, line in words), words
 
 
 def guest(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
