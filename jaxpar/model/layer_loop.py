@@ -9,19 +9,19 @@ What autodiff of a plain scan would get wrong, and this does not:
 - **Gradients leave at once** for gradient placement (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
   are added to what has accumulated there.
 - **What is kept between forward and backward is an argument**: a `Stash` with as many slots as the schedule needs,
-  written and read in place. A slot holds, for each layer, its input and what the remat policy saves.
+  written and read in place. A slot holds, for each layer, its input and what the remat policy saves or offloads.
+- **What lies in host memory comes back one layer ahead**, beside the gathered weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
@@ -33,16 +33,9 @@ from jaxpar.mesh.placements import Placements, added_dim
 from jaxpar.model.context import TokenContext
 from jaxpar.model.linear import Tap, recording, tapping, untapped
 from jaxpar.model.parts import merge, select
+from jaxpar.model.stash import Stash, at, bring, in_order, put, stacked, taken, to_host
 
 type Policy = Callable[..., Any]
-
-
-class Stash(NamedTuple):
-    """What layers keep between forward and backward, [slot, layer, ...]."""
-
-    inputs: Float[Array, "slots layers batch part embed"]
-    residuals: Any
-    """What the remat policy saves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +54,8 @@ class LayerLoop:
     matrices: Tree | None = field(default=None)
     """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
     have their gradients from `weight_gradients`. None makes the backward whole."""
+    offload_inputs: bool = False
+    """Whether the stash holds the layers' inputs in host memory."""
 
     @property
     def prefetches(self) -> bool:
@@ -76,31 +71,38 @@ class LayerLoop:
 
     def load(self, weights: Tree, row: Index) -> Tree:
         """Weights of one row, from the stack in storage placement to compute placement."""
-        return gather(_at(weights, row), self.placements, part="layers", unstacked=True)
+        return gather(at(weights, row), self.placements, part="layers", unstacked=True)
 
     # ---- what is kept
 
     def stash(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Stash:
         """Zeros for `slots` passes through a chunk, given shapes of weights, a chunk's input and its tokens."""
-        _, like = jax.eval_shape(self._vjp_of_row, weights, x, tokens)
+
+        def kept(weights: Tree, x: jax.Array, tokens: TokenContext) -> Stash:
+            return self._kept(x, self.vjp(self.load(weights, 0), x, vary(jnp.int32(0)), tokens)[1])
+
         with jax.named_scope("saved_activations"):
-            return self._stacked(slots, Stash(x, like.opaque_residuals))
+            return stacked((slots, self.order.layers_per_chunk), kept, weights, x, tokens)
 
     def kept(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Tree:
         """Zeros for what `slots` split backwards keep for their weights: inputs and output gradients of matmuls."""
         with jax.named_scope("kept_for_weights"):
-            return self._stacked(slots, jax.eval_shape(self._taps_of_row, weights, x, tokens))
+            return stacked((slots, self.order.layers_per_chunk), self._taps_of_row, weights, x, tokens)
 
-    def _stacked(self, slots: int, like: Any) -> Any:
-        lead = slots, self.order.layers_per_chunk
-        return jax.tree.map(lambda leaf: vary(jnp.zeros((*lead, *leaf.shape), leaf.dtype)), like)
+    def _kept(self, x: jax.Array, pullback: Any) -> Stash:
+        """What the backward of a layer needs of its forward, each array in the memory that it is kept in."""
+        return Stash(to_host(x) if self.offload_inputs else x, pullback.opaque_residuals)
+
+    def input_of(self, stash: Stash, slot: Index) -> Float[Array, "batch part embed"]:
+        """The input of the chunk that lies in `slot`."""
+        return taken(stash.inputs, slot, 0)
 
     # ---- three walks over a chunk
 
     def run(self, weights: Chunk, x: jax.Array, tokens: TokenContext) -> Float[Array, "batch part embed"]:
         """Forward through a chunk, keeping nothing."""
 
-        def step(w: Tree, layer: jax.Array, x: jax.Array) -> jax.Array:
+        def step(w: Tree, _: None, layer: jax.Array, x: jax.Array) -> jax.Array:
             number = self.order.own(weights.chunk)[layer]
             return self._unless_padding(number, self.apply(w, x, number, tokens, untapped), x)
 
@@ -111,12 +113,12 @@ class LayerLoop:
     ) -> tuple[Float[Array, "batch part embed"], Stash]:
         """Forward through a chunk; what its backward needs goes to `slot` of the stash."""
 
-        def step(w: Tree, layer: jax.Array, carry: tuple[jax.Array, Stash]) -> tuple[jax.Array, Stash]:
+        def step(w: Tree, _: None, layer: jax.Array, carry: tuple[jax.Array, Stash]) -> tuple[jax.Array, Stash]:
             x, stash = carry
             number = self.order.own(weights.chunk)[layer]
             y, pullback = self.vjp(w, x, number, tokens)
             with jax.named_scope("saved_activations"):
-                stash = _put(stash, _in_order(Stash(x, pullback.opaque_residuals)), slot, layer)
+                stash = put(stash, in_order(self._kept(x, pullback)), slot, layer)
             return self._unless_padding(number, y, x), stash
 
         return self._walk(weights, step, (x, stash), reverse=False)
@@ -139,10 +141,10 @@ class LayerLoop:
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         """
 
-        def step(w: Tree, layer: jax.Array, carry: Any) -> Any:
+        def step(w: Tree, brought: Any, layer: jax.Array, carry: Any) -> Any:
             dx, total, kept = carry
             number = self.order.own(weights.chunk)[layer]
-            x, residuals = _in_order(_at(stash, slot, layer))
+            x, residuals = in_order(at(stash, slot, layer, instead=brought))
             _, pullback = jax.eval_shape(self.vjp, w, x, number, tokens)
             diff, fixed = self._halves(w)
             pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
@@ -151,10 +153,11 @@ class LayerLoop:
             total = self._accumulate(total, dw, self._row(gradients, layer), number, counts)
             if kept is not None:
                 with jax.named_scope("kept_for_weights"):
-                    kept = _put(kept, taps, kept_slot, layer)
+                    kept = put(kept, taps, kept_slot, layer)
             return self._unless_padding(number, vary(through), dx), total, kept
 
-        return self._walk(weights, step, (vary(dy), gradients.stack, kept), reverse=True)
+        offloaded = lambda layer: bring(stash, slot, layer)
+        return self._walk(weights, step, (vary(dy), gradients.stack, kept), reverse=True, bring=offloaded)
 
     def weight_gradients(
         self,
@@ -169,7 +172,7 @@ class LayerLoop:
         zeros: Tree = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
         def step(total: Tree, layer: jax.Array) -> tuple[Tree, None]:
-            taps = _at(kept, slot, layer)
+            taps = at(kept, slot, layer)
 
             def groups(matrices: Tree) -> Tree:
                 assert self.linear is not None, "a split backward needs the layer's groups of matmuls"
@@ -221,9 +224,6 @@ class LayerLoop:
 
         return jax.eval_shape(groups, w, x, tokens)
 
-    def _vjp_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
-        return self.vjp(self.load(weights, 0), x, vary(jnp.int32(0)), tokens)
-
     def _taps_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
         return self._zero_taps(self.load(weights, 0), x, tokens)
 
@@ -245,7 +245,7 @@ class LayerLoop:
             new = sink_gradient(new, compute, gradient, dtype=dtype, unstacked=True)
             with jax.named_scope("gradients"):
                 new = new if counts is True else jnp.where(counts, new, 0)
-                return _put(total, _at(total, row) + new, row)
+                return put(total, at(total, row) + new, row)
 
         return add(gradients, dw, compute, gradient)
 
@@ -257,54 +257,36 @@ class LayerLoop:
     def _walk[Carry](
         self,
         weights: Chunk,
-        step: Callable[[Tree, jax.Array, Carry], Carry],
+        step: Callable[[Tree, Any, jax.Array, Carry], Carry],
         carry: Carry,
         *,
         reverse: bool,
+        bring: Callable[[jax.Array], Any] = lambda layer: None,
     ) -> Carry:
-        """`step(w, layer, carry)` for each layer of the chunk in turn, the next one's weights gathered meanwhile."""
+        """`step(w, bring(layer), layer, carry)` for each layer of the chunk in turn.
+
+        The next layer's weights are gathered, and what `bring` moves is moved, meanwhile.
+        """
         load = lambda layer: self.load(weights.stack, self._row(weights, layer))
         order = jnp.arange(self.order.layers_per_chunk)[:: -1 if reverse else 1]
-        if not self.prefetches:
-            body = lambda c, layer: (step(load(layer), layer, c), None)
+
+        def fetch(layer: jax.Array) -> tuple[Tree | None, Any]:
+            return load(layer) if self.prefetches else None, bring(layer)
+
+        def run(fetched: tuple[Tree | None, Any], layer: jax.Array, carry: Carry) -> Carry:
+            w, brought = fetched
+            return step(load(layer) if w is None else w, brought, layer, carry)
+
+        if not jax.tree.leaves(jax.eval_shape(fetch, order[0])):
+            body = lambda c, layer: (run(fetch(layer), layer, c), None)
             return lax.scan(body, carry, order)[0]
 
-        def ahead(state: tuple[Tree, Carry], layers: tuple[jax.Array, jax.Array]) -> tuple[tuple[Tree, Carry], None]:
-            w, carry = state
+        def ahead(state: tuple[Any, Carry], layers: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Carry], None]:
+            fetched, carry = state
             layer, following = layers
-            ahead = load(following)
-            return (ahead, step(w, layer, carry)), None
+            ahead = fetch(following)
+            return (ahead, run(fetched, layer, carry)), None
 
-        start = load(order[0]), carry
-        (w, carry), _ = lax.scan(ahead, start, (order[:-1], order[1:]))
-        return step(w, order[-1], carry)
-
-
-def _in_order(tree: Tree) -> Tree:
-    """`tree` with its arrays' dims in order in memory.
-
-    Left to itself XLA takes over the layout that a collective happens to like, another in each of a pipeline's loops,
-    and copies the whole stash from one to the next.
-    """
-    return jax.tree.map(lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim)))), tree)
-
-
-def _at(stack: Tree, *where: Index) -> Tree:
-    """The entry at `where` of the leading dims of each array."""
-
-    def one(a: jax.Array) -> jax.Array:
-        start = (*where, *[0] * (a.ndim - len(where)))
-        sizes = (*[1] * len(where), *a.shape[len(where) :])
-        return lax.dynamic_slice(a, start, sizes).reshape(a.shape[len(where) :])
-
-    return jax.tree.map(one, stack)
-
-
-def _put(stack: Tree, new: Tree, *where: Index) -> Tree:
-    """`stack` with `new` at `where` of its leading dims."""
-
-    def one(a: jax.Array, b: jax.Array) -> jax.Array:
-        start = (*where, *[0] * (a.ndim - len(where)))
-        return lax.dynamic_update_slice(a, vary(b).reshape(*[1] * len(where), *b.shape), start)
-
-    return jax.tree.map(one, stack, new)
+        start = fetch(order[0]), carry
+        (fetched, carry), _ = lax.scan(ahead, start, (order[:-1], order[1:]))
+        return run(fetched, order[-1], carry)

@@ -288,8 +288,7 @@ class _Executor:
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
-            again = lax.dynamic_index_in_dim(stash.inputs[:, 0], row["f_slot"], keepdims=False)
-            x = jnp.where(row["f_source"] == STASHED, again, x)
+            x = jnp.where(row["f_source"] == STASHED, self.stages.loop.input_of(stash, row["f_slot"]), x)
         return x
 
     def _shared(self, y: jax.Array, counts: jax.Array) -> jax.Array:
