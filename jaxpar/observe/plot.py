@@ -27,7 +27,7 @@ class Curves:
 
 
 class LossPlot(Listener):
-    """Draws `loss.png` with each evaluated step and at the end; after a restore it starts from `metrics.jsonl`."""
+    """Draws `loss.png` with each evaluation and at the end; after a restore it starts from `metrics.jsonl`."""
 
     def __init__(self) -> None:
         self._folder = Path()
@@ -44,12 +44,11 @@ class LossPlot(Listener):
 
     def step(self, record: StepRecord) -> None:
         self._add(self.curves.train, record.step, record.loss)
-        if record.eval_loss is not None:
-            self._draw()
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
         self.curves.baseline = baseline
         self._add(self.curves.held_out, step, loss)
+        self._draw()  # here, where the time that it takes is not counted as that of a step
 
     def rewound(self, step: int) -> None:
         for points in (self.curves.train, self.curves.held_out):

@@ -44,8 +44,9 @@ def configuration_difference(runs: Sequence[RunRecord]) -> str:
         return "<p>The configuration of a run is not known.</p>"
     first, second = (_flat(config_to_dict(config)) for config in configs if config is not None)
     own = ("run.name", "run.dir")
-    rows = [(key, spell(first[key]), spell(second[key])) for key in first if first[key] != second[key]]
-    rows = [row for row in rows if row[0] not in own]
+    names = [name for name in dict.fromkeys([*first, *second]) if name not in own]
+    values = [(name, *(spell(found[name]) if name in found else "" for found in (first, second))) for name in names]
+    rows = [row for row in values if row[1] != row[2]]
     if not rows:
         return "<p>The two runs have the same configuration.</p>"
     return table(("key", *(run.label for run in runs)), rows, kind="pairs")

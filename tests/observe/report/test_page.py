@@ -49,6 +49,18 @@ def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert difference[-8:] == ["a", "b", "run.steps", "60", "40", "optimizer.name", "adamw", "muon"]
 
 
+def test_mixtures_that_differ_are_told_source_by_source(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", sources={"web": 1.0, "code": 3.0})
+    second, third = write_run(tmp_path / "b", sources={"web": 1.0, "books": 2.0}), write_run(tmp_path / "c")
+
+    def difference(*folders: Path) -> list[str]:
+        told = words(page_of(*folders))
+        return told[told.index("What differs in the configuration") : told.index("Curves")].split()
+
+    assert difference(first, second)[-7:] == ["key", "a", "b", "data.sources.code", "3.0", "data.sources.books", "2.0"]
+    assert {"data.sources", "data.sources.web"} <= set(difference(third, first))
+
+
 def test_runs_alike_are_said_to_be(tmp_path: Path) -> None:
     told = words(page_of(write_run(tmp_path / "a"), write_run(tmp_path / "b")))
     assert "The two runs have the same configuration." in told

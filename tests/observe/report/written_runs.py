@@ -35,17 +35,18 @@ def write_run(
     until: int | None = None,
     floor: float = 2.2,
     optimizer: str = "adamw",
+    sources: dict[str, float] | None = None,
     **changes: Any,
 ) -> Path:
     """A run of `steps` in `folder` that logs every second and evaluates every tenth; one with `until` is killed there.
 
-    `changes` are fields of the records.
+    `sources` are those of the data, with their weights, and `changes` fields of the records.
     """
     folder.mkdir(parents=True)
     config = Config(
         run=RunConfig(name=folder.name, dir=str(folder.parent), steps=steps),
         optimizer=replace(OptimizerConfig(), name=optimizer),  # pyright: ignore[reportArgumentType]
-        data=DataConfig(batch_size=16, sequence_length=256),
+        data=DataConfig(source="tokens", sources=sources, batch_size=16, sequence_length=256),
     )
     (folder / "config.yaml").write_text(config_to_yaml(config))
     (folder / "plan.json").write_text(json.dumps({"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}))
