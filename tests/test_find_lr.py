@@ -12,7 +12,7 @@ from PIL import Image
 
 from jaxpar.config import Config, OptimizerConfig
 from jaxpar.find_lr import main
-from jaxpar.training.rate_sweep import judge
+from jaxpar.training.rate_sweep import diverged, judge
 from tests.training.runs import MESH, folder_of, run_config, write_config
 
 RATES = np.geomspace(1e-6, 1.0, 120).tolist()
@@ -49,6 +49,19 @@ def test_a_jump_after_the_lowest_point_is_not_taken_for_the_fall():
     sweep = judge(RATES, losses, "it took all steps", Config())
     assert sweep.suggestion is not None
     assert 5e-4 < sweep.suggestion.rate < 2e-3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_that_differ_do_not_end_a_sweep_whose_rate_is_still_too_low(seed: int):
+    losses = 7 * (1 + 0.01 * np.random.default_rng(seed).standard_normal(120))
+    assert not any(diverged(losses[:number]) for number in range(1, 121))
+
+
+def test_a_loss_that_rose_ends_the_sweep():
+    fallen = [5.0] * 50 + [3.0] * 50
+    assert not diverged([*fallen, 5.5, 5.5])
+    assert diverged([*fallen, 5.5, 5.5, 5.5])
+    assert not diverged([5.0] * 5 + [9.0] * 5), "too few to tell"
 
 
 def test_losses_that_do_not_fall_suggest_nothing():

@@ -20,7 +20,9 @@ from jaxpar.training.trainer import Trainer
 
 FEWEST_STEPS = 20
 FIRST = 5
-"""Losses whose mean is where the sweep began; one whose last ones are above that has diverged."""
+"""Losses whose mean is where the sweep began; one whose last ones are well above that has diverged."""
+ROSE = 0.05
+"""By how much above: while the rate is too low for anything, losses are as often above their beginning as below it."""
 SMOOTHING = 1 / 40
 """Standard deviation of the smoothing, as a share of the sweep's steps."""
 FELL = 0.02
@@ -83,7 +85,7 @@ class _SweepStep(TrainStep):
 def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress: Progress) -> Sweep:
     """Train from the initial weights for `steps` steps while the rate rises from `low` to `high`; writes nothing.
 
-    It ends early once the loss is not finite, or above where it began.
+    It ends early once the loss is not finite, or well above where it began.
 
     Raises:
         UserError: the bounds do not make a sweep, or the configuration cannot be run.
@@ -103,10 +105,15 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
         if not bool(metrics.finite):
             ended = f"loss or gradient was not finite at a rate of {rates[-1]:.2g}"
             break
-        if number > 2 * FIRST and np.median(losses[-FIRST:]) > np.mean(losses[:FIRST]):
-            ended = f"the loss was above where it began at a rate of {rates[-1]:.2g}"
+        if diverged(losses):
+            ended = f"the loss was {ROSE:.0%} above where it began at a rate of {rates[-1]:.2g}"
             break
     return judge(rates, losses, ended, config)
+
+
+def diverged(losses: Sequence[float]) -> bool:
+    """Whether the last losses of a sweep are so far above its first ones that larger rates say nothing more."""
+    return len(losses) > 2 * FIRST and float(np.median(losses[-FIRST:])) > (1 + ROSE) * float(np.mean(losses[:FIRST]))
 
 
 def judge(rates: Sequence[float], losses: Sequence[float], ended: str, config: Config) -> Sweep:
