@@ -14,12 +14,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks.pipeline_actions import SENDS, Action, buffers, chunk_actions, durations, end_actions
+from benchmarks.turns import CLOCKS, Times, processor_name, spread, take_turns
 from jaxpar.config import Config, DataConfig, MemoryConfig, ModelConfig, ParallelConfig, PrecisionConfig, UserError
 from jaxpar.data import batch_rows, open_data
 from jaxpar.mesh.build import build_mesh
@@ -28,11 +28,6 @@ from jaxpar.pipeline.simulate import simulate
 from jaxpar.training.batches import BatchPlacer
 from jaxpar.training.resolve import make_plan, resolve_config
 from jaxpar.training.step import TrainStep
-
-CLOCKS = ("wall", "processor")
-
-type Times = Mapping[Any, list[float]]
-"""Seconds of each program in each round, by one clock."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +91,23 @@ def measure(sizes: Sizes, cases: Sequence[Case], *, rounds: int, repeats: int) -
     for program in programs.values():
         jax.block_until_ready(program())
     compiled = time.perf_counter()
-    times = _take_turns(programs, rounds, sizes.pipe)
+    times = take_turns(programs, rounds, sizes.pipe)
     rows = [{"schedule": case.name, "ticks": step.program.ticks} for case, step in steps.items()]
     result = {
         "checks": "structure of ticks on virtual CPU devices, not the speed of GPUs",
-        "machine": {"processor": _processor(), "cores": cores, "load_before": load_before, "load": os.getloadavg()},
+        "machine": {"processor": processor_name(), "cores": cores, "load_before": load_before, "load": os.getloadavg()},
         "versions": {"jax": jax.__version__, "python": platform.python_version()},
         "sizes": asdict(sizes),
         "rounds": rounds,
         "compile_s": compiled - began,
         "measure_s": time.perf_counter() - compiled,
-        "actions_s": {"a step without ticks": {clock: _spread(times[clock]["no ticks"]) for clock in CLOCKS}},
+        "actions_s": {"a step without ticks": {clock: spread(times[clock]["no ticks"]) for clock in CLOCKS}},
         "schedules": rows,
     }
     for clock in CLOCKS:
         seconds = _action_times(actions, times[clock])
         for (of, name), found in seconds.items():
-            result["actions_s"].setdefault(f"{of}: {name}", {})[clock] = _spread(found)
+            result["actions_s"].setdefault(f"{of}: {name}", {})[clock] = spread(found)
         for row, (case, step) in zip(rows, steps.items(), strict=True):
             row[clock] = _compare(case, step, chunk_of[case], clock, seconds, times[clock])
     return result
@@ -165,18 +160,6 @@ def _chunk_name(step: TrainStep) -> str:
     return f"{size}, split backward" if step.schedule.splits_backward else size
 
 
-def _take_turns(programs: Mapping[Any, Callable[[], Any]], rounds: int, devices: int) -> Mapping[str, Times]:
-    """By each of `CLOCKS`: seconds of each program in each round."""
-    times: dict[str, dict[Any, list[float]]] = {clock: {name: [] for name in programs} for clock in CLOCKS}
-    for _ in range(rounds):
-        for name, program in programs.items():
-            wall, processor = time.perf_counter(), time.process_time()
-            jax.block_until_ready(program())
-            times["wall"][name].append(time.perf_counter() - wall)
-            times["processor"][name].append((time.process_time() - processor) / devices)
-    return times
-
-
 def _action_times(actions: Mapping[tuple[str, str], Action], times: Times) -> dict[tuple[str, str], list[float]]:
     """Seconds of one action of each kind in each round, transfers taken off where they were measured with it."""
 
@@ -208,21 +191,9 @@ def _compare(
 
     executed, median = times[case], predicted(statistics.median)
     return {
-        "buffers_s": _spread(times["buffers", case]),
+        "buffers_s": spread(times["buffers", case]),
         "predicted_s": median,
-        "executed_s": _spread(executed),
+        "executed_s": spread(executed),
         "ratio": statistics.median(executed) / median,
-        "ratio_of_rounds": _spread([time / predicted(lambda f, i=i: f[i]) for i, time in enumerate(executed)]),
+        "ratio_of_rounds": spread([time / predicted(lambda f, i=i: f[i]) for i, time in enumerate(executed)]),
     }
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
-
-
-def _processor() -> str:
-    """The processor's name where Linux tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
