@@ -49,7 +49,7 @@ def _map(path: Path, said: str) -> np.ndarray:
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f" (did you mean {str(path.with_name(near[0]))!r}?)" if near else ""
-        raise UserError(f"{said} does not exist{hint}; {_EXPECTED}")
+        raise UserError(f"{said} does not exist{hint}; {_EXPECTED}, or a folder that python -m jaxpar.prepare has made")
     if not path.is_file():
         raise UserError(f"{said} is not a file; {_EXPECTED}")
     size = path.stat().st_size

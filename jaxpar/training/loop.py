@@ -166,6 +166,10 @@ class _Loop:
                 baseline_loss=self.baseline,
             )
         )
+        if config.evaluation.every and config.evaluation.batches and trainer.data.heldout is None:
+            self.listeners.message(
+                f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
+            )
         if changes:
             self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
             if any(line.startswith("run.steps:") for line in changes) and config.optimizer.decay_steps is None:

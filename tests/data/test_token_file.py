@@ -108,7 +108,9 @@ def test_a_missing_file_is_a_users_error_that_names_a_near_miss(path):
     save(path, [1, 2])
     with pytest.raises(UserError, match=r"token\.npy' does not exist \(did you mean '.*/tokens\.npy'\?\)"):
         read(path.with_name("token.npy"))
-    with pytest.raises(UserError, match=r"does not exist; expected a \.npy file"):
+    with pytest.raises(
+        UserError, match=r"does not exist; expected a \.npy file .*, or a folder that python -m jaxpar\.prepare"
+    ):
         read(path.parent / "nowhere" / "x.npy")
 
 

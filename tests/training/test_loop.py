@@ -60,6 +60,17 @@ def test_nothing_is_compiled_after_the_second_step(tmp_path: Path):
     assert compilations.count == compilations.after_step[2]
 
 
+def test_evaluations_that_are_asked_for_and_cannot_be_are_told(tmp_path: Path):
+    np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16) % 64)
+    data = {"source": "tokens", "path": str(tmp_path / "tokens.npy")}
+    asked = run_config(tmp_path, 1, parallel=MESH, data=data, evaluation={"every": 1, "batches": 1})
+    _, heard = fit(asked)
+    assert "evaluation.every is 1, and no data is held out: nothing is evaluated." in heard.messages
+    assert heard.evaluations == []
+    _, heard = fit(run_config(tmp_path, 2, parallel=MESH, data=data, evaluation={"every": 0, "batches": 1}))
+    assert not any("held out" in message for message in heard.messages)
+
+
 def test_a_step_frees_the_state_before_it():
     trainer = make_trainer(run_config(Path("nowhere"), 5, parallel=MESH))
     before = trainer.state

@@ -212,6 +212,12 @@ class _Preparation:
             tokens, text = index.tokens_in(split), index.text_bytes_in(split)
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
             _say(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")
+        if self.options.heldout_fraction and not index.tokens_in(HELDOUT):
+            _say(
+                self.console,
+                f"No document fell into --heldout-fraction {self.options.heldout_fraction:g}, so a run cannot "
+                "evaluate; a larger one for another --out leaves some to evaluate on.",
+            )
         if index.skipped["empty"]:
             _say(self.console, f"{index.skipped['empty']:,} empty documents were left out")
         if index.skipped["broken"]:

@@ -114,11 +114,8 @@ def held_out(raw: bytes, fraction: float) -> bool:
 
 def told_places(job: Job, record: UnitRecord) -> list[str]:
     """`file:line: reason` of the broken documents that a record keeps."""
-    told = []
-    for where, reason in record.first_broken.items():
-        number, place = map(int, where.split(":"))
-        told.append(f"{place_of(job.inputs[number], place)}: {reason}")
-    return told
+    places = {tuple(map(int, where.split(":"))): reason for where, reason in record.first_broken.items()}
+    return [f"{place_of(job.inputs[number], place)}: {reason}" for (number, place), reason in sorted(places.items())]
 
 
 def _make_unit(job: Job, tokenizer: Any, number: int) -> UnitRecord:

@@ -185,6 +185,21 @@ def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
     assert folder.index.skipped["broken"] == 3
 
 
+def test_broken_documents_are_named_in_their_order_also_when_it_goes_on(tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join("oops\n" if line in (2, 11) else '{"text": "good"}\n' for line in range(1, 13)))
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"max-broken is 1: {source}:2: [^:]*, {source}:11: "):
+            prepare(options(tmp_path / "out", source, max_broken=1), quiet())
+
+
+def test_that_nothing_was_held_out_is_told(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(3))
+    hint = "No document fell into --heldout-fraction 1e-09, so a run cannot evaluate; "
+    assert hint in said_by(options(tmp_path / "few", source, heldout_fraction=1e-9))[0]
+    assert "fell into" not in said_by(options(tmp_path / "none", source, heldout_fraction=0.0))[0]
+
+
 def test_two_preparations_of_one_folder_do_not_meet(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(20))
     asked = options(tmp_path / "out", source)
