@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import Config
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.mesh.parameters import Tree
 from jaxpar.model.activations import name_activation
 from jaxpar.model.attention import Attend, Attention
 from jaxpar.model.context import TokenContext, sequence_part
@@ -18,9 +17,6 @@ from jaxpar.model.dropout import dropout
 from jaxpar.model.linear import Tap, untapped
 from jaxpar.model.mlp import MLP
 from jaxpar.model.norm import NORMS
-from jaxpar.model.tiles import over_tiles
-
-_over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
 
 class DecoderLayer(nnx.Module):
@@ -66,26 +62,12 @@ class DecoderLayer(nnx.Module):
         h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)
         x = name_activation(x + h, "attention_residual")
         h = name_activation(self.mlp_norm(x), "mlp_input")
-        h = self._feed_forward(h, tap)
-        return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train)
-
-    def _feed_forward(self, h: jax.Array, tap: Tap) -> jax.Array:
-        """The MLP with the verbs around it.
-
-        In tiles each runs the verbs for its own tokens, so that neither the joined sequence nor the partial sums,
-        `tensor` times as large as `h`, exist whole; the bytes sent are the same. The backward gathers twice (the input
-        again, and the gradient of the output) and scatters once, as under full recomputation.
-        """
         if self.mlp_tiles == 1:
-            return tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
-        assert tap is untapped, "a backward that is split keeps the MLP's hidden activations whole"
-        graph, state = nnx.split(self.mlp)
-
-        def block(weights: Tree, x: jax.Array) -> jax.Array:
-            mlp: MLP = nnx.merge(graph, weights)
-            return scatter_sequence(mlp.project_out(mlp.activate(*mlp.project_in(gather_sequence(x)))))
-
-        return _over_tiles(block, nnx.to_pure_dict(state), h, self.mlp_tiles)
+            h = tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
+        else:
+            assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
+            h = self.mlp.in_tiles(h, self.mlp_tiles)
+        return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train)
 
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
         if not train or self.dropout == 0.0:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.parameters import Tree
 from jaxpar.model.activations import name_activation
+from jaxpar.model.tiles import over_tiles
 from jaxpar.model.weights import weight
+
+_over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
 
 class MLP(nnx.Module):
@@ -38,6 +45,21 @@ class MLP(nnx.Module):
     def project_out(self, x: Float[Array, "batch seq mlp"]) -> Float[Array, "batch seq embed"]:
         """This rank's partial sums; the bias of `down` is added by `add_bias`."""
         return x @ self.down[...]
+
+    def in_tiles(self, x: Float[Array, "batch part embed"], tiles: int) -> Float[Array, "batch part embed"]:
+        """All but the output bias, verbs included, for `ceil(batch * part / tiles)` tokens of each rank at a time.
+
+        Each tile runs the verbs for its own tokens, so that neither the joined sequence nor the partial sums, `tensor`
+        times as large as `x`, exist whole. Sends what one tile would: forward `gather_sequence` and `scatter_sequence`;
+        backward two of the former (the input again, the gradient of the output) and one of the latter.
+        """
+        graph, state = nnx.split(self)
+
+        def block(weights: Tree, x: jax.Array) -> jax.Array:
+            mlp: MLP = nnx.merge(graph, weights)
+            return scatter_sequence(mlp.project_out(mlp.activate(*mlp.project_in(gather_sequence(x)))))
+
+        return _over_tiles(block, nnx.to_pure_dict(state), x, tiles)
 
     def activate(self, up: jax.Array, gate: jax.Array | None = None) -> Float[Array, "batch seq mlp"]:
         """From what `project_in` made to what `project_out` takes: biases and the non-linearity."""
