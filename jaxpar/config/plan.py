@@ -99,8 +99,8 @@ class Plan:
     microbatch_rows: int
     """Rows per device and microbatch."""
     remat: str
-    """The preset that `activations` came from."""
-    activations: dict[str, Literal["save", "recompute"]] = field(hash=False)
+    """The preset that `activations` came from, or that the user's map of them began with."""
+    activations: dict[str, Literal["save", "recompute", "offload"]] = field(hash=False)
     """What happens to each named activation between forward and backward."""
     dtypes: Dtypes
     """A dtype per role."""

@@ -164,8 +164,12 @@ class PrecisionConfig:
 class MemoryConfig:
     """What happens to activations between forward and backward."""
 
-    remat: Literal["none", "full", "selective"] = "selective"
-    """`none` keeps every activation, `full` only each layer's input, `selective` drops what is cheap to recompute."""
+    remat: Literal["none", "full", "selective"] | dict[str, str] = field(default="selective", hash=False)
+    """`none` keeps every activation, `full` only each layer's input, `selective` drops what is cheap to recompute. Or a
+    mapping that says `save`, `recompute` or `offload` (to the host's pinned memory) by name, and `preset` for the names
+    that it leaves out (by default `selective`): `{preset: full, layer_input: offload}`. Names: `layer_input` (`save` or
+    `offload`), `attention_input`, `query`, `key`, `value`, `attention_output`, `attention_lse`, `attention_residual`,
+    `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_hidden`."""
     loss_tiles: int | None = None
     """Parts of a microbatch's tokens that head and loss take in turn, forward and backward, so that logits exist for
     one part at a time; null makes parts whose float32 logits are 1 GiB or less."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxpar.memory.remat import LAYER_INPUT
+
 ACTIVATIONS = (
+    LAYER_INPUT,
     "attention_input",
     "query",
     "key",
@@ -18,8 +21,8 @@ ACTIVATIONS = (
     "mlp_up",
     "mlp_hidden",
 )
-"""In the order in which a layer computes them; `attention_output` and `attention_lse` are named by the attention
-kernels, which keep them for their backward."""
+"""In the order in which a layer computes them. `layer_input` is kept by the layer loop; `attention_output` and
+`attention_lse` are named by the attention kernels, which keep them for their backward."""
 
 
 def name_activation(x: jax.Array, name: str) -> jax.Array:

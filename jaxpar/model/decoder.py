@@ -88,6 +88,8 @@ class DecoderStages:
     """Parts of the tokens that the head and the loss take in turn."""
     mlp_tiles: int = 1
     """Parts of the tokens that a layer's feed-forward takes in turn."""
+    offload_inputs: bool = False
+    """Whether what layers keep of their input lies in host memory."""
 
     @property
     def model(self) -> ModelConfig:
@@ -144,7 +146,7 @@ class DecoderStages:
             return with_weights(prototype, w).linear(name, x)
 
         matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
-        return LayerLoop(apply, self.placements, self.policy, self.order, linear, matrices)
+        return LayerLoop(apply, self.placements, self.policy, self.order, linear, matrices, self.offload_inputs)
 
     def over_held_chunks(self) -> LayerLoop:
         """`loop`, over chunks that are gathered whole."""

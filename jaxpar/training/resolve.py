@@ -10,11 +10,10 @@ from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, Plan
 from jaxpar.config.validate import validate
-from jaxpar.memory.remat import remat_map
+from jaxpar.memory.remat import base_preset
 from jaxpar.mesh.devices import Device
-from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
-from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles
+from jaxpar.training.tiles import loss_tiles, mlp_tiles, treatments
 
 
 def resolve_config(config: Config, devices: int) -> Config:
@@ -51,11 +50,8 @@ def make_plan(config: Config, device: Device) -> Plan:
         pipe_ticks=parallel.pipe_ticks,
         microbatches=parallel.microbatches,
         microbatch_rows=config.data.batch_size // (axes.data * parallel.microbatches),
-        remat=config.memory.remat,
-        activations={
-            name: "recompute" if in_tiles > 1 and name in HIDDEN else treatment
-            for name, treatment in remat_map(config.memory.remat, ACTIVATIONS).items()
-        },
+        remat=base_preset(config.memory.remat),
+        activations=treatments(config, in_tiles),
         dtypes=Dtypes(
             compute=precision.compute,
             storage=precision.storage or precision.compute,

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
-from jaxpar.memory.remat import remat_policy
+from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
@@ -85,7 +85,8 @@ class TrainStep:
         attend = make_attend(self.config, self.plan)
         policy, split = remat_policy(self.plan.activations), self.schedule.splits_backward
         tiles = self.plan.loss_tiles, self.plan.mlp_tiles
-        return DecoderStages(self.config, self.placements, attend, policy, train, self.order, split, *tiles)
+        inputs = self.plan.activations[LAYER_INPUT] == "offload"
+        return DecoderStages(self.config, self.placements, attend, policy, train, self.order, split, *tiles, inputs)
 
     def shardings(self, layout: Layout) -> Any:
         """`NamedSharding`s on this mesh for a tree of partitions."""

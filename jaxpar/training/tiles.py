@@ -6,13 +6,31 @@ from dataclasses import dataclass
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
-from jaxpar.memory.remat import remat_map
+from jaxpar.memory.remat import Treatment, remat_map
 from jaxpar.model.activations import ACTIVATIONS
 
 GIB = 2**30
 
 HIDDEN = ("mlp_gate", "mlp_up", "mlp_hidden")
 """Activations that a feed-forward in tiles has for one tile at a time, and makes again for the backward."""
+
+
+def treatments(config: Config, mlp_tiles: int) -> dict[str, Treatment]:
+    """What happens to each activation of a layer; a feed-forward in tiles recomputes its own.
+
+    Raises `UserError` where these are to be offloaded.
+    """
+    asked = remat_map(config.memory.remat, ACTIVATIONS)
+    if mlp_tiles == 1:
+        return asked
+    for name in HIDDEN:
+        if asked[name] == "offload":
+            raise UserError(
+                f"memory.remat.{name}: expected recompute, because memory.mlp_tiles: {mlp_tiles} has these activations "
+                "for one tile at a time, got offload"
+            )
+    hidden: dict[str, Treatment] = dict.fromkeys(HIDDEN, "recompute")
+    return asked | hidden
 
 
 @dataclass(frozen=True)
@@ -50,8 +68,8 @@ def mlp_tiles(config: Config, splits_backward: bool) -> Tiles:
         return Tiles(asked, "asked for")
     if splits_backward:
         return Tiles(1, "the schedule keeps hidden activations from B to W")
-    if remat_map(config.memory.remat, ACTIVATIONS)["mlp_up"] == "save":
-        return Tiles(1, f"remat {config.memory.remat} keeps hidden activations")
+    if remat_map(config.memory.remat, ACTIVATIONS)["mlp_up"] != "recompute":
+        return Tiles(1, "memory.remat keeps hidden activations")
     arrays = 3 if model.activation == "swiglu" else 2
     width = 4 if config.precision.compute == "float32" else 2
     size = width * arrays * _tokens(config) * model.mlp // config.parallel.tensor

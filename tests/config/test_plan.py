@@ -68,7 +68,7 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (
             ("activations", "query"),
             "sav",
-            "plan.activations.query: expected save or recompute, got 'sav'; did you mean save?",
+            "plan.activations.query: expected save, recompute or offload, got 'sav'; did you mean save?",
         ),
         (("attention", "rejected", "cudnn"), None, "plan.attention.rejected.cudnn: expected text, got null"),
     ],

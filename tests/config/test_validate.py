@@ -50,7 +50,10 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("data.batch_size=0", "data.batch_size: must be at least 1, got 0"),
         ("evaluation.every=-1", "evaluation.every: must be at least 0, got -1"),
         ("checkpoint.keep_last=0", "checkpoint.keep_last: must be at least 1, got 0"),
-        ("memory.remat=ful", "memory.remat: expected none, full or selective, got 'ful'; did you mean full?"),
+        (
+            "memory.remat=ful",
+            "memory.remat: expected none, full, selective or a mapping, got 'ful'; did you mean full?",
+        ),
         ("run.name=a/b", "run.name: expected the name of one folder, got 'a/b'; put parent folders in run.dir"),
         ("run.name=..", "run.name: expected the name of one folder, got '..'; put parent folders in run.dir"),
         (

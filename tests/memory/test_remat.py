@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config import UserError
 from jaxpar.memory.remat import PRESETS, remat_map, remat_policy
 from jaxpar.model.activations import ACTIVATIONS
 from tests.small_run import SmallRun, small
@@ -18,7 +19,7 @@ from tests.traced import operations
     [
         ("none", set()),
         ("selective", {"attention_input", "mlp_input", "mlp_hidden"}),
-        ("full", set(ACTIVATIONS)),
+        ("full", set(ACTIVATIONS) - {"layer_input"}),
     ],
 )
 def test_a_preset_says_what_happens_to_every_activation(preset: str, recomputed: set[str]):
@@ -26,6 +27,38 @@ def test_a_preset_says_what_happens_to_every_activation(preset: str, recomputed:
     assert list(treatments) == list(ACTIVATIONS)
     assert {name for name, treatment in treatments.items() if treatment == "recompute"} == recomputed
     assert (remat_policy(treatments) is None) == (not recomputed)
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_a_map_says_it_by_name_and_leaves_the_rest_to_a_preset(preset: str | None):
+    wanted = {"layer_input": "offload", "query": "offload", "key": "recompute", "mlp_hidden": "save"}
+    treatments = remat_map(wanted | ({} if preset is None else {"preset": preset}), ACTIVATIONS)
+    assert list(treatments) == list(ACTIVATIONS)
+    assert treatments == remat_map(preset or "selective", ACTIVATIONS) | wanted
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ({"layer_inputs": "offload"}, "memory.remat: 'layer_inputs' is no activation; did you mean layer_input?"),
+        ({"presets": "full"}, "memory.remat: 'presets' is no activation; did you mean preset?"),
+        ({"xyz": "save"}, f"memory.remat: 'xyz' is no activation; there are {', '.join(ACTIVATIONS)}"),
+        ({"query": "sav"}, "memory.remat.query: expected save, recompute or offload, got 'sav'; did you mean save?"),
+        ({"preset": "ful"}, "memory.remat.preset: expected none, full or selective, got 'ful'; did you mean full?"),
+        (
+            {"layer_input": "recompute"},
+            "memory.remat.layer_input: expected save or offload (the others are recomputed from it), got 'recompute'",
+        ),
+    ],
+)
+def test_a_wrong_map_is_one_sentence(written: dict[str, str], sentence: str):
+    with pytest.raises(UserError) as error:
+        remat_map(written, ACTIVATIONS)
+    assert str(error.value) == sentence
+
+
+def test_a_layer_input_alone_needs_no_policy_inside_the_layer():
+    assert remat_policy(remat_map({"preset": "none", "layer_input": "offload"}, ACTIVATIONS)) is None
 
 
 def test_presets_are_those_that_a_configuration_can_name():
