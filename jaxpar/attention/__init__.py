@@ -2,14 +2,18 @@
 
 from jaxpar.attention.attend import attend
 from jaxpar.attention.backends import BACKENDS, choose_backend
-from jaxpar.attention.context import CONTEXT_STRATEGIES, choose_context_strategy
+from jaxpar.attention.context import CONTEXT_STRATEGIES, choose_context_strategy, context_layout
 from jaxpar.attention.request import AttentionRequest
+from jaxpar.attention.row import ContextLayout, RowTokens
 
 __all__ = [
     "BACKENDS",
     "CONTEXT_STRATEGIES",
     "AttentionRequest",
+    "ContextLayout",
+    "RowTokens",
     "attend",
     "choose_backend",
     "choose_context_strategy",
+    "context_layout",
 ]

@@ -6,19 +6,38 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+from jax import lax
 
-from jaxpar.attention.backends import BACKENDS
-from jaxpar.attention.context import CONTEXT_STRATEGIES
+from jaxpar.attention.backends import BACKENDS, Backend
+from jaxpar.attention.context import CONTEXT_STRATEGIES, ContextStrategy
+from jaxpar.attention.row import ContextLayout, RowTokens
+from pallas_kernels.attention import Settings
 
 
-def attend(backend: str, context_strategy: str) -> Callable[..., jax.Array]:
+def attend(
+    backend: str, context_strategy: str, layout: ContextLayout
+) -> Callable[[Settings, jax.Array, jax.Array, jax.Array, RowTokens], jax.Array]:
     """Attention by names that were chosen (`Plan.attention.name`, `Plan.context_strategy.name`).
 
-    The function is called inside the step as `f(q, k, v, *, mask, slots, segments, prefix_lengths=None, scale=None,
-    softcap=None, query_block=512, kv_block=512)` with this rank's heads and its context part of the sequence:
-    q, k and v are [batch, part, heads, width], slots and segments [batch, part]. It returns the output like q.
-    See `jaxpar.attention.context.allgather`.
+    The function is called inside the step as `f(settings, q, k, v, row)` with this rank's heads and its context part of
+    the sequence, all [batch, part, heads, width], and returns the output like q. See
+    `jaxpar.attention.allgather.allgather`.
     """
     (implementation,) = (entry for entry in BACKENDS if entry.name == backend)
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == context_strategy)
-    return partial(strategy.attend, implementation.attend)
+    return partial(_attend, implementation, strategy, layout)
+
+
+def _attend(
+    backend: Backend,
+    strategy: ContextStrategy,
+    layout: ContextLayout,
+    settings: Settings,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    row: RowTokens,
+) -> jax.Array:
+    if lax.axis_size("context") == 1:
+        return backend.whole(settings, q, k, v, row.seen(settings.mask, None, None))
+    return strategy.attend(backend, settings, layout, q, k, v, row)

@@ -25,7 +25,9 @@ class Entry(Protocol):
         ...
 
 
-def choose(key: str, name: str, entries: Sequence[Entry], request: AttentionRequest) -> Choice:
+def choose(
+    key: str, name: str, entries: Sequence[Entry], request: AttentionRequest, preference: str | None = None
+) -> Choice:
     """The entry called `name`, or for `auto` the first that supports the request.
 
     Args:
@@ -33,6 +35,7 @@ def choose(key: str, name: str, entries: Sequence[Entry], request: AttentionRequ
         name: `auto` or the name of an entry.
         entries: The registry, in order of preference.
         request: What is asked for.
+        preference: Why the first of the entries is the first.
 
     Raises:
         UserError: If there is no such entry, if it does not support the request (the reason is repeated), or if under
@@ -53,5 +56,7 @@ def choose(key: str, name: str, entries: Sequence[Entry], request: AttentionRequ
         raise UserError(f"{key} is 'auto', but nothing supports this run: {'; '.join(map(': '.join, refused.items()))}")
     chosen = supported[0]
     others = {other: refused.get(other, f"{chosen} is preferred") for other in names if other != chosen}
-    reason = "the only one there is" if len(names) == 1 else "the first in order of preference that supports this run"
+    reason = "the first in order of preference that supports this run"
+    if preference is not None and chosen == names[0]:
+        reason = preference
     return Choice(chosen, reason, others)

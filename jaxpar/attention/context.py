@@ -2,81 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from math import gcd
+from typing import Literal, NamedTuple
 
 import jax
-from jaxtyping import Array, Float, Int
 
+from jaxpar.attention.allgather import allgather
 from jaxpar.attention.choosing import choose
 from jaxpar.attention.request import AttentionRequest
+from jaxpar.attention.ring import ring, ring_steps
+from jaxpar.attention.row import ContextLayout, Order
+from jaxpar.attention.ulysses import exchanges, repeats, usp
 from jaxpar.config.plan import Choice
-from jaxpar.mesh.collectives import gather_context
 from pallas_kernels.masks import Mask
+
+GATHERED_AT_MOST = 1 << 30
+"""Bytes of gathered keys and values of one layer up to which `auto` gathers them."""
+
+
+class Traffic(NamedTuple):
+    """Bytes that one device sends for one layer and microbatch over the context axis."""
+
+    forward: float
+    backward: float
 
 
 @dataclass(frozen=True)
 class ContextStrategy:
-    """A way to attend over a sequence that is split over the context axis; `attend` is called like `allgather`."""
+    """A way to attend over a sequence that is split over the context axis."""
 
     name: str
     supports: Callable[[AttentionRequest], str | None]
     attend: Callable[..., jax.Array]
-
-
-def allgather(
-    backend: Callable[..., jax.Array],
-    q: Float[Array, "batch part heads width"],
-    k: Float[Array, "batch part kv_heads width"],
-    v: Float[Array, "batch part kv_heads width"],
-    *,
-    mask: Mask,
-    slots: Int[Array, "batch part"],
-    segments: Int[Array, "batch part"],
-    prefix_lengths: Int[Array, " batch"] | None = None,
-    **options: Any,
-) -> Float[Array, "batch part heads width"]:
-    """Gather keys, values and what masks them over the context axis, then attend with this rank's queries.
-
-    With n = context, a device sends `(k + v + slots + segments) * (n - 1)` bytes in the forward (their local bytes;
-    segments only where the mask is segmented) and `(k + v) * (n - 1)` in the backward, whose gradients are summed and
-    scattered. A layer that keeps the local k and v between the two gathers them again: the forward's bytes once more.
-    Holds the keys and values of whole rows while a layer computes.
-
-    Args:
-        backend: `Backend.attend`, called with this rank's queries and all keys of the row.
-        q: Queries of this rank's part of the sequence.
-        k: Keys of the same part.
-        v: Values of the same part.
-        mask: What a query may see.
-        slots: Index of each token of the part in its row.
-        segments: Document of each token of the part.
-        prefix_lengths: Slots of the prefix of each row; needed where the mask has a prefix.
-        options: Passed on: `scale`, `softcap`, `query_block`, `kv_block`.
-    """
-    return backend(
-        q,
-        gather_context(k, 1),
-        gather_context(v, 1),
-        mask=mask,
-        q_slots=slots,
-        kv_slots=gather_context(slots, 1),
-        q_segments=segments if mask.segmented else None,
-        kv_segments=gather_context(segments, 1) if mask.segmented else None,
-        prefix_lengths=prefix_lengths,
-        **options,
-    )
+    """Called as `allgather` is, inside the step, where context is above 1."""
+    traffic: Callable[[AttentionRequest, ContextLayout], Traffic]
+    """What a device sends for a request in a layout: the formula of the docstring of `attend`."""
 
 
 def _supports_everything(request: AttentionRequest) -> None:
     """Gathering is right for every backend and mask, and a no-op where context is 1."""
 
 
-CONTEXT_STRATEGIES = (ContextStrategy("allgather", _supports_everything, allgather),)
-"""In order of preference."""
+def _supports_ring(request: AttentionRequest) -> str | None:
+    if not request.permutes:
+        return "it permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
+    return None
+
+
+def _supports_ulysses(request: AttentionRequest) -> str | None:
+    return exchanges(request.heads, request.context)
+
+
+def _supports_usp(request: AttentionRequest) -> str | None:
+    if request.context % request.ulysses:
+        return f"its groups of {request.ulysses} (parallel.ulysses) do not divide parallel.context ({request.context})"
+    if request.ulysses in (1, request.context):
+        other = "ring" if request.ulysses == 1 else "ulysses"
+        return f"with groups of {request.ulysses} of {request.context} ranks (parallel.ulysses) it is {other}"
+    return exchanges(request.heads, request.ulysses) or _supports_ring(request)
+
+
+def _of_allgather(request: AttentionRequest, layout: ContextLayout) -> Traffic:
+    forward = 2 * request.key_bytes * (request.context - 1)
+    # Under full rematerialisation the backward makes output and log-sum-exp again, from the gather that it does anyway.
+    return Traffic(forward, 2 * forward)
+
+
+def _of_usp(request: AttentionRequest, layout: ContextLayout) -> Traffic:
+    """`ring` where nothing is exchanged."""
+    group = layout.ulysses
+    key = request.key_bytes * repeats(request.kv_heads, group)
+    exchanged = (2 * request.query_bytes + 2 * key) * (group - 1) / group
+    hops = ring_hops(request, layout)
+    around = 2 * key * hops
+    backward = around * (2 if request.attends_again else 1) + around * 4 / request.itemsize
+    return Traffic(exchanged + around, exchanged * (2 if request.recomputes else 1) + backward)
+
+
+def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:
+    """How many ranks far a block of keys and values travels."""
+    ranks = request.context // layout.ulysses
+    mask = Mask(causal=True, window=request.window, segmented=request.packed)
+    return ring_steps(mask, layout.order, request.sequence // ranks, ranks) - 1
+
+
+CONTEXT_STRATEGIES = (
+    ContextStrategy("allgather", _supports_everything, allgather, _of_allgather),
+    ContextStrategy("ring", _supports_ring, ring, _of_usp),
+    ContextStrategy("ulysses", _supports_ulysses, usp, _of_usp),
+    ContextStrategy("usp", _supports_usp, usp, _of_usp),
+)
 
 
 def choose_context_strategy(name: str, request: AttentionRequest) -> Choice:
     """The strategy for `parallel.context_strategy: name`. Raises `UserError` where `choose` does."""
-    return choose("parallel.context_strategy", name, CONTEXT_STRATEGIES, request)
+    preferred, reason = preference(request)
+    order = sorted(CONTEXT_STRATEGIES, key=lambda entry: entry.name != preferred)
+    return choose("parallel.context_strategy", name, order, request, reason)
+
+
+def preference(request: AttentionRequest) -> tuple[str, str]:
+    """The strategy that `auto` prefers, and why."""
+    if request.context == 1:
+        return "allgather", "nothing to gather: context is 1"
+    if request.window is not None and request.window <= request.sequence // request.context:
+        return "ring", "within the window only neighbouring ranks need to send"
+    gathered = 2 * request.key_bytes * request.context
+    size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"
+    if gathered <= GATHERED_AT_MOST:
+        return "allgather", f"{size}, and one gather hides under the projections"
+    return "ring", f"it holds two blocks of keys and values instead of {size}"
+
+
+def context_layout(name: str, order: Order | Literal["auto"], request: AttentionRequest) -> ContextLayout:
+    """The layout of the tokens of a row for the strategy called `name`; `order` may be `auto`."""
+    group = {"ulysses": request.context, "usp": request.ulysses}.get(name, 1)
+    if order != "auto":
+        return ContextLayout(order, group)
+    ranks = request.context // group
+    windowed = request.window is not None and request.window <= request.sequence // ranks
+    if ranks == 1 or windowed:
+        return ContextLayout("contiguous", group)
+    return ContextLayout("striped" if request.sequence % (2 * ranks) else "zigzag", group)
+
+
+def neighbours(context: int, heads: int, at_hand: int) -> int:
+    """Ranks of a group of USP where the configuration names none: as many as share out the heads among the neighbouring
+    context ranks of a node, `at_hand`, without being all context ranks."""
+    fitting = [n for n in _divisors(context) if n < context and heads % n == 0 and at_hand % n == 0]
+    return max(fitting, default=1)
+
+
+def _divisors(number: int) -> Iterable[int]:
+    return (n for n in range(1, number + 1) if gcd(n, number) == n)

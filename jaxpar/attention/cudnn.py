@@ -33,7 +33,7 @@ def supports(request: AttentionRequest) -> str | None:
         return "it has no prefix mask"
     if request.softcap is not None:
         return "it has no soft-cap of the scores"
-    if request.context > 1:
+    if not request.whole_rows:
         return "its causal mask needs queries and keys of the same slots, and the sequence is split over context"
     return None
 

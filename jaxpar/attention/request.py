@@ -31,5 +31,32 @@ class AttentionRequest:
     """Tokens per row, over all devices."""
     context: int
     """Devices that a row's sequence is split over."""
+    rows: int = 1
+    """Rows of a microbatch on a device."""
+    recomputes: bool = False
+    """Whether the backward of a layer recomputes anything, so that it starts from what was kept under a name."""
+    attends_again: bool = False
+    """Whether it recomputes attention's output too."""
+    ulysses: int = 1
+    """Neighbouring context ranks that exchange sequence for heads under `usp`."""
+    permutes: bool = True
+    """Whether layers may permute: not in the branching ticks of a pipeline."""
+    whole_rows: bool = True
+    """Whether queries and keys on a device are those of whole rows, in their order."""
     compute_capability: float | None = None
     """Of the GPU (9.0 is Hopper); None where there is none."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of queries, keys and values."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of the queries of a layer, or of the output, of a device's part of the rows."""
+        return self.rows * (self.sequence // self.context) * self.heads * self.head_dim * self.itemsize
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys of a layer, or of the values, of a device's part of the rows."""
+        return self.rows * (self.sequence // self.context) * self.kv_heads * self.head_dim * self.itemsize

@@ -59,6 +59,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.context": _AXIS,
     "parallel.tensor": _AXIS,
     "parallel.microbatches": _at_least(1),
+    "parallel.ulysses": _at_least(1),
     "parallel.virtual_stages": _at_least(1),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),

@@ -108,6 +108,10 @@ class Plan:
     """The attention backend."""
     context_strategy: Choice
     """How attention sees the other context ranks' keys and values."""
+    context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
+    """Which tokens of a row a context rank holds."""
+    ulysses: int = 1
+    """Neighbouring context ranks that exchange sequence for heads."""
     loss_tiles: int = 1
     """Parts of a microbatch's tokens that the head and the loss take in turn."""
     mlp_tiles: int = 1

@@ -136,8 +136,16 @@ class ParallelConfig:
     pipe_ticks: Literal["uniform", "branching"] = "uniform"
     """`uniform`: all ranks run the same program in each tick; `branching`: each rank runs its own action alone, in the
     published order, which needs layers without permutes."""
-    context_strategy: Literal["auto", "allgather"] = "auto"
-    """How attention sees the other ranks' keys and values when `context` is above 1."""
+    context_strategy: Literal["auto", "allgather", "ring", "ulysses", "usp"] = "auto"
+    """How attention sees the other ranks' keys and values when `context` is above 1: `allgather` gathers them, `ring`
+    passes them from rank to rank, `ulysses` exchanges sequence for heads, `usp` does that inside groups of neighbours
+    and rings between the groups."""
+    context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
+    """Which tokens of a row a context rank holds: a contiguous part; two parts, one from each end (`zigzag`); or every
+    so-manieth token (`striped`). The latter two balance the work of a causal mask; `auto` takes `zigzag`, but
+    `contiguous` where a window is shorter than a part, and where `ulysses` leaves nothing to balance."""
+    ulysses: int | None = None
+    """Context ranks of a group of `usp`; null is as many of a node as share out the heads."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,58 @@ def gather_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "...
         return lax.all_gather(x, "context", axis=axis, tiled=True)
 
 
+def scatter_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..."]:
+    """Sum over the context ranks and keep this rank's part of `axis` (gradients of gathered keys and values).
+
+    Sends `x * (n - 1) / n` bytes with n = context.
+    """
+    _must_vary(x, ("context",), "scatter_context")
+    with jax.named_scope("scatter_context"):
+        return lax.psum_scatter(x, "context", scatter_dimension=axis, tiled=True)
+
+
+def shift_context(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array, "..."]:
+    """Hand `x` to the context rank `by` further on (ring attention); a rank that nobody sends to gets zeros.
+
+    With `wrap` the last rank's goes to the first. Sends `x` bytes (but none from a rank that has nobody to send to).
+    """
+    _must_vary(x, ("context",), "shift_context")
+    ranks = lax.axis_size("context")
+    pairs = [(rank, (rank + by) % ranks) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
+    with jax.named_scope("shift_context"):
+        return lax.ppermute(x, "context", pairs)
+
+
+def exchange_heads(
+    x: Shaped[Array, "batch part heads width"], ranks: int
+) -> Shaped[Array, "batch longer_part fewer_heads width"]:
+    """Give heads for sequence: from all heads of a part to a share of the heads of `ranks` parts, one after another.
+
+    Groups are of neighbouring context ranks; the rank r of a group has the r-th share of the heads. The derivative, and
+    the inverse, is `exchange_sequence` (DeepSpeed Ulysses, arXiv:2309.14509). Sends `x * (n - 1) / n` bytes with
+    n = ranks.
+    """
+    _must_vary(x, ("context",), "exchange_heads")
+    with jax.named_scope("exchange_heads"):
+        return lax.all_to_all(x, "context", 2, 1, axis_index_groups=_neighbours(ranks), tiled=True)
+
+
+def exchange_sequence(
+    x: Shaped[Array, "batch longer_part fewer_heads width"], ranks: int
+) -> Shaped[Array, "batch part heads width"]:
+    """Undo `exchange_heads`, which is also the derivative. Sends `x * (n - 1) / n` bytes with n = ranks."""
+    _must_vary(x, ("context",), "exchange_sequence")
+    with jax.named_scope("exchange_sequence"):
+        return lax.all_to_all(x, "context", 1, 2, axis_index_groups=_neighbours(ranks), tiled=True)
+
+
+def _neighbours(ranks: int) -> list[list[int]]:
+    """The context ranks in groups of `ranks` neighbours."""
+    size = lax.axis_size("context")
+    assert size % ranks == 0, f"groups of {ranks} on a context axis of {size}"
+    return [list(range(first, first + ranks)) for first in range(0, size, ranks)]
+
+
 def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
     _must_vary(x, axes, "gather_weight")

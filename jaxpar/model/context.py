@@ -16,6 +16,10 @@ class TokenContext(NamedTuple):
     """Document of each token in its row, from 1; 0 is padding."""
     slots: Int[Array, "batch seq"]
     """Index of each token in its row; masks are causal by it."""
+    row_segments: Int[Array, "batch row"]
+    """`segments` of the whole rows, one context rank's part after another."""
+    row_slots: Int[Array, "batch row"]
+    """`slots` of the whole rows, likewise."""
     examples: Int[Array, "batch"]
     """Global example index of each row."""
     cos: Float[Array, "batch seq half"] | None

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxpar.config.counting import head_dim
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
+from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import materialize
 from jaxpar.mesh.parameters import Tree, map_specs
@@ -101,7 +102,9 @@ class DecoderStages:
         cos = sin = None
         if self.model.position == "rope":
             cos, sin = rotary_tables(batch["positions"], self.model, head_dim(self.model))
-        return vary(TokenContext(batch["segments"], batch["slots"], batch["examples"], cos, sin))
+        segments, slots = vary(batch["segments"]), vary(batch["slots"])
+        row = gather_context(segments), gather_context(slots)
+        return vary(TokenContext(segments, slots, *row, batch["examples"], cos, sin))
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:

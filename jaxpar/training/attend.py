@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import jax
 
-from jaxpar.attention import attend
+from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.config import Config
+from jaxpar.config.counting import head_dim
 from jaxpar.config.plan import Plan
 from jaxpar.model.attention import Attend
 from jaxpar.model.context import TokenContext
+from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 
 
@@ -19,14 +21,18 @@ def mask_of(config: Config) -> Mask:
 
 def make_attend(config: Config, plan: Plan) -> Attend:
     """Attention with the backend and the context strategy of `plan`."""
-    function, mask = attend(plan.attention.name, plan.context_strategy.name), mask_of(config)
-    options = {
-        "softcap": config.model.attention_softcap,
-        "query_block": config.attention.query_block,
-        "kv_block": config.attention.kv_block,
-    }
+    layout = ContextLayout(plan.context_order, plan.ulysses)
+    function, options = attend(plan.attention.name, plan.context_strategy.name, layout), config.attention
+    settings = Settings(
+        mask_of(config),
+        head_dim(config.model) ** -0.5,
+        config.model.attention_softcap,
+        options.query_block,
+        options.kv_block,
+    )
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
-        return function(q, k, v, mask=mask, slots=tokens.slots, segments=tokens.segments, **options)
+        row = RowTokens(tokens.slots, tokens.segments, tokens.row_slots, tokens.row_segments)
+        return function(settings, q, k, v, row)
 
     return attention

@@ -7,16 +7,25 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from jaxtyping import Int
 
+from jaxpar.attention.balance import sequence_order
+from jaxpar.config.plan import Plan
 from jaxpar.training.step import TrainStep
 
 
+def row_order(plan: Plan, length: int) -> Int[np.ndarray, " length"]:
+    """The slot at each place of a row, the context ranks' parts one after another."""
+    return sequence_order(plan.context_order, length, plan.axes.context // plan.ulysses)
+
+
 class BatchPlacer:
-    """Knows which rows of each batch this process must load, and puts them on its devices."""
+    """Knows which rows of each batch this process must load, and puts them on its devices in the plan's order."""
 
     def __init__(self, step: TrainStep):
         self.shape = step.batch_shape
         self.shardings: dict[str, NamedSharding] = step.shardings(step.batch_layout())
+        self.order = row_order(step.plan, self.shape[2])
         self.rows = self._own_rows()
         """Row numbers, within a batch, that this process loads; ascending."""
 
@@ -30,12 +39,14 @@ class BatchPlacer:
         microbatches, per_microbatch, _ = self.shape
 
         def array(name: str) -> jax.Array:
-            local, shape = rows[name], self.shape[: 2 if name == "examples" else 3]
+            per_row = name == "examples"
+            local, shape = rows[name], self.shape[: 2 if per_row else 3]
 
             def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)
                 wanted = np.arange(microbatches)[index[0], None] * per_microbatch + np.arange(first, last)
-                return local[np.searchsorted(self.rows, wanted)][(..., *index[2:])]
+                mine = local[np.searchsorted(self.rows, wanted)]
+                return mine if per_row else mine[..., self.order[index[2]]]
 
             return jax.make_array_from_callback(shape, self.shardings[name], part)
 

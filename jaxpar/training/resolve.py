@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 
-from jaxpar.attention import AttentionRequest, choose_backend, choose_context_strategy
-from jaxpar.config import Config
+from jaxpar.attention import (
+    AttentionRequest,
+    ContextLayout,
+    choose_backend,
+    choose_context_strategy,
+    context_layout,
+)
+from jaxpar.attention.balance import sequence_order
+from jaxpar.attention.context import neighbours
+from jaxpar.config import Config, UserError
 from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, Plan
 from jaxpar.config.validate import validate
-from jaxpar.memory.remat import base_preset
+from jaxpar.memory.remat import base_preset, remat_map
 from jaxpar.mesh.devices import Device
+from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
 from jaxpar.training.tiles import loss_tiles, mlp_tiles, treatments
+from pallas_kernels.attention import SAVED_NAMES
 
 
 def resolve_config(config: Config, devices: int) -> Config:
@@ -30,14 +41,17 @@ def with_vocab(config: Config, vocab: int) -> Config:
     return config
 
 
-def make_plan(config: Config, device: Device) -> Plan:
-    """The layout of a resolved `config` on devices like `device`.
+def make_plan(config: Config, device: Device, node_devices: int | None = None) -> Plan:
+    """The layout of a resolved `config` on devices like `device`, in nodes of `node_devices` (None: all in one).
 
     Raises `UserError` for a choice that does not support it.
     """
     parallel, precision = config.parallel, config.precision
-    axes = AxisSizes(**{axis: getattr(parallel, axis) for axis in AXES})
-    request = attention_request(config, device)
+    axes = _axes(config)
+    request = attention_request(config, device, node_devices)
+    strategy = choose_context_strategy(parallel.context_strategy, request)
+    layout = _context_layout(config, strategy.name, request)
+    whole_rows = layout.ulysses == parallel.context
     schedule = choose_schedule(config)
     in_tiles = mlp_tiles(config, schedule.splits_backward).number
     return Plan(
@@ -59,16 +73,39 @@ def make_plan(config: Config, device: Device) -> Plan:
             gradient=precision.gradient,
             moments=precision.moments,
         ),
-        attention=choose_backend(config.attention.backend, request),
-        context_strategy=choose_context_strategy(parallel.context_strategy, request),
+        attention=choose_backend(config.attention.backend, replace(request, whole_rows=whole_rows)),
+        context_strategy=strategy,
+        context_order=layout.order,
+        ulysses=layout.ulysses,
         loss_tiles=loss_tiles(config).number,
         mlp_tiles=in_tiles,
     )
 
 
-def attention_request(config: Config, device: Device) -> AttentionRequest:
-    """What attention is asked for, on one device of the layout."""
-    model, tensor = config.model, config.parallel.tensor
+def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:
+    """How context ranks share a row; raises `UserError` where its length does not allow it."""
+    order, length = config.parallel.context_order, config.data.sequence_length
+    layout = context_layout(strategy, order, request)
+    ranks = request.context // layout.ulysses
+    if strategy == "ulysses" and request.context > 1 and layout.order != "contiguous":
+        raise UserError(
+            f"parallel.context_order: expected auto or contiguous, got {order}; under ulysses each rank attends over "
+            "whole rows, so there is nothing to balance"
+        )
+    try:
+        sequence_order(layout.order, length, ranks)
+    except ValueError as error:
+        raise UserError(f"data.sequence_length: {error} (parallel.context_order, parallel.context)") from None
+    return layout
+
+
+def attention_request(config: Config, device: Device, node_devices: int | None = None) -> AttentionRequest:
+    """What attention is asked for, on one device of the layout; see `make_plan`."""
+    model, parallel = config.model, config.parallel
+    tensor, context = parallel.tensor, parallel.context
+    at_hand = context if node_devices is None else gcd(context, max(1, node_devices // tensor))
+    asked = remat_map(config.memory.remat, ACTIVATIONS)
+    again = [asked[name] == "recompute" for name in SAVED_NAMES]
     capability = getattr(device, "compute_capability", None)
     return AttentionRequest(
         platform=device.platform,
@@ -81,6 +118,15 @@ def attention_request(config: Config, device: Device) -> AttentionRequest:
         softcap=model.attention_softcap,
         prefix=False,
         sequence=config.data.sequence_length,
-        context=config.parallel.context,
+        context=context,
+        rows=config.data.batch_size // (_axes(config).data * parallel.microbatches),
+        recomputes="recompute" in asked.values(),
+        attends_again=any(again),
+        ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
+        permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
         compute_capability=None if capability is None else float(capability),
     )
+
+
+def _axes(config: Config) -> AxisSizes:
+    return AxisSizes(**{axis: getattr(config.parallel, axis) for axis in AXES})

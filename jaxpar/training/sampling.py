@@ -18,6 +18,7 @@ from jaxpar.mesh.materialize import to_storage, zero_sinks
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.decoder import Batch
 from jaxpar.pipeline.executor import evaluate
+from jaxpar.training.batches import row_order
 from jaxpar.training.pipeline import forward_program
 from jaxpar.training.step import TrainStep
 
@@ -63,7 +64,7 @@ def continue_tokens(trainer: Trainer, start: np.ndarray, tokens: int, temperatur
     """
     step, length = trainer.functions, trainer.config.data.sequence_length
     logits_after, put = next_token_logits(step), step.shardings(step.batch_layout())
-    rows = trainer.plan.axes.data
+    rows, order = trainer.plan.axes.data, row_order(trainer.plan, length)
     draw = np.random.default_rng(trainer.config.run.seed)
     text = [int(token) for token in start]
     for _ in range(tokens):
@@ -73,7 +74,7 @@ def continue_tokens(trainer: Trainer, start: np.ndarray, tokens: int, temperatur
         slots = np.arange(length, dtype=np.int32)
         arrays = dict.fromkeys(("tokens", "labels"), row) | dict.fromkeys(("positions", "slots"), slots)
         arrays |= {"segments": np.ones(length, np.int32), "mask": np.zeros(length, np.float32)}
-        batch = {name: np.broadcast_to(array, (1, rows, length)) for name, array in arrays.items()}
+        batch = {name: np.broadcast_to(array[order], (1, rows, length)) for name, array in arrays.items()}
         batch["examples"] = np.zeros((1, rows), np.int32)
         placed = {
             name: jax.make_array_from_callback(batch[name].shape, put[name], lambda index, a=batch[name]: a[index])

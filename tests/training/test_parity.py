@@ -23,6 +23,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "expert": (1, 2),
     "tensor": (1, 2, 4),
     "context": (1, 2, 4),
+    "context_strategy": ("allgather", "ring", "ulysses", "usp"),
+    "context_order": ("auto", "contiguous", "striped"),
     "zero": (0, 1, 2, 3),
     "microbatches": (1, 2),
     "kv_heads": (8, 2),
@@ -40,10 +42,16 @@ TOLERANCE = 1e-5
 
 
 def _fits(row: dict[str, Any]) -> bool:
-    used = [row.get(axis, 1) for axis in ("replica", "fsdp", "expert", "tensor", "context")]
+    strategy, order = row.get("context_strategy"), row.get("context_order", "auto")
+    context = row.get("context", {"ulysses": 2, "usp": 4}.get(strategy or "", 1))
+    used = [context, *(row.get(axis, 1) for axis in ("replica", "fsdp", "expert", "tensor"))]
     rows_per_rank = 8 // (
         row.get("replica", 1) * row.get("fsdp", 1) * row.get("expert", 1) * row.get("microbatches", 1)
     )
+    if strategy == "ulysses" and (order == "striped" or context == 1):
+        return False
+    if strategy == "usp" and (context != 4 or row.get("tensor", 1) == 4):
+        return False  # groups of 2 in a ring of 2, of more than one head
     return int(np.prod(used)) <= DEVICES and rows_per_rank >= 1
 
 
@@ -52,7 +60,8 @@ ROWS = covering_rows(FACTORS, _fits, seed=3)
 
 def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
     model = {name: row[name] for name in ("kv_heads", "tied", "dropout", "vocab")} | FAMILIES[row["family"]]
-    axes = {name: row[name] for name in ("replica", "fsdp", "expert", "tensor", "context", "zero", "microbatches")}
+    layout = ("replica", "fsdp", "expert", "tensor", "context", "context_strategy", "context_order")
+    axes = {name: row[name] for name in (*layout, "zero", "microbatches")}
     sections = {"model": model, "parallel": axes, "memory": {"remat": row["remat"]}, "data": {"packed": row["packed"]}}
     return small(**{name: sections.get(name, {}) | more.get(name, {}) for name in sections | more})
 
@@ -60,6 +69,7 @@ def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
 @cache
 def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
     alone = {"replica": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1, "zero": 0, "microbatches": 1}
+    alone |= {"context_strategy": "auto", "context_order": "auto"}
     run = SmallRun(config_of(dict(model) | alone | {"remat": "none"}))
     return *lively_gradients(run), jax.device_get(run.step.initial_state().master)
 
@@ -79,7 +89,8 @@ def _name(row: dict[str, Any]) -> str:
     axes = "-".join(
         f"{axis}{row[axis]}" for axis in ("replica", "fsdp", "expert", "tensor", "context") if row[axis] > 1
     )
-    return f"{axes or 'one'}-zero{row['zero']}-{row['family']}-{row['remat']}"
+    context = f"-{row['context_strategy']}-{row['context_order']}" if row["context"] > 1 else ""
+    return f"{axes or 'one'}{context}-zero{row['zero']}-{row['family']}-{row['remat']}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)

@@ -1,0 +1,63 @@
+"""Context parallelism by gathering: each rank attends with its queries over the keys of the whole row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxpar.attention.backends import Backend, merged
+from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.mesh.collectives import gather_context, scatter_context
+from pallas_kernels.attention import Settings, name_results, output_products
+from pallas_kernels.varying import vary_alike
+
+
+def allgather(
+    backend: Backend,
+    settings: Settings,
+    layout: ContextLayout,
+    q: Float[Array, "batch part heads width"],
+    k: Float[Array, "batch part kv_heads width"],
+    v: Float[Array, "batch part kv_heads width"],
+    row: RowTokens,
+) -> Float[Array, "batch part heads width"]:
+    """Gather keys and values over the context axis, then attend with this rank's queries.
+
+    Source: the context parallelism of the Kuaishou system (USENIX ATC'24). The value's gather can hide under the
+    projection of the key, the key's under that of the query, and the sums of their gradients under the matmuls next to
+    them. Nothing gathered is kept: the backward gathers again. With n = context a device sends `(k + v) * (n - 1)`
+    bytes of its local k and v in the forward and twice that in the backward.
+    """
+    del layout  # every rank sees all keys, in whatever order
+    return _attend((backend, settings), *vary_alike((q, k, v, row)))
+
+
+type _Static = tuple[Backend, Settings]
+
+
+def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[jax.Array, tuple]:
+    backend, settings = static
+    tokens = row.seen(settings.mask, None, None)
+    out, lse = merged(backend).forward(settings, q, gather_context(k), gather_context(v), tokens)
+    out, lse = name_results(out.astype(q.dtype), lse)
+    return out, (q, k, v, row, out, lse)
+
+
+def _backward(static: _Static, kept: tuple, d_out: jax.Array) -> tuple:
+    backend, settings = static
+    q, k, v, row, out, lse = kept
+    dq, dk, dv = merged(backend).backward(
+        settings, q, gather_context(k), gather_context(v), row.seen(settings.mask, None, None),
+        lse, output_products(out, d_out, lse), d_out,
+    )  # fmt: skip
+    return dq.astype(q.dtype), scatter_context(dk.astype(k.dtype)), scatter_context(dv.astype(v.dtype)), None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> jax.Array:
+    return _forward(static, q, k, v, row)[0]
+
+
+_attend.defvjp(_forward, _backward)

@@ -1,0 +1,62 @@
+"""Ulysses: neighbouring ranks exchange sequence for heads, so that each attends with some heads over more of the row.
+
+Sources: DeepSpeed Ulysses (arXiv:2309.14509); USP (arXiv:2405.07719), which runs a ring between groups of such ranks.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxpar.attention.backends import Backend
+from jaxpar.attention.ring import ring
+from jaxpar.attention.row import ContextLayout, RowTokens
+from jaxpar.mesh.collectives import exchange_heads, exchange_sequence
+from pallas_kernels.attention import Settings
+
+
+def usp(
+    backend: Backend,
+    settings: Settings,
+    layout: ContextLayout,
+    q: Float[Array, "batch part heads width"],
+    k: Float[Array, "batch part kv_heads width"],
+    v: Float[Array, "batch part kv_heads width"],
+    row: RowTokens,
+) -> Float[Array, "batch part heads width"]:
+    """Exchange within groups of `layout.ulysses` ranks, ring between the groups; with one group this is Ulysses.
+
+    Key and value heads are repeated where there are fewer than ranks of a group. With u ranks of a group a device
+    exchanges its q, k, v (repeated) and output, `(q + k + v + out) * (u - 1) / u` bytes in the forward and as much in
+    the backward; the latter again where a layer keeps local activations and not the exchanged ones. What the ring of
+    n / u ranks sends besides: see `jaxpar.attention.ring.ring`, of the exchanged k and v.
+    """
+    ranks = layout.ulysses
+    q, k, v = (exchange_heads(x, ranks) for x in (q, repeat_heads(k, ranks), repeat_heads(v, ranks)))
+    if lax.axis_size("context") == ranks:
+        # The rank's own heads of the whole row, whose tokens are in the order in which its ranks held them.
+        everything = row._replace(slots=row.row_slots, segments=row.row_segments)
+        out = backend.whole(settings, q, k, v, everything.seen(settings.mask, None, None))
+    else:
+        out = ring(backend, settings, layout, q, k, v, row)
+    return exchange_sequence(out, ranks)
+
+
+def repeat_heads(
+    x: Float[Array, "batch part kv_heads width"], ranks: int
+) -> Float[Array, "batch part more_heads width"]:
+    """As few copies of each key or value head as let `ranks` ranks share them out evenly."""
+    return jnp.repeat(x, repeats(x.shape[2], ranks), axis=2)
+
+
+def repeats(kv_heads: int, ranks: int) -> int:
+    """Copies of each of `kv_heads` heads that `ranks` ranks need."""
+    return ranks // gcd(kv_heads, ranks)
+
+
+def exchanges(heads: int, ranks: int) -> str | None:
+    """None if `heads` query heads are shared out evenly by `ranks` ranks, else why not."""
+    return None if heads % ranks == 0 else f"{heads} query heads of a device are not shared out evenly by {ranks} ranks"
