@@ -101,3 +101,4 @@ def test_the_image_holds_what_it_starts():
     file, _ = overrides([part.strip(' "') for part in command[1].split(",")])
     load_config(ROOT / file)
     assert 'ENTRYPOINT ["python", "-m", "jaxpar.train"]' in lines
+    assert "'.[cuda12,data]'" in lines, "jaxpar.prepare needs the extra too"
