@@ -93,3 +93,19 @@ def test_two_processes_check_their_collectives_and_one_reports(tmp_path: Path):
     assert "sums and a ring over 4 devices of 2 processes are right" in found["collectives"]["found"]
     assert found["devices"]["found"].startswith("4 x cpu, 2 in each of 2 processes")
     assert found["shared folder"]["status"] == "ok"
+
+
+def test_devices_that_cannot_be_used_are_a_finding_beside_the_others():
+    ran = subprocess.run(
+        [sys.executable, "-m", "jaxpar.doctor", "--json"],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "rocm"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1
+    found = json.loads(ran.stdout)["findings"]
+    assert [finding["check"] for finding in found][:2] == ["python", "packages"]
+    assert (found[-1]["check"], found[-1]["status"]) == ("devices", "fail")
+    assert "rocm" in found[-1]["found"] and "JAX_PLATFORMS" in found[-1]["mend"]

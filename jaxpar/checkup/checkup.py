@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from jaxpar.checkup.finding import Finding, attempt, merged
 from jaxpar.checkup.machine import check_machine, query, read_gpus
 from jaxpar.checkup.software import check_software, cuda_release
-from jaxpar.config import Config
+from jaxpar.config import Config, UserError
 from jaxpar.config.axes import virtual_devices_needed
 from jaxpar.config.validate import validate
 
@@ -46,11 +46,15 @@ def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Fi
     from jaxpar.checkup.disk import check_disk
     from jaxpar.checkup.step import check_step
     from jaxpar.mesh import liveness
-    from jaxpar.mesh.devices import prepare_devices
+    from jaxpar.mesh.devices import find_devices, prepare_devices
 
     cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
     prepare_devices(virtual_devices_needed(config.parallel), replace(config.distributed, pause_timeout_s=PATIENCE_S))
-    devices = jax.devices()
+    try:
+        devices = find_devices()
+    except UserError as error:
+        mend = "look at the driver, at the plugin, at CUDA_VISIBLE_DEVICES and JAX_PLATFORMS"
+        return [*found, Finding("devices", "fail", str(error), mend)], True
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "devices": lambda: check_devices(devices, config, gpu, cpu_wanted),
         "collectives": lambda: check_collectives(devices),

@@ -6,6 +6,7 @@ Both must happen before JAX looks at its devices for the first time.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -95,6 +96,25 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     if job is not None and not jax.distributed.is_initialized():
         _join(job, distributed)
     return job
+
+
+def find_devices() -> list[Device]:
+    """All devices of the job; the processes tell each other about theirs, for which JAX gives them two minutes.
+
+    Raises:
+        UserError: this process or another one cannot get its devices.
+    """
+    try:
+        return list(jax.devices())
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        missing = re.search(r"local_topology/\w+/(\d+)", said)
+        if missing is None:
+            raise UserError(f"JAX cannot use the devices ({said}); python -m jaxpar.doctor looks closer") from error
+        raise UserError(
+            f"process {missing[1]} did not find its devices within two minutes, and the others wait for it: look at "
+            "its host, for example with nvidia-smi and python -m jaxpar.doctor"
+        ) from error
 
 
 def check_devices(job: Job, needed: int | None, devices: Sequence[Device]) -> None:

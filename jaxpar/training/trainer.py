@@ -18,7 +18,7 @@ from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, op
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.mesh import liveness
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.devices import Device, check_devices, prepare_devices
+from jaxpar.mesh.devices import Device, check_devices, find_devices, prepare_devices
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.events import Listener, Summary
@@ -62,7 +62,7 @@ class Trainer:
             job = prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
         _use_compile_cache(config.run.compile_cache)
         liveness.at("finding its devices")
-        devices = list(jax.devices() if devices is None else devices)
+        devices = find_devices() if devices is None else list(devices)
         if job is not None:
             check_devices(job, fixed_devices(config.parallel), devices)
         liveness.at("opening its data")

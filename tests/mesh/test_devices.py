@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import xla_flags
 from jaxpar.mesh import devices
 from jaxpar.mesh.job import Job
+from tests.training.runs import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +109,36 @@ def test_a_job_that_comes_too_late_is_one_sentence(monkeypatch: pytest.MonkeyPat
     devices.jax.devices()
     with pytest.raises(UserError, match=r"^distributed\.processes: 2, and JAX has looked at its devices already"):
         devices.prepare_devices(8, DistributedConfig(coordinator="127.0.0.1:1", processes=2, process_id=0))
+
+
+RECORDED = (
+    "Unable to initialize backend 'cpu': INTERNAL: Getting local topologies failed: Error 1: GetKeyValue() timed out "
+    "with key: cpu:local_topology/cpu/13 and duration: 2m (set JAX_PLATFORMS='' to automatically choose an available "
+    "backend)"
+)
+"""What jax 0.11.2 said when the main thread of process 13 slept before it looked at its devices."""
+
+
+def test_a_process_that_does_not_find_its_devices_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise RuntimeError(RECORDED)
+
+    monkeypatch.setattr(devices.jax, "devices", fail)
+    with pytest.raises(UserError, match=r"^process 13 did not find its devices within two minutes, and the others"):
+        devices.find_devices()
+
+
+def test_devices_that_cannot_be_used_are_one_sentence():
+    """In a process of its own, which asks for a GPU that is not there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxpar.train", "--set", "data.source=synthetic"],
+        env={**os.environ, "JAX_PLATFORMS": "rocm"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("jaxpar: ")]
+    assert said.startswith("jaxpar: JAX cannot use the devices (") and said.endswith("jaxpar.doctor looks closer")
+    assert "Traceback" not in done.stderr
