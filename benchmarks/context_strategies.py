@@ -43,7 +43,7 @@ class Sizes:
     window: int | None = None
     documents: int | None = None
     """Mean tokens of the documents that share a row, of geometric lengths; None is one document."""
-    block: int = 512
+    block: int = 128
     """Queries and keys that are held at a time."""
 
     @property

@@ -19,7 +19,7 @@ from jaxpar.config.plan import Choice
 from pallas_kernels.masks import Mask
 
 GATHERED_AT_MOST = 1 << 30
-"""Bytes of gathered keys and values of one layer up to which `auto` gathers them."""
+"""Bytes of gathered keys and values of one layer from which on `auto` passes them round instead."""
 
 
 class Traffic(NamedTuple):
@@ -111,7 +111,7 @@ def preference(request: AttentionRequest) -> tuple[str, str]:
         return "ring", "within the window only neighbouring ranks need to send"
     gathered = 2 * request.key_bytes * request.context
     size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"
-    if gathered <= GATHERED_AT_MOST:
+    if gathered < GATHERED_AT_MOST:
         return "allgather", f"{size}, and one gather hides under the projections"
     return "ring", f"it holds two blocks of keys and values instead of {size}"
 

@@ -12,7 +12,6 @@ from jaxtyping import Array, Int
 from pallas_kernels.attention import Tokens
 from pallas_kernels.masks import Mask
 
-
 type Order = Literal["contiguous", "zigzag", "striped"]
 
 

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from jaxpar.attention import AttentionRequest, attend, choose_backend, choose_context_strategy
+from jaxpar.attention import (
+    AttentionRequest,
+    ContextLayout,
+    attend,
+    choose_backend,
+    choose_context_strategy,
+    context_layout,
+)
 from jaxpar.config.errors import UserError
 
 HOPPER = AttentionRequest(
@@ -34,7 +41,7 @@ def test_cudnn_is_preferred_where_it_computes_what_is_asked_for(change: dict) ->
         ({"packed": True}, "segment ids"),
         ({"prefix": True}, "prefix"),
         ({"softcap": 30.0}, "soft-cap"),
-        ({"context": 2}, "context"),
+        ({"whole_rows": False}, "split over context"),
     ],
 )
 def test_what_cudnn_does_not_compute_goes_to_blockwise_with_the_reason(change: dict, reason: str) -> None:
@@ -51,10 +58,55 @@ def test_a_named_backend_is_taken_though_another_is_preferred() -> None:
     assert choice.name == "blockwise" and choice.rejected.keys() == {"cudnn"}
 
 
-def test_the_context_strategy_is_the_only_one_there_is() -> None:
-    choice = choose_context_strategy("auto", replace(HOPPER, context=4))
-    assert (choice.name, choice.rejected) == ("allgather", {})
-    assert choose_context_strategy("allgather", HOPPER).name == "allgather"
+LONG = replace(HOPPER, sequence=2**20, context=8, rows=1)
+
+
+@pytest.mark.parametrize(
+    ("request_", "name", "reason"),
+    [
+        (HOPPER, "allgather", "context is 1"),
+        (replace(HOPPER, context=4), "allgather", "4 MiB of gathered keys and values"),
+        (LONG, "ring", "instead of 1,024 MiB of gathered"),
+        (replace(LONG, window=4096), "ring", "only neighbouring ranks"),
+        (replace(LONG, permutes=False), "allgather", "supports this run"),
+    ],
+    ids=["one device", "short", "long", "window", "branching"],
+)
+def test_the_context_strategy_and_its_reason(request_: AttentionRequest, name: str, reason: str) -> None:
+    choice = choose_context_strategy("auto", request_)
+    assert choice.name == name and reason in choice.reason, choice
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("ring", {"permutes": False}, "branching ticks"),
+        ("ulysses", {"heads": 12}, "12 query heads of a device are not shared out evenly by 8 ranks"),
+        ("usp", {"ulysses": 3}, "groups of 3"),
+        ("usp", {"ulysses": 8}, "it is ulysses"),
+        ("usp", {"ulysses": 1}, "it is ring"),
+        ("usp", {"ulysses": 4, "heads": 6}, "6 query heads"),
+        ("usp", {"ulysses": 4, "permutes": False}, "branching ticks"),
+    ],
+)
+def test_a_named_strategy_that_cannot_be_is_refused_with_the_reason(name: str, change: dict, reason: str) -> None:
+    with pytest.raises(UserError, match=rf"parallel\.context_strategy is '{name}', which does not support.*{reason}"):
+        choose_context_strategy(name, replace(LONG, **change))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "order"),
+    [
+        ("ring", {}, "zigzag"),
+        ("ring", {"window": 2**17}, "contiguous"),
+        ("ring", {"window": 2**17 + 1}, "zigzag"),
+        ("ring", {"sequence": 24}, "striped"),
+        ("ulysses", {}, "contiguous"),
+        ("usp", {"ulysses": 4}, "zigzag"),
+    ],
+)
+def test_the_order_balances_what_is_not_balanced_otherwise(name: str, change: dict, order: str) -> None:
+    assert context_layout(name, "auto", replace(LONG, **change)).order == order
 
 
 def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
@@ -64,4 +116,5 @@ def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
 
 @pytest.mark.parametrize("backend", ["cudnn", "blockwise"])
 def test_every_choice_names_a_function(backend: str) -> None:
-    assert callable(attend(backend, "allgather"))
+    for strategy in ("allgather", "ring", "ulysses", "usp"):
+        assert callable(attend(backend, strategy, ContextLayout()))

@@ -1,80 +1,197 @@
-"""Context parallelism by gathering keys and values equals attention on one device."""
+"""Every context strategy equals dense attention in float64: output and gradients, on 2 to 8 ranks."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxpar.attention import attend
+from jaxpar.attention import ContextLayout, RowTokens, attend
+from jaxpar.attention.balance import sequence_order
+from jaxpar.attention.ring import merge, ring_steps
 from jaxpar.mesh.axes import AXES
-from pallas_kernels.attention import SAVED_NAMES, attention
+from jaxpar.mesh.collectives import gather_context
+from pallas_kernels.attention import SAVED_NAMES, Settings
 from pallas_kernels.masks import Mask
+from tests.covering import covering_rows, feasible_pairs
+from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 
-SEQUENCE = 32
-ROWS = ("pipe", "replica", "fsdp", "expert")
-LAYOUT, TOKENS = PartitionSpec(ROWS, "context", "tensor"), PartitionSpec(ROWS, "context")
+TOLERANCE = 1e-5
+HEADS = 8
+PART = PartitionSpec(None, "context")
 
-
-def random_inputs() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    inputs = {name: rng.normal(size=(2, SEQUENCE, heads, 8)) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
-    return {name: x.astype(np.float32) for name, x in inputs.items()}
-
-
-def whole_rows() -> tuple[np.ndarray, np.ndarray]:
-    slots = np.tile(np.arange(SEQUENCE, dtype=np.int32), (2, 1))
-    segments = np.array([[1] * 13 + [2] * 15 + [0] * 4, [1] * 3 + [2] * 29], np.int32)
-    return slots, segments
-
-
-@pytest.mark.parametrize(("mask", "order"), [(Mask(), "contiguous"), (Mask(window=7, segmented=True), "zigzag")])
-@pytest.mark.parametrize("sizes", [{"context": 4, "tensor": 2}, {"context": 2, "fsdp": 2, "expert": 1}, {}], ids=str)
-def test_output_and_gradients_equal_one_device(sizes: dict[str, int], mask: Mask, order: str) -> None:
-    shape = tuple(sizes.get(axis, 1) for axis in AXES)
-    devices = jax.devices()[: int(np.prod(shape))]
-    mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-    inputs, (slots, segments) = random_inputs(), whole_rows()
-    if order == "zigzag":
-        zigzag = np.arange(SEQUENCE).reshape(8, 4)[[0, 7, 1, 6, 2, 5, 3, 4]].reshape(-1)
-        slots, segments = slots[:, zigzag], segments[:, zigzag]
-    function = partial(attend("blockwise", "allgather"), mask=mask, softcap=2.0, query_block=3, kv_block=5)
-
-    def local(q, k, v, slots, segments):
-        out, pull = jax.vjp(lambda q, k, v: function(q, k, v, slots=slots, segments=segments), q, k, v)
-        return out, *pull(out)
-
-    specs = (LAYOUT, LAYOUT, LAYOUT, TOKENS, TOKENS)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(LAYOUT,) * 4)
-    found = jax.jit(mapped)(*inputs.values(), slots, segments)
-    tokens = {"q_slots": slots, "kv_slots": slots, "q_segments": segments, "kv_segments": segments}
-    whole = jax.jit(partial(attention, mask=mask, softcap=2.0, **tokens))
-    out, pull = jax.vjp(whole, *inputs.values())
-    for name, have, want in zip(("out", "dq", "dk", "dv"), found, (out, *pull(out)), strict=True):
-        error = np.abs(have - want).max() / np.abs(want).max()
-        assert error <= 1e-5, f"{name}: {error}"
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "strategy": ("allgather", "ring", "ulysses", "usp"),
+    "ranks": (2, 4, 8),
+    "order": ("contiguous", "zigzag", "striped"),
+    "mask": (
+        Mask(),
+        Mask(segmented=True),
+        Mask(window=7, segmented=True),
+        Mask(window=21),
+        Mask(causal=False),
+        Mask(causal=False, window=9),
+    ),
+    "kv_heads": (8, 2, 1),
+    "width": (8, 16),
+    "part": (8, 14),
+    "softcap": (None, 2.0),
+}
+"""Blocks are of 5 queries and 6 keys, so that both lengths of a part leave a remainder."""
 
 
-def test_a_layer_that_keeps_its_own_keys_and_values_gathers_them_again_but_does_not_attend_again() -> None:
-    mesh = jax.make_mesh((1, 1, 1, 1, 8, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    slots, segments = whole_rows()
-    function = partial(attend("blockwise", "allgather"), mask=Mask())
+def _fits(row: dict[str, Any]) -> bool:
+    if row.get("strategy") == "ulysses" and row.get("order", "contiguous") != "contiguous":
+        return False
+    return not (row.get("strategy") == "usp" and row.get("ranks", 4) == 2)
+
+
+ROWS = covering_rows(FACTORS, _fits, seed=1)
+
+
+def segments_of(length: int) -> np.ndarray:
+    """Three rows: documents that cross the borders of ranks, whole ranks of padding, and a single document."""
+    rows = np.zeros((3, length), np.int32)
+    rows[0] = 1 + np.searchsorted([3, 4, length // 2 + 3, length - 5], np.arange(length), side="right")
+    rows[1, : length // 3] = 1
+    rows[2] = 1
+    return rows
+
+
+@cache
+def program(strategy: str, ranks: int, order: str, settings: Settings) -> Any:
+    """Compiled (q, k, v, cotangent, slots, segments), each in the order of the ranks -> (out, dq, dk, dv)."""
+    mesh = jax.make_mesh(
+        (1, 1, 1, 1, ranks, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:ranks]
+    )
+    function = attend("blockwise", strategy, layout_of(strategy, ranks, order))
+
+    def local(q, k, v, d_out, slots, segments):
+        row = RowTokens(slots, segments, gather_context(slots), gather_context(segments))
+        out, pull = jax.vjp(lambda q, k, v: function(settings, q, k, v, row), q, k, v)
+        return out, *pull(d_out)
+
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(PART,) * 6, out_specs=(PART,) * 4))
+
+
+def layout_of(strategy: str, ranks: int, order: Any) -> ContextLayout:
+    return ContextLayout(order, {"ulysses": ranks, "usp": ranks // 2}.get(strategy, 1))
+
+
+def found_and_expected(row: dict[str, Any], segments: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Output and gradients of the strategy, and of dense attention in float64."""
+    strategy, ranks, width = row["strategy"], row["ranks"], row["width"]
+    options = Settings(row["mask"], width**-0.5, row["softcap"], query_block=5, kv_block=6)
+    rng, (batch, length) = np.random.default_rng(0), segments.shape
+    heads = {"q": HEADS, "k": row["kv_heads"], "v": row["kv_heads"], "d_out": HEADS}
+    inputs = {name: rng.normal(size=(batch, length, n, width)).astype(np.float32) for name, n in heads.items()}
+    order = sequence_order(row["order"], length, ranks // layout_of(strategy, ranks, row["order"]).ulysses)
+    slots = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
+    placed = [array[:, order] for array in (*inputs.values(), slots, segments)]
+    found = dict(zip(("out", "dq", "dk", "dv"), program(strategy, ranks, row["order"], options)(*placed), strict=True))
+
+    kept = pairs(row["mask"], Tokens.whole_rows(segments))
+    d_lse = np.zeros((batch, length, HEADS))
+    expected = attention(**inputs, kept=kept, d_lse=d_lse, softcap=row["softcap"])
+    return found, {name: expected[name][:, order] for name in found}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return "-".join(str(row[name]) for name in ("strategy", "ranks", "order", "kv_heads", "part"))
+
+
+def test_the_matrix_covers_every_feasible_pair():
+    for (a, x), (b, y) in feasible_pairs(FACTORS, _fits):
+        assert any(row[a] == x and row[b] == y for row in ROWS), f"{a}={x} with {b}={y}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=_name)
+def test_output_and_gradients_equal_dense_attention(row: dict[str, Any]):
+    errors = worst(*found_and_expected(row, segments_of(row["ranks"] * row["part"])))
+    assert max(errors.values()) <= TOLERANCE, errors
+
+
+ANY = {"ranks": 4, "kv_heads": 2, "width": 8, "softcap": None, "mask": Mask(segmented=True)}
+
+
+@pytest.mark.parametrize(("strategy", "order"), [("allgather", "zigzag"), ("ring", "zigzag"), ("usp", "striped")])
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(1, 20), max_size=12), padding=st.integers(0, 32))
+def test_documents_of_any_length_are_kept_apart(strategy: str, order: str, lengths: list[int], padding: int):
+    documents = np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), np.array(lengths, int))[: 32 - padding]
+    segments = np.pad(documents, (0, 32 - len(documents)))[None]
+    found, expected = found_and_expected({"strategy": strategy, "order": order, **ANY}, segments)
+    for name, want in expected.items():  # of a document of one token the gradients are exactly 0
+        np.testing.assert_allclose(found[name], want, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("mask", "order", "steps"),
+    [
+        (Mask(), "contiguous", 8),
+        (Mask(window=1), "contiguous", 1),
+        (Mask(window=2), "contiguous", 2),
+        (Mask(window=17), "contiguous", 2),
+        (Mask(window=18), "contiguous", 3),
+        (Mask(window=500), "contiguous", 8),
+        (Mask(window=2), "zigzag", 8),
+        (Mask(window=2, causal=False), "contiguous", 8),
+    ],
+    ids=str,
+)
+def test_a_ring_goes_as_far_as_a_window_reaches(mask: Mask, order: str, steps: int):
+    assert ring_steps(mask, order, 16, 8) == steps
+
+
+def test_ranks_outside_a_window_are_sent_nothing():
+    text = _traced("ring", "contiguous", Mask(window=3))
+    assert text.count(" ppermute[") == 3 * 2, "k and v in the forward and the backward, and their gradients home"
+    forward = [(rank, rank + 1) for rank in range(3)]
+    assert text.count(f"perm={tuple(forward)}") == 2 * 2, "the first rank hears from nobody"
+
+
+@pytest.mark.parametrize(("strategy", "collective"), [("allgather", "all_gather"), ("ring", "ppermute")])
+def test_a_layer_attends_once_and_keeps_nothing_of_other_ranks(strategy: str, collective: str):
+    saved = ("q", "kv", *SAVED_NAMES)
+    text, everything = _traced(strategy, "zigzag", Mask(), saved), _traced(strategy, "zigzag", Mask(), None)
+    assert text.count(f" {collective}[") == everything.count(f" {collective}[")
+    assert text.count(" exp ") == everything.count(" exp ")
+    assert _traced(strategy, "zigzag", Mask(), ("q", "kv")).count(" exp ") > text.count(" exp ")
+
+
+def test_the_merge_of_nothing_with_nothing_is_nothing():
+    nothing = np.zeros((1, 2, 1, 4), np.float32), np.full((1, 2, 1), -np.inf, np.float32)
+    out, lse = merge(nothing, nothing)
+    assert not np.asarray(out).any() and (np.asarray(lse) == -np.inf).all()
+    some = np.ones((1, 2, 1, 4), np.float32), np.full((1, 2, 1), 300.0, np.float32)
+    for found in (merge(some, nothing), merge(nothing, some)):
+        np.testing.assert_array_equal(found[0], some[0])
+        np.testing.assert_array_equal(found[1], some[1])
+
+
+def _traced(strategy: str, order: str, mask: Mask, saved: tuple[str, ...] | None = None) -> str:
+    """The program of a layer's gradients on four ranks; `saved` are the names that it keeps, None everything."""
+    mesh = jax.make_mesh((1, 1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:4])
+    function = attend("blockwise", strategy, layout_of(strategy, 4, order))
 
     def layer(q, k, v, slots, segments):
-        k, v = checkpoint_name(2.0 * k, "kv"), checkpoint_name(2.0 * v, "kv")
-        return (function(q, k, v, slots=slots, segments=segments) ** 2).sum()
+        q, k, v = checkpoint_name(2.0 * q, "q"), checkpoint_name(2.0 * k, "kv"), checkpoint_name(2.0 * v, "kv")
+        row = RowTokens(slots, segments, jnp.tile(slots, 4), jnp.tile(segments, 4))  # only traced, so any will do
+        return (function(Settings(mask, 1.0), q, k, v, row) ** 2).sum()
 
-    def counts(*saved: str) -> tuple[int, int]:
-        step = jax.grad(jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(*saved)), (0, 1, 2))
-        specs = (LAYOUT, LAYOUT, LAYOUT, TOKENS, TOKENS)
-        mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=(LAYOUT,) * 3)
-        text = str(jax.make_jaxpr(mapped)(*random_inputs().values(), slots, segments))
-        return text.count(" all_gather["), text.count(" exp ")
-
-    gathers, exps = counts("kv", *SAVED_NAMES)
-    assert gathers == 2 * 3, "keys, values and slots, in the forward and in the backward"
-    assert counts("kv")[1] == exps + 2
+    if saved is not None:
+        layer = jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(*saved))
+    q, tokens = np.zeros((1, 32, 4, 8), np.float32), np.zeros((1, 8), np.int32)
+    mapped = jax.shard_map(
+        lambda q, k, v: jax.grad(layer, (0, 1, 2))(q, k, v, tokens, tokens),
+        mesh=mesh, in_specs=(PART,) * 3, out_specs=(PART,) * 3,
+    )  # fmt: skip
+    return str(jax.make_jaxpr(mapped)(q, q, q))

@@ -7,6 +7,8 @@ from tests.faults.fault import Fault, parity, pipeline_parity
 REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 MASKS = "tests/pallas_kernels/test_masks.py"
 LOOP = "tests/model/test_layer_loop.py"
+TILED_LOSS = "tests/model/test_tiled_loss.py::test_loss_and_gradients_equal_the_whole_in_float64"
+TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_whole_in_float64"
 
 COMMUNICATION = (
     Fault(
@@ -104,6 +106,40 @@ LOSS = (
         old="return (of_nll + of_lse)[..., None] * probability",
         new="return of_nll[..., None] * probability",
         caught_by=(f"{REFERENCE}[capped_logits]",),
+    ),
+    Fault(
+        name="labels_of_another_ranks_tokens",
+        says="In tiles of a split sequence the labels are not put in the order in which the ranks' tokens are joined.",
+        file="jaxpar/model/tiled_loss.py",
+        old="x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)",
+        new="x.reshape(ranks, -1)",
+        caught_by=(f"{TILED_LOSS}[tensor 4-3-all]",),
+    ),
+    Fault(
+        name="remainder_counted_again",
+        says="The last tile of the loss is filled with copies of the last token, which count.",
+        file="jaxpar/model/tiles.py",
+        old="x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))",
+        new='x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge")',
+        caught_by=(f"{TILED_LOSS}[one device-7-all]",),
+    ),
+    Fault(
+        name="tiles_gradients_summed_in_half_precision",
+        says="The head's gradients of all tiles are added up in compute dtype.",
+        file="jaxpar/model/tiled_loss.py",
+        old="d_table = d_table + new",
+        new="d_table = (d_table + new).astype(x.dtype).astype(jnp.float32)",
+        caught_by=(
+            "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
+        ),
+    ),
+    Fault(
+        name="last_tile_alone_counts",
+        says="Of the feed-forward in tiles the weights have the gradient of the last tile instead of the sum.",
+        file="jaxpar/model/tiles.py",
+        old="lambda a, b: a + b.astype(jnp.float32)",
+        new="lambda a, b: b.astype(jnp.float32)",
+        caught_by=(f"{TILED_MLP}[tensor 4-5-swiglu-False]",),
     ),
     Fault(
         name="microbatch_dropped",
