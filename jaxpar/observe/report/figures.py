@@ -100,7 +100,7 @@ FIGURES = (
     Figure("held-out loss, last", last("eval_loss"), nats),
     Figure("held-out loss, best", least("eval_loss"), nats),
     Figure("baseline", lambda run: run.baseline, nats),
-    Figure("below the baseline", gain, nats, relative=False),
+    Figure("baseline less held-out loss", gain, nats, relative=False),
     Figure("gradient norm, last", last("grad_norm"), plain),
     Figure("skipped steps", last("skipped_steps"), count),
     Figure("time of a step, median", usual("step_time_s"), seconds),

@@ -59,7 +59,8 @@ function linearTicks(low, high, parts, kind) {
   const ticks = [];
   for (let index = Math.ceil(low / factor / step - 1e-9); index * step <= high / factor + step * 1e-9; index++) {
     const text = (index * step).toFixed(decimals);
-    ticks.push([index * step * factor, kind === "steps" ? Number(text).toLocaleString("en") : text + suffix]);
+    const named = index === 0 && suffix.startsWith("e") ? "0" : text + suffix; // not 0e-4
+    ticks.push([index * step * factor, kind === "steps" ? Number(text).toLocaleString("en") : named]);
   }
   return ticks;
 }

@@ -19,7 +19,7 @@ _SCRIPT = Path(__file__).with_name("page.js")
 _CARDS = {
     "training loss, last": "training loss",
     "held-out loss, last": "held-out loss",
-    "below the baseline": "below the baseline",
+    "baseline less held-out loss": "below the baseline",
     "tokens": "tokens",
     "time of a step, median": "a step, median",
     "tokens per second, median": "tokens per second",

@@ -15,7 +15,7 @@ from tests.observe.report.written_runs import BASELINE, loss_at, write_run
 
 pytestmark = pytest.mark.long
 
-LOSS, NORM = "#charts figure:nth-child(1)", "#charts figure:nth-child(2)"
+LOSS, NORM, RATE = (f"#charts figure:nth-child({number})" for number in (1, 2, 3))
 BLUE, ORANGE = (42, 111, 187), (194, 86, 15)
 
 
@@ -74,6 +74,7 @@ def test_the_page_shows_its_curves(page: Browser, pages: Path, tmp_path: Path) -
     assert drawn(page, LOSS) == 3, "training, held-out, baseline"
     assert values(page, LOSS) == [f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", f"{BASELINE:.4f}"]
     assert labels(page, LOSS, "x") == ["10", "20", "30", "40", "50", "60"]
+    assert labels(page, RATE, "y") == ["0", "0.5e-3", "1.0e-3"]
     assert page.read("document.querySelector('.card b').textContent") == "245.8k"
     png = page.screenshot(tmp_path / "one.png")
     assert pixels(png, BLUE) > 1000, "the training loss"

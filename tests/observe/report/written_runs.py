@@ -57,7 +57,8 @@ def write_run(
     for step in range(2, last + 1, 2):
         evaluated = loss_at(step, floor) + 0.1 if step % 10 == 0 else None
         values = dict(
-            loss=loss_at(step, floor), grad_norm=1 + 8 * math.exp(-step / 6), learning_rate=1e-3 * min(1, step / 20),
+            loss=loss_at(step, floor), grad_norm=1 + 8 * math.exp(-step / 6),
+            learning_rate=1e-3 * min(1, (step - 2) / 20),
             tokens_per_second=4096 / 0.5, tokens_per_second_per_device=1024 / 0.5, step_time_s=0.5, mfu=None,
             memory_bytes=2**30 + step * 2**20, eta_s=0.0, memory_kind="host", eval_loss=evaluated,
         )  # fmt: skip
