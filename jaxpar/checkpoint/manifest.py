@@ -77,6 +77,8 @@ def read(folder: Path) -> dict[str, Entry]:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
             raise Damage(f"its {MANIFEST} names a file outside the checkpoint ({name!r})")
+        if not name.isprintable():  # NUL and halves of characters, which no system call takes
+            raise Damage(f"its {MANIFEST} names a file that cannot be ({name!r})")
     return files
 
 
@@ -188,7 +190,7 @@ def decode(raw: bytes) -> dict[str, Entry]:
         files = {name: Entry(entry["size"], entry["digest"]) for name, entry in body["files"].items()}
         # The text is a function of the entries, so writing them again finds any changed byte, blanks included.
         exact = encode(files) == raw
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise corrupt from None
     if version != VERSION and json.dumps(version).isdigit():
         raise Damage(f"its {MANIFEST} has version {version}, and this release reads version {VERSION}")

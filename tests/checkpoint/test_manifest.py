@@ -61,7 +61,7 @@ def test_any_changed_bit_of_the_manifest_is_found(folder):
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"null", b'{"version": 1}', b'{"version": 1, "files": [1]}', b"\xff", b"["]
+    "text", [b"", b"[]", b"null", b'{"version": 1}', b'{"version": 1, "files": [1]}', b"\xff", b"[", b"[" * 100_000]
 )
 def test_a_manifest_of_another_form_is_corrupt(folder, text):
     (folder / manifest.MANIFEST).write_bytes(text)
@@ -82,6 +82,14 @@ def test_a_manifest_that_names_files_elsewhere_is_refused_before_they_are_opened
     (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: manifest.Entry(0, "")}))
     with pytest.raises(Damage, match="names a file outside the checkpoint"):
         manifest.verify(folder)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "state/\udc80"])
+def test_a_manifest_with_a_name_that_no_file_has_is_refused(folder, name):
+    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: manifest.Entry(0, "")}))
+    for check in (manifest.verify, manifest.verify_sizes):
+        with pytest.raises(Damage, match="names a file that cannot be"):
+            check(folder)
 
 
 def test_sealing_does_not_depend_on_an_earlier_attempt(folder):
