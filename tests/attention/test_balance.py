@@ -120,6 +120,14 @@ def test_the_docs_tell_what_is_counted(name: str) -> None:
     assert [cell.strip() for cell in line.strip("|").split("|")] == [name, *cells]
 
 
+@pytest.mark.parametrize(("block", "computed"), [(512, "2.0"), (256, "1.06")])
+def test_blocks_across_the_chunks_of_a_zigzag_rank_compute_what_is_masked(block: int, computed: str) -> None:
+    order = Mask(), None, sequence_order("zigzag", 4096, 8), 8
+    ratio = blocks_per_rank(*order, block, block).sum() * block**2 / kept_pairs(Mask(), 4096)
+    assert ratio == pytest.approx(float(computed), rel=5e-3)
+    assert f"blocks of {block} compute {computed} times" in DOCS
+
+
 def test_a_row_of_padding_is_no_work_for_anybody() -> None:
     work = kept_pairs_per_rank(Mask(segmented=True), np.zeros((1, 8), np.int32), np.arange(8), 2)
     assert not work.any() and imbalance(work) == 0.0
