@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.decoder import Batch
+from jaxpar.model.stash import on_host
 from jaxpar.training.step import TrainStep
 
 
@@ -18,11 +19,13 @@ class ActivationBytes(NamedTuple):
     """Bytes of one microbatch in one chunk, on one device."""
 
     stash: int
-    """Kept from its forward to its backward."""
+    """Kept from its forward to its backward in the device's memory."""
     kept: int
     """Kept from a split backward to the weights' gradients."""
     sent: int
     """Handed to the next chunk; the gradient that comes back is as large."""
+    offloaded: int
+    """Kept from its forward to its backward in the host's memory."""
 
 
 def chunk_bytes(step: TrainStep) -> ActivationBytes:
@@ -34,7 +37,9 @@ def chunk_bytes(step: TrainStep) -> ActivationBytes:
         weights = to_storage(master, step.placements)
         data = jax.tree.map(lambda a: a[0], batch)
         x, tokens = stages.embed(weights, data), stages.token_context(data)
-        found["stash"] = _size(stages.loop.stash(weights["layers"], x, tokens, 1))
+        stash = jax.tree.leaves(stages.loop.stash(weights["layers"], x, tokens, 1))
+        found["stash"] = _size([leaf for leaf in stash if not on_host(leaf)])
+        found["offloaded"] = _size([leaf for leaf in stash if on_host(leaf)])
         split = step.schedule.splits_backward
         found["kept"] = _size(stages.loop.kept(weights["layers"], x, tokens, 1)) if split else 0
         found["sent"] = _size(x)

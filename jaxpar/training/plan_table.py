@@ -8,12 +8,14 @@ import jax
 import numpy as np
 
 from jaxpar.config.counting import parameter_count
+from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.simulate import simulate
 from jaxpar.training.activation_memory import chunk_bytes
+from jaxpar.training.host_memory import offloaded_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
 from jaxpar.training.step import TrainStep
 from jaxpar.training.tiles import loss_tiles, mlp_tiles
@@ -32,7 +34,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
     used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
-    kept = [name for name, treatment in plan.activations.items() if treatment == "save"]
+    kept = [name for name, treatment in plan.activations.items() if treatment != "recompute"]
     tokens = config.data.batch_size * config.data.sequence_length
     return [
         ("mesh", used, f"{axes.devices} x {step.mesh.devices.flat[0].device_kind}{_crossings(step)}"),
@@ -49,6 +51,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(step),
         ("remat", plan.remat, f"keeps {len(kept)} of {len(plan.activations)} named activations of a layer"),
+        *_offload_rows(step),
         _tiles_row(step),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
         ("context", plan.context_strategy.name, _why(plan.context_strategy.reason, plan.context_strategy.rejected)),
@@ -61,6 +64,15 @@ def _tiles_row(step: TrainStep) -> tuple[str, str, str]:
     """Parts of a microbatch that go through head and feed-forward in turn."""
     loss, mlp = loss_tiles(step.config), mlp_tiles(step.config, step.schedule.splits_backward)
     return "tiles", f"loss {loss.number}, MLP {mlp.number}", f"loss: {loss.why}; MLP: {mlp.why}"
+
+
+def _offload_rows(step: TrainStep) -> list[tuple[str, str, str]]:
+    """What lies in the host's memory between forward and backward; nothing where everything stays on the device."""
+    names = offloaded(step.plan.activations)
+    if not names:
+        return []
+    total = mebibytes(offloaded_bytes(step))
+    return [("offload", total, f"{', '.join(names)} offloaded: {total} in host memory, for each device")]
 
 
 def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:

@@ -25,6 +25,7 @@ from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.attend import mask_of
 from jaxpar.training.batches import BatchPlacer
+from jaxpar.training.host_memory import check_offload
 from jaxpar.training.memory_check import check_state_fits, check_step_fits, needed_bytes
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 from jaxpar.training.state import TrainState
@@ -73,6 +74,7 @@ class Trainer:
         self.mesh = build_mesh(self.plan.axes, devices)
         self.functions = TrainStep(self.config, self.plan, self.mesh)
         check_state_fits(self.functions)
+        check_offload(self.functions)
         self.placer = BatchPlacer(self.functions)
         self.timer = StepTimer()
         self._state: TrainState | None = None

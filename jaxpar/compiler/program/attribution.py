@@ -32,7 +32,7 @@ DUALS = {
 }
 """The verbs, and what the derivative of each is called."""
 
-PLACELESS = ("jaxpar/mesh/",)
+PLACELESS = ("jaxpar/mesh/", "jaxpar/model/stash.py")
 """Parts of file names whose lines say how a transfer is written, not what for."""
 
 _GATHERS = ("all-gather",)

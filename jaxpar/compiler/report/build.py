@@ -80,7 +80,7 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
     for overlap in overlaps:
         movement = overlap.movement
         for part in movement.parts:
-            key = axis_of(movement), part.verb or "-", movement.kind, part.dtype, movement.crosses_nodes
+            key = axis_of(movement), verb_name(movement, part.verb), movement.kind, part.dtype, movement.crosses_nodes
             share = part.sent_bytes / movement.sent_bytes if movement.sent_bytes else 1 / len(movement.parts)
             times, entry = movement.executions, sums[key]
             entry.movements[movement.transfer.start.name] = times
@@ -102,7 +102,7 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
     return tuple(
         Exposure(
             axis=axis_of(overlap.movement),
-            verbs="+".join(verb or "-" for verb in overlap.movement.verbs),
+            verbs="+".join(verb_name(overlap.movement, verb) for verb in overlap.movement.verbs),
             kind=overlap.movement.kind,
             source=where(overlap.movement.source),
             count=overlap.movement.executions,
@@ -139,6 +139,11 @@ def _kinds_note(analysis: Analysis) -> tuple[str, ...]:
 def axis_of(movement: Movement) -> str:
     """Mesh axes joined by `+`, or `host`."""
     return "host" if movement.transfer.channel == "host" else "+".join(movement.axes)
+
+
+def verb_name(movement: Movement, verb: str | None) -> str:
+    """A verb for people: what asked for a transfer between devices, or which way it goes to or from the host."""
+    return movement.kind if movement.transfer.channel == "host" else verb or "-"
 
 
 def _seconds_by_kind(analysis: Analysis) -> dict[str, float]:

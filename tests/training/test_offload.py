@@ -1,0 +1,109 @@
+"""Activations that wait in host memory for their backward: the same bits, counted, refused where there is no room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.training.activation_memory import chunk_bytes
+from jaxpar.training.host_memory import check_offload, offloaded_bytes, require_pinned
+from jaxpar.training.plan_table import plan_rows
+from tests.small_run import SmallRun, small
+
+LAYERS, FLOAT = 4, 4
+SEVERAL = ("layer_input", "query", "attention_output", "mlp_up")
+
+
+def run_of(remat: dict[str, str], **sections: dict[str, Any]) -> SmallRun:
+    return SmallRun(small(model={"layers": LAYERS}, memory={"remat": remat}, **sections))
+
+
+def offloading(*names: str, preset: str = "full") -> tuple[dict[str, str], dict[str, str]]:
+    """A remat map that saves `names`, and one that offloads them."""
+    return {"preset": preset} | dict.fromkeys(names, "save"), {"preset": preset} | dict.fromkeys(names, "offload")
+
+
+CASES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
+    "input, one device": (("layer_input",), "full", {}),
+    "several, fsdp, tensor and context": (
+        SEVERAL,
+        "selective",
+        {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "microbatches": 2},
+    ),
+    "several, 1f1b": (SEVERAL, "full", {"pipe": 2, "fsdp": 2, "zero": 2, "microbatches": 4}),
+    "input, zb-h1, branching": (
+        ("layer_input", "key"),
+        "none",
+        {"pipe": 2, "microbatches": 4, "schedule": "zb-h1", "pipe_ticks": "branching"},
+    ),
+    "several, breadth-first": (
+        SEVERAL,
+        "selective",
+        {"pipe": 2, "fsdp": 2, "zero": 3, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if place else ()) for place, name in enumerate(CASES)]
+)
+def test_loss_and_gradients_are_the_same_bits_as_without(name: str):
+    names, preset, parallel = CASES[name]
+    on_device, on_host = (run_of(remat, parallel=parallel) for remat in offloading(*names, preset=preset))
+    (loss, gradients), (found_loss, found) = on_device.loss_and_gradients(), on_host.loss_and_gradients()
+    assert found_loss == loss
+    jax.tree.map(np.testing.assert_array_equal, found, gradients)
+
+
+def test_what_is_offloaded_counts_as_the_hosts():
+    """The input of every layer of this rank's rows, in float32; what the stash has on the device is less by that."""
+    parallel = {"fsdp": 2, "tensor": 2, "zero": 3, "microbatches": 2}
+    on_device, on_host = (run_of(remat, parallel=parallel).step for remat in offloading("layer_input"))
+    data, model = on_host.config.data, on_host.config.model
+    tokens = data.batch_size // 4 * data.sequence_length // 2
+    assert offloaded_bytes(on_host) == LAYERS * tokens * model.embed * FLOAT
+    assert chunk_bytes(on_device).offloaded == offloaded_bytes(on_device) == 0
+    assert chunk_bytes(on_host).stash == chunk_bytes(on_device).stash - chunk_bytes(on_host).offloaded == 0
+
+
+def test_a_pipeline_offloads_a_chunk_for_each_slot():
+    step = run_of(offloading("layer_input", "query")[1], parallel={"pipe": 2, "microbatches": 4}).step
+    data, model = step.config.data, step.config.model
+    each = LAYERS // 2 * data.batch_size // 4 * data.sequence_length * 2 * model.embed * FLOAT
+    assert offloaded_bytes(step) == step.program.slots["stash"] * each
+
+
+def test_the_plan_says_what_lies_in_host_memory():
+    step = run_of(offloading("layer_input", "query")[1]).step
+    (row,) = [row for row in plan_rows(step, "") if row[0] == "offload"]
+    assert row[1:] == ("0.2 MiB", "layer_input, query offloaded: 0.2 MiB in host memory, for each device")
+    assert not [row for row in plan_rows(run_of({}).step, "") if row[0] == "offload"]
+
+
+def test_a_device_without_pinned_memory_is_one_sentence():
+    check_offload(run_of(offloading("layer_input")[1]).step)  # CPU devices have some
+    with pytest.raises(UserError) as error:
+        require_pinned(["layer_input", "query"], "Apple M2", ["device"])
+    assert str(error.value) == (
+        "memory.remat: offload of layer_input, query needs pinned_host memory, and Apple M2 has only device; expected "
+        "save"
+    )
+
+
+def test_more_than_the_machine_has_is_one_sentence():
+    step = run_of(offloading("layer_input")[1], parallel={"fsdp": 4, "zero": 3}).step
+    needed = 4 * offloaded_bytes(step)
+    check_offload(step, limit=needed)
+    with pytest.raises(
+        UserError, match=r"takes 0.0 MiB of host memory for each of 4 devices, 0.1 MiB in all, and this"
+    ):
+        check_offload(step, limit=needed - 1)
+
+
+def test_hidden_activations_of_a_feed_forward_in_tiles_are_not_offloaded():
+    with pytest.raises(UserError, match=r"memory.remat.mlp_up: expected recompute, because memory.mlp_tiles: 2"):
+        SmallRun(small(memory={"remat": {"mlp_up": "offload"}, "mlp_tiles": 2}))
