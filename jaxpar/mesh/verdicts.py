@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,12 +68,21 @@ def silent(signs: Sequence[Sign], timeout_s: float) -> str | None:
     )
 
 
-def stalled(signs: Sequence[Sign]) -> str | None:
-    """The sentence about processes that stay where they are for too long, and hold up the others; None without one."""
-    first = min(sign.mark.count for sign in signs)
-    behind = [sign for sign in signs if sign.mark.count == first]
-    pausing = any(sign.mark.waiting_limit_s is None for sign in behind)
-    late = [sign for sign in signs if sign.age_s > _limit_s(sign.mark, pausing)]
+def waits_for_pause(signs: Sequence[Sign]) -> bool:
+    """Whether one that is behind is at something else than a step, which takes its time."""
+    return any(sign.mark.waiting_limit_s is None for sign in _behind(signs))
+
+
+def stalled(signs: Sequence[Sign], since_pause_s: float = math.inf) -> str | None:
+    """The sentence about processes that stay where they are for too long, and hold up the others; None without one.
+
+    Args:
+        signs: of all processes.
+        since_pause_s: seconds since `waits_for_pause` last held. While it does, those in a step can only wait: their
+            time counts from its end.
+    """
+    behind, pausing = _behind(signs), waits_for_pause(signs)
+    late = [sign for sign in signs if _counted_s(sign, pausing, since_pause_s) > _limit_s(sign.mark, pausing)]
     if not late:
         return None
     limit = f"{_limit_s(late[0].mark, pausing):g} s ({late[0].mark.limit_key})"
@@ -82,6 +92,17 @@ def stalled(signs: Sequence[Sign]) -> str | None:
         f"no process got on for {limit}, all of them {behind[0].mark.at}: a collective that does not end, or files "
         f"that do not answer; {CONTINUES}"
     )
+
+
+def _behind(signs: Sequence[Sign]) -> list[Sign]:
+    """Those that the others wait for: all, where nobody is behind."""
+    first = min(sign.mark.count for sign in signs)
+    return [sign for sign in signs if sign.mark.count == first]
+
+
+def _counted_s(sign: Sign, pausing: bool, since_pause_s: float) -> float:
+    in_step = sign.mark.waiting_limit_s is not None
+    return min(sign.age_s, since_pause_s) if in_step and not pausing else sign.age_s
 
 
 def _limit_s(mark: Mark, pausing: bool) -> float:

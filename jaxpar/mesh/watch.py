@@ -79,6 +79,8 @@ class Watch:
         self._every_s = min(timeout_s / FEWEST_BEATS, max(timeout_s / BEATS, processes / BEATS_PER_S))
         now = time.monotonic()
         self._mark, self._marked_at = mark, now
+        self._paused_at = now
+        """When all last waited for one that was at something else than a step."""
         self._known = {number: _Known(peer, mark, now, now) for number, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
         self._told_of_leaving = False
@@ -155,6 +157,7 @@ class Watch:
 
     def _forgive(self, seconds: float) -> None:
         self._marked_at += seconds
+        self._paused_at += seconds
         for known in self._known.values():
             known.heard_at += seconds
             known.set_at += seconds
@@ -198,7 +201,10 @@ class Watch:
         watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
         sentence = verdicts.silent(watched, self._timeout_s)
         if sentence is None and self._process == 0:
-            sentence = verdicts.stalled([self._own_sign(), *watched])
+            everyone = [self._own_sign(), *watched]
+            if verdicts.waits_for_pause(everyone):
+                self._paused_at = now
+            sentence = verdicts.stalled(everyone, now - self._paused_at)
         if sentence is not None:
             self._conclude(sentence)
 

@@ -362,8 +362,8 @@ UPDATE = (
         name="those_who_wait_are_blamed",
         says="Of processes that do not get on, those whose time is up are named, and not the one they wait for.",
         file="jaxpar/mesh/verdicts.py",
-        old="behind = [sign for sign in signs if sign.mark.count == first]",
-        new="behind = [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
+        old="return [sign for sign in signs if sign.mark.count == first]",
+        new="return [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
         caught_by=("tests/mesh/test_verdicts.py::test_the_one_behind_is_named_also_when_it_has_more_time_itself",),
     ),
     Fault(

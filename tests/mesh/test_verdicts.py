@@ -70,6 +70,13 @@ def test_those_in_a_step_wait_longer_for_one_that_saves():
     assert said is not None and said.startswith("process 0 on node-0 did not get on for 600 s")
 
 
+def test_time_in_which_they_waited_for_one_that_saved_does_not_count_afterwards():
+    signs = [sign(0, count=9, age=0.5, limit=45), sign(1, count=8, age=300, limit=45)]
+    assert verdicts.stalled(signs, since_pause_s=44) is None
+    said = verdicts.stalled(signs, since_pause_s=46)
+    assert said is not None and said.startswith(f"process 1 on node-1 did not get on for 45 s ({STEP}), and ")
+
+
 def test_when_nobody_is_behind_all_are_where_they_are():
     said = verdicts.stalled([sign(number, at="waiting for step 12", age=601) for number in range(3)])
     assert said is not None and said.startswith(
