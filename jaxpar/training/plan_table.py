@@ -7,6 +7,8 @@ from math import prod
 import jax
 import numpy as np
 
+from jaxpar.attention import CONTEXT_STRATEGIES, ContextLayout
+from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.counting import parameter_count
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES
@@ -15,9 +17,12 @@ from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.simulate import simulate
 from jaxpar.training.activation_memory import chunk_bytes
+from jaxpar.training.batches import row_order
 from jaxpar.training.host_memory import offloaded_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
+from jaxpar.training.resolve import attention_request
 from jaxpar.training.step import TrainStep
+from pallas_kernels.masks import Mask
 from jaxpar.training.tiles import loss_tiles, mlp_tiles
 
 ZERO_WORDS = (
@@ -54,7 +59,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         *_offload_rows(step),
         _tiles_row(step),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
-        ("context", plan.context_strategy.name, _why(plan.context_strategy.reason, plan.context_strategy.rejected)),
+        *_context_rows(step),
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
@@ -66,6 +71,29 @@ def _tiles_row(step: TrainStep) -> tuple[str, str, str]:
     return "tiles", f"loss {loss.number}, MLP {mlp.number}", f"loss: {loss.why}; MLP: {mlp.why}"
 
 
+def _context_rows(step: TrainStep) -> list[tuple[str, str, str]]:
+    """The context strategy, and where it moves anything, how much, and how its work is balanced."""
+    plan, config, choice = step.plan, step.config, step.plan.context_strategy
+    rows = [("context", choice.name, _why(choice.reason, choice.rejected))]
+    if plan.axes.context == 1:
+        return rows
+    request = attention_request(config, step.mesh.devices.flat[0])
+    (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == choice.name)
+    sent = strategy.traffic(request, ContextLayout(plan.context_order, plan.ulysses))
+    mask = Mask(window=config.model.window)
+    ranks = plan.axes.context // plan.ulysses
+    order = row_order(plan, config.data.sequence_length)
+    busiest = imbalance(kept_pairs_per_rank(mask, None, order, ranks))
+    groups = f", groups of {plan.ulysses}" if 1 < plan.ulysses < plan.axes.context else ""
+    rows.append(
+        (
+            "tokens of a row",
+            f"{plan.context_order}{groups}",
+            f"a device sends {mebibytes(round(sent.forward))} forward and {mebibytes(round(sent.backward))} backward per "
+            f"layer and microbatch; the busiest rank of a whole row has {busiest:.0%} more of the work than the mean",
+        )
+    )
+    return rows
 def _offload_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     """What lies in the host's memory between forward and backward; nothing where everything stays on the device."""
     names = offloaded(step.plan.activations)
