@@ -99,6 +99,8 @@ MISTAKES = {
     "two things": (["--input", "x", "--inspect", "y"], "expected one of --input"),
     "no output": (["--input", "x"], "--out is missing"),
     "no tokenizer": (["--input", "a.jsonl", "--out", "o"], "expected either --tokenizer FILE or --train-bpe VOCAB"),
+    "a folder to make": (["--inspect", "x", "--out", "o"], "--out is for --input: expected --inspect FOLDER alone"),
+    "documents": (["--inspect", "x", "--documents", "-1"], "--documents -1: expected at least 0"),
     "a missing folder": (["--inspect", "gone"], "has no index.json, so it is no token folder"),
 }
 
