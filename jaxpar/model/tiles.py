@@ -61,7 +61,8 @@ def _backward(block: Block, tiles: int, kept: tuple[Tree, jax.Array], dy: jax.Ar
 
     def step(total: Tree, tile: tuple[jax.Array, jax.Array]) -> tuple[Tree, jax.Array]:
         x, dy = tile
-        _, pullback = jax.vjp(block, weights, x[None])
+        # No result needs the first of its two forwards, and the second bears the name of a recomputation.
+        _, pullback = jax.vjp(jax.checkpoint(block, prevent_cse=False), weights, x[None])
         dw, dx = pullback(dy[None])
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, dw), dx[0]
 

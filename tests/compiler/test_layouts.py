@@ -1,4 +1,4 @@
-"""What the compiled program moves and multiplies is what the code asked for, on ten layouts."""
+"""What the compiled program moves and multiplies is what the code asked for, on eleven layouts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "expert axis, no remat": {
         "parallel": {"fsdp": 2, "expert": 2, "tensor": 2, "zero": 3},
         "memory": {"remat": "none"},
+    },
+    "tensor and fsdp, in tiles": {
+        "parallel": {"tensor": 4, "fsdp": 2, "zero": 3},
+        "memory": {"remat": "full", "loss_tiles": 4, "mlp_tiles": 4},
     },
     "all axes": {"parallel": {"fsdp": 2, "context": 2, "tensor": 2, "zero": 3}},
 }
