@@ -62,7 +62,8 @@ def numbers(layers: int) -> tuple[Any, np.ndarray, np.ndarray]:
 
 def tokens_of(rows: int) -> TokenContext:
     slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), (rows, SEQUENCE))
-    return TokenContext(jnp.ones_like(slots), slots, jnp.arange(rows), None, None)
+    ones = jnp.ones_like(slots)
+    return TokenContext(ones, slots, ones, slots, jnp.arange(rows), None, None)
 
 
 def alike(x: jax.Array) -> jax.Array:

@@ -78,7 +78,8 @@ class ToyStages(DecoderStages):
 
     def token_context(self, batch: Any) -> TokenContext:
         slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), batch["x"].shape[:-1])
-        return vary(TokenContext(jnp.ones_like(slots), slots, slots[:, 0], None, None))
+        ones = jnp.ones_like(slots)
+        return vary(TokenContext(ones, slots, ones, slots, slots[:, 0], None, None))
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:
