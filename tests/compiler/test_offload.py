@@ -1,0 +1,88 @@
+"""Offload read from the GPU program: which bytes move, what memory it saves, and what hides the copies."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from jaxpar.compiler.report import Analysis, Report
+from jaxpar.config import Config
+from jaxpar.pipeline.actions import Kind
+from jaxpar.training.host_memory import offloaded_bytes
+from jaxpar.training.step import TrainStep
+from tests.compiler.inspected import inspected, wide
+from tests.traced import mesh_of
+
+pytestmark = pytest.mark.long
+
+LAYERS, EMBED, TOKENS, BFLOAT = 24, 512, 2048, 2
+
+FSDP = {"fsdp": 8, "zero": 3}
+SIZES = {"pipe": 2, "fsdp": 4}
+PIPE = SIZES | {"zero": 3, "microbatches": 4}
+
+INPUT = EMBED * TOKENS * BFLOAT
+"""Bytes of a layer's input: every device has one row of a microbatch."""
+
+
+def config_of(pipe: bool, *names: str) -> Config:
+    """A step that recomputes all but `names`, which it offloads."""
+    return wide(
+        model={"layers": LAYERS, "embed": EMBED, "mlp": 4 * EMBED, "vocab": 512},
+        data={"sequence_length": TOKENS, "batch_size": 16 if pipe else 8},
+        parallel=PIPE if pipe else FSDP,
+        memory={"remat": {"preset": "full"} | dict.fromkeys(names, "offload")},
+    )
+
+
+@cache
+def compiled(pipe: bool, *names: str) -> tuple[Analysis, Report]:
+    """The step of `config_of`, compiled."""
+    return inspected(config_of(pipe, *names), "h100:1x8")
+
+
+def moved(report: Report) -> dict[str, float]:
+    """Bytes that go to the host and come back from it in a step."""
+    return {row.verb: row.bytes for row in report.collectives if row.axis == "host"}
+
+
+def test_the_input_of_every_layer_goes_to_the_host_once_and_comes_back_once():
+    _, without = compiled(False)
+    _, report = compiled(False, "layer_input")
+    assert moved(without) == {}
+    assert moved(report) == {"to_host": LAYERS * INPUT, "from_host": LAYERS * INPUT}
+
+
+def test_that_is_what_the_device_no_longer_holds_and_the_host_does():
+    without, with_offload = (compiled(False, *names)[0].compilation.memory for names in ((), ("layer_input",)))
+    assert with_offload.host_temp - without.host_temp == LAYERS * INPUT
+    fallen = without.temp - with_offload.temp
+    assert fallen == pytest.approx(LAYERS * INPUT, rel=0.05)
+    assert fallen == pytest.approx((LAYERS - 1) * INPUT, rel=0.01), "all but the one that comes back ahead"
+    assert (without.argument, without.output) == (with_offload.argument, with_offload.output)
+
+
+def test_every_copy_runs_beside_the_layers_and_is_not_waited_for():
+    analysis, _ = compiled(False, "layer_input")
+    copies = [o for o in analysis.schedule.overlaps if o.movement.transfer.channel == "host"]
+    assert all(not copy.movement.transfer.synchronous for copy in copies)
+    needed = sum(copy.seconds * copy.movement.executions for copy in copies)
+    assert needed > 0
+    assert sum(copy.exposed_per_step for copy in copies) < 0.05 * needed
+
+
+def test_a_pipeline_moves_a_chunk_in_every_tick_and_keeps_as_many_as_it_has_slots():
+    """The query is named inside the layer, and has as many bytes as the input. Copies run also in ticks in which a rank
+    has nothing to do, since ranks run one program; then a rank may go forward again over what stands in a slot, whose
+    input comes back for it."""
+    names = "layer_input", "query"
+    analysis, report = compiled(True, *names)
+    step = TrainStep(config_of(True, *names), analysis.compilation.plan, mesh_of(**SIZES))
+    chunk, program = LAYERS // 2 * 2 * INPUT, step.program
+    ticks = {kind: sum(run.ticks for run in program.runs if kind in run.kinds) for kind in Kind}
+    found = moved(report)
+    assert found["to_host"] == ticks[Kind.FORWARD] * chunk
+    again = found["from_host"] - ticks[Kind.BACKWARD] * chunk
+    assert 0 <= again <= ticks[Kind.FORWARD] * INPUT and again % INPUT == 0
+    assert analysis.compilation.memory.host_temp == offloaded_bytes(step) == program.slots["stash"] * chunk
