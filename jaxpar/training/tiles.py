@@ -8,6 +8,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.memory.remat import Treatment, remat_map
 from jaxpar.model.activations import ACTIVATIONS
+from jaxpar.training.memory_check import mebibytes
 
 GIB = 2**30
 
@@ -46,7 +47,7 @@ def loss_tiles(config: Config) -> Tiles:
     parallel = config.parallel
     ranks = parallel.tensor * (parallel.pipe if parallel.pipe_ends == "shared" else 1)
     size = 4 * _tokens(config) * padded_vocab(config.model) // ranks
-    logits = f"a microbatch has {size / GIB:.2f} GiB of logits"
+    logits = f"a microbatch has {mebibytes(size)} of logits"
     if config.memory.loss_tiles is not None:
         return Tiles(config.memory.loss_tiles, f"asked for; {logits}")
     return Tiles(min(-(-size // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
@@ -73,7 +74,7 @@ def mlp_tiles(config: Config, splits_backward: bool) -> Tiles:
     arrays = 3 if model.activation == "swiglu" else 2
     width = 4 if config.precision.compute == "float32" else 2
     size = width * arrays * _tokens(config) * model.mlp // config.parallel.tensor
-    hidden = f"a layer has {size / GIB:.2f} GiB of hidden activations"
+    hidden = f"a layer has {mebibytes(size)} of hidden activations"
     if size <= GIB:
         return Tiles(1, hidden)
     return Tiles(min(-(-_tokens(config) // model.embed), _part(config)), hidden)
