@@ -44,7 +44,7 @@ class Backend:
 
     def whole(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> jax.Array:
         """`attend` over whole rows, differentiable."""
-        options = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        options = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name != "run"}
         return self.attend(q, k, v, **options, **tokens._asdict())
 
 

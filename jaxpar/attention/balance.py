@@ -58,6 +58,11 @@ def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " len
     return slots
 
 
+def run_length(order: str, length: int, ranks: int) -> int | None:
+    """Tokens of the runs of neighbouring slots that a rank holds in `order`; None where it holds one run, or stripes."""
+    return length // (2 * ranks) if order == "zigzag" and ranks > 1 else None
+
+
 def kept_pairs_per_rank(
     mask: Mask,
     segments: Int[np.ndarray, "batch length"] | None,
@@ -89,6 +94,7 @@ def blocks_per_rank(
     ranks: int,
     query_block: int,
     kv_block: int,
+    run: int | None = None,
 ) -> Int[np.ndarray, " ranks"]:
     """How many pairs of blocks each rank computes when it attends with its part to the parts of all ranks in turn.
 
@@ -102,6 +108,7 @@ def blocks_per_rank(
         ranks: Ranks that the places are split over.
         query_block: Queries held at a time.
         kv_block: Keys held at a time.
+        run: `run_length` of the order, across whose borders no block goes where that can be.
     """
     rows = _rows(mask, segments, order_slots, ranks)
     part = len(order_slots) // ranks
@@ -109,7 +116,7 @@ def blocks_per_rank(
 
     def cut(size: int) -> tuple[jax.Array, jax.Array]:
         """Slots and segments of all blocks, [blocks, batch, size], a rank's blocks together."""
-        blocks = Blocks.at_most(size, part)
+        blocks = Blocks.at_most(size, part, run)
         return _split(slots, ranks, blocks), _split(rows[:, order_slots], ranks, blocks)
 
     (q_slots, q_segments), (kv_slots, kv_segments) = cut(query_block), cut(kv_block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxpar.attention import ContextLayout, RowTokens, attend
+from jaxpar.attention.balance import run_length
 from jaxpar.config import Config
 from jaxpar.config.counting import head_dim
 from jaxpar.config.plan import Plan
@@ -29,6 +30,7 @@ def make_attend(config: Config, plan: Plan) -> Attend:
         config.model.attention_softcap,
         options.query_block,
         options.kv_block,
+        run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses),
     )
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:

@@ -22,8 +22,8 @@ from jaxpar.training.host_memory import offloaded_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
 from jaxpar.training.resolve import attention_request
 from jaxpar.training.step import TrainStep
-from pallas_kernels.masks import Mask
 from jaxpar.training.tiles import loss_tiles, mlp_tiles
+from pallas_kernels.masks import Mask
 
 ZERO_WORDS = (
     "weights, gradients and optimizer state whole on each data rank",

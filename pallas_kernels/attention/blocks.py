@@ -21,8 +21,16 @@ class Blocks:
     size: int
 
     @classmethod
-    def at_most(cls, size: int, length: int) -> Blocks:
-        """The fewest blocks of at most `size`, evened out so that padding is less than `count`."""
+    def at_most(cls, size: int, length: int, run: int | None = None) -> Blocks:
+        """The fewest blocks of at most `size`, evened out so that padding is less than `count`.
+
+        With `run` the sequence is of runs of neighbouring tokens so long, and where it costs less than twice as many
+        blocks, no block has tokens of two runs: it would span all that lies between them.
+        """
+        if run is not None and run < length and length % run == 0:
+            within = next(divisor for divisor in range(min(size, run), 0, -1) if run % divisor == 0)
+            if 2 * within > min(size, run):
+                return cls(length, length // within, within)
         count = -(-length // size)
         return cls(length, count, -(-length // count))
 

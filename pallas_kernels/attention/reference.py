@@ -44,6 +44,8 @@ class Settings:
     softcap: float | None = None
     query_block: int = 512
     kv_block: int = 512
+    run: int | None = None
+    """Length of the runs of neighbouring slots that queries and keys are made of; None where they are one run."""
 
 
 class Tokens(NamedTuple):
@@ -292,8 +294,8 @@ class _Cut:
 
     @classmethod
     def of(cls, settings: Settings, q: jax.Array, k: jax.Array) -> _Cut:
-        queries = Blocks.at_most(settings.query_block, q.shape[1])
-        return cls(queries, Blocks.at_most(settings.kv_block, k.shape[1]), k.shape[2])
+        queries = Blocks.at_most(settings.query_block, q.shape[1], settings.run)
+        return cls(queries, Blocks.at_most(settings.kv_block, k.shape[1], settings.run), k.shape[2])
 
     def split_queries(self, x: jax.Array) -> jax.Array:
         """[b, queries, heads, ...] -> [blocks, b, k, q, g, ...]"""

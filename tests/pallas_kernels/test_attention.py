@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels.attention import SAVED_NAMES, attention
+from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.dense64 import Tokens, pairs, worst
 from tests.pallas_kernels.dense64 import attention as dense_attention
@@ -88,6 +89,14 @@ def run(mask: Mask, options: tuple, tokens: dict, inputs: dict) -> dict[str, jax
     (out, lse), pull = jax.vjp(attend, inputs["q"], inputs["k"], inputs["v"])
     dq, dk, dv = pull((inputs["d_out"].astype(out.dtype), inputs["d_lse"]))
     return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+
+def test_blocks_stay_inside_runs_of_neighbours_where_that_is_cheap() -> None:
+    assert Blocks.at_most(512, 1024, 256) == Blocks(1024, 4, 256)
+    assert Blocks.at_most(100, 1024, 256) == Blocks(1024, 16, 64)
+    assert Blocks.at_most(100, 26, 13) == Blocks(26, 2, 13)
+    assert Blocks.at_most(6, 26, 13) == Blocks(26, 5, 6), "13 is prime: blocks of one token would be too many"
+    assert Blocks.at_most(512, 1000, 256) == Blocks(1000, 2, 500), "not made of such runs"
 
 
 def found_and_expected(case: Case, inputs: dict[str, np.ndarray]) -> tuple[dict, dict]:

@@ -96,13 +96,18 @@ def test_other_forms_are_refused(form: str):
         groups_of(collective(f", replica_groups={form}"), 8)
 
 
+def test_groups_may_share_out_the_ranks_of_one_axis():
+    op = collective(", replica_groups={{0,1},{2,3},{4,5},{6,7}}")
+    assert groups_of(op, 8).axes({"fsdp": 2, "context": 4}, op) == ("context",)
+
+
 @pytest.mark.parametrize(
     ("form", "problem"),
     [
-        ("{{0,1},{2,3}}", "not whole axes"),
-        ("[2,3]<=[6]", "not whole axes"),
+        ("{{0,1},{2,3}}", "neither whole axes"),
+        ("[2,3]<=[6]", "neither whole axes"),
         ("[2,8]<=[16]", "does not have"),
-        ("{{0,3},{1,2},{4,7},{5,6}}", "not whole axes"),
+        ("{{0,3},{1,2},{4,7},{5,6}}", "neither whole axes"),
     ],
 )
 def test_groups_that_are_no_axes_are_refused(form: str, problem: str):

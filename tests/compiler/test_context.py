@@ -1,0 +1,66 @@
+"""What context strategies move in the program for H100s: their formulas' bytes, behind the attention that they feed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.attention import CONTEXT_STRATEGIES, ContextLayout
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import load_config
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.training.resolve import attention_request
+from tests.compiler.inspected import INTEGERS, inspected, wide
+
+LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+CLUSTER = "h100:1x8"
+VERBS = ("gather_context", "scatter_context", "shift_context", "exchange_heads", "exchange_sequence")
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "allgather": {"parallel": {"context": 8}, "model": {"kv_heads": 2}},
+    "allgather, full remat": {"parallel": {"context": 8}, "memory": {"remat": "full"}},
+    "ring": {"parallel": {"context": 8}, "model": {"kv_heads": 2}},
+    "ring, full remat": {"parallel": {"context": 4, "fsdp": 2}, "memory": {"remat": "full"}},
+    "ring, no remat, two ranks": {"parallel": {"context": 2, "tensor": 4}, "memory": {"remat": "none"}},
+    "ring, window of the neighbour": {"parallel": {"context": 8}, "model": {"window": 8}},
+    "ulysses": {"parallel": {"context": 8}, "model": {"kv_heads": 2}},
+    "ulysses, no remat": {"parallel": {"context": 4, "tensor": 2}, "memory": {"remat": "none"}},
+    "ulysses, full remat": {"parallel": {"context": 4, "fsdp": 2}, "memory": {"remat": "full"}},
+    "usp": {"parallel": {"context": 8, "ulysses": 4, "microbatches": 2}, "model": {"kv_heads": 2}},
+    "usp, full remat": {"parallel": {"context": 8, "ulysses": 2}, "memory": {"remat": "full"}},
+}
+QUICK = ("allgather", "ring", "usp")
+NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in LAYOUTS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_device_sends_what_the_formula_of_its_strategy_says(name: str):
+    strategy = name.split(",")[0]
+    sections = LAYOUTS[name]
+    config = wide(**sections | {"parallel": sections["parallel"] | {"context_strategy": strategy}})
+    resolved, plan = plan_for(config, parse_cluster(CLUSTER))
+    _, report = inspected(config, CLUSTER)
+    found = sum(row.bytes for row in report.collectives if row.verb in VERBS and row.dtype not in INTEGERS)
+
+    (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
+    request = replace(attention_request(resolved, jax.devices()[0]), ulysses=plan.ulysses)
+    sent = entry.traffic(request, ContextLayout(plan.context_order, plan.ulysses))
+    assert found == (sent.forward + sent.backward) * resolved.model.layers * plan.microbatches
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("strategy", "verbs"), [("ring", ("shift_context",)), ("allgather", ("gather_context",))])
+def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(strategy: str, verbs: tuple[str, ...]):
+    config = load_config(LLAMA)
+    parallel = replace(config.parallel, fsdp=1, context=8, context_strategy=strategy, microbatches=1, zero=3)
+    data = replace(config.data, sequence_length=131072, batch_size=1)
+    attention = replace(config.attention, backend="blockwise")
+    _, report = inspected(replace(config, parallel=parallel, data=data, attention=attention), CLUSTER)
+    rows = [row for row in report.collectives if row.verb in verbs and row.dtype not in INTEGERS]
+    needed, exposed = sum(row.seconds for row in rows), sum(row.exposed_s for row in rows)
+    assert needed > 0.01
+    assert exposed < 0.05 * needed
