@@ -10,7 +10,10 @@ import jax
 from jaxpar.config import UserError
 from jaxpar.training.step import TrainStep
 
-ADVICE = "raise parallel.microbatches, choose memory.remat: full or parallel.zero: 3, or shard over more devices"
+ADVICE = (
+    "raise parallel.microbatches, choose memory.remat: full (and layer_input: offload) or parallel.zero: 3, or shard over "
+    "more devices"
+)
 
 
 def state_bytes(step: TrainStep) -> int:

@@ -80,7 +80,8 @@ def test_a_pipeline_moves_a_chunk_in_every_tick_and_keeps_as_many_as_it_has_slot
     analysis, report = compiled(True, *names)
     step = TrainStep(config_of(True, *names), analysis.compilation.plan, mesh_of(**SIZES))
     chunk, program = LAYERS // 2 * 2 * INPUT, step.program
-    ticks = {kind: sum(run.ticks for run in program.runs if kind in run.kinds) for kind in Kind}
+    runs = [(loop.repeats * run.ticks, run.kinds) for loop in program.loops for run in loop.runs]
+    ticks = {kind: sum(times for times, kinds in runs if kind in kinds) for kind in Kind}
     found = moved(report)
     assert found["to_host"] == ticks[Kind.FORWARD] * chunk
     again = found["from_host"] - ticks[Kind.BACKWARD] * chunk
