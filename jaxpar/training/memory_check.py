@@ -11,8 +11,8 @@ from jaxpar.config import UserError
 from jaxpar.training.step import TrainStep
 
 ADVICE = (
-    "raise parallel.microbatches, choose memory.remat: full (and layer_input: offload) or parallel.zero: 3, or shard over "
-    "more devices"
+    "raise parallel.microbatches, choose memory.remat: full (and layer_input: offload) or parallel.zero: 3, or shard "
+    "over more devices"
 )
 
 
