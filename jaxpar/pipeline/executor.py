@@ -196,8 +196,13 @@ class _Executor:
                 at = jnp.where(row["b_last"] == 1, g, at)
             changed = ("gradients", "held", "kept")
             g, carry = self._act(row["b_counts"], changed, lambda carry: self._backward(row, carry, at), carry)
+            # What comes after writes over what was read here, in place: unless that is said, XLA copies the whole buffer.
+            stash, g = lax.optimization_barrier((carry.stash, g))
+            carry = carry._replace(stash=stash)
         if Kind.WEIGHT in run.kinds:
             _, carry = self._act(row["w_counts"], ("gradients",), lambda carry: ((), self._weight(row, carry)), carry)
+            kept, layers = lax.optimization_barrier((carry.kept, carry.gradients["layers"]))
+            carry = _with_layers(carry._replace(kept=kept), layers)
         if y is not None:
             carry = carry._replace(arrivals=self._arrive(run, "y", row, y, carry.arrivals))
         if g is not None:
