@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tests.attention import test_context
 from tests.covering import Row
 from tests.training import test_parity, test_pipeline_parity
 
@@ -36,6 +37,12 @@ def pipeline_parity(**wanted: Any) -> str:
     """The same of the pipelines' matrix."""
     name = test_pipeline_parity._name(_row(test_pipeline_parity.ROWS, wanted))
     return f"tests/training/test_pipeline_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
+
+
+def context(**wanted: Any) -> str:
+    """The same of the matrix of context strategies."""
+    name = test_context._name(_row(test_context.ROWS, wanted))
+    return f"tests/attention/test_context.py::test_output_and_gradients_equal_dense_attention[{name}]"
 
 
 def _row(rows: list[Row], wanted: Row) -> Row:

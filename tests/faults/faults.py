@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.fault import Fault, parity, pipeline_parity
+from tests.faults.fault import Fault, context, parity, pipeline_parity
 
 REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 MASKS = "tests/pallas_kernels/test_masks.py"
@@ -276,6 +276,46 @@ LAYERS = (
         caught_by=(f"{LOOP}::test_no_gathered_layer_is_kept_for_the_backward[none]",),
     ),
     Fault(
+        name="ring_merged_without_its_maximum",
+        says="Blocks of a ring are merged by the exponentials of their log-sum-exps, not relative to the greater one.",
+        file="jaxpar/attention/ring.py",
+        old="base = jnp.where(peak == -jnp.inf, 0.0, peak)  # -inf - -inf would be NaN",
+        new="base = jnp.zeros_like(peak)",
+        caught_by=("tests/attention/test_context.py::test_the_merge_of_nothing_with_nothing_is_nothing",),
+    ),
+    Fault(
+        name="stale_block_in_the_ring",
+        says="A rank of a ring attends again over the block that it sends on, instead of the one that came.",
+        file="jaxpar/attention/ring.py",
+        old="return (following, visit(state, kv, step)), None",
+        new="return (kv, visit(state, kv, step)), None",
+        caught_by=(context(strategy="ring", ranks=8),),
+    ),
+    Fault(
+        name="mask_off_by_one_rank",
+        says="The keys that came round a ring are masked as those of the rank after the one that they came from.",
+        file="jaxpar/attention/ring.py",
+        old="source = (self.rank - step) % self.size",
+        new="source = (self.rank - step + 1) % self.size",
+        caught_by=(context(strategy="ring", ranks=4),),
+    ),
+    Fault(
+        name="gradients_of_keys_stay_behind",
+        says="Gradients of keys and values stay where the last rank of a ring added to them.",
+        file="jaxpar/attention/ring.py",
+        old="home = ring.shift(travelled, 1 - ring.steps, wrap=True)",
+        new="home = travelled",
+        caught_by=(context(strategy="ring", ranks=2),),
+    ),
+    Fault(
+        name="tokens_not_in_the_ranks_order",
+        says="Rows are permuted for the context ranks, but the labels stay where they were.",
+        file="jaxpar/training/batches.py",
+        old="return mine if per_row else mine[..., self.order[index[2]]]",
+        new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
+        caught_by=(parity(context=2, context_strategy="ring", context_order="auto"),),
+    ),
+    Fault(
         name="softcap_without_derivative",
         says="Attention's backward forgets the derivative of the scores' soft-cap.",
         file="pallas_kernels/attention/reference.py",
@@ -514,8 +554,8 @@ PIPELINE = (
         name="repeated_forward_overwrites",
         says="A rank that has nothing to do, and no slot free, repeats a forward on another input than it had.",
         file="jaxpar/pipeline/executor.py",
-        old='x = jnp.where(row["f_source"] == STASHED, again, x)',
-        new="del again",
+        old='x = jnp.where(row["f_source"] == STASHED, self.stages.loop.input_of(stash, row["f_slot"]), x)',
+        new="pass",
         caught_by=(f"{EXECUTOR}[gpipe]",),
     ),
 )

@@ -22,7 +22,7 @@ from tests.small_run import SmallRun, small
 
 TOLERANCE = 1e-5
 """Largest difference over the largest logit, float32."""
-LAYOUTS = {"one_device": {}, "split": {"fsdp": 2, "context": 2, "tensor": 2}}
+LAYOUTS = {"one_device": {}, "split": {"fsdp": 2, "context": 2, "tensor": 2, "context_order": "contiguous"}}
 
 
 def logits(step: TrainStep) -> Any:

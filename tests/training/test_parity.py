@@ -31,6 +31,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "packed": (True, False),
     "tied": (False, True),
     "remat": ("none", "selective", "full"),
+    "loss_tiles": (1, 3),
+    "mlp_tiles": (1, 3),
     "dropout": (0.0, 0.1),
     "vocab": (64, 61),
     "family": ("llama", "gpt2", "qwen3", "mistral"),
@@ -62,14 +64,19 @@ def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
     model = {name: row[name] for name in ("kv_heads", "tied", "dropout", "vocab")} | FAMILIES[row["family"]]
     layout = ("replica", "fsdp", "expert", "tensor", "context", "context_strategy", "context_order")
     axes = {name: row[name] for name in (*layout, "zero", "microbatches")}
-    sections = {"model": model, "parallel": axes, "memory": {"remat": row["remat"]}, "data": {"packed": row["packed"]}}
+    sections = {
+        "model": model,
+        "parallel": axes,
+        "memory": {name: row[name] for name in ("remat", "loss_tiles", "mlp_tiles")},
+        "data": {"packed": row["packed"]},
+    }
     return small(**{name: sections.get(name, {}) | more.get(name, {}) for name in sections | more})
 
 
 @cache
 def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
     alone = {"replica": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1, "zero": 0, "microbatches": 1}
-    alone |= {"context_strategy": "auto", "context_order": "auto"}
+    alone |= {"context_strategy": "auto", "context_order": "auto", "loss_tiles": 1, "mlp_tiles": 1}
     run = SmallRun(config_of(dict(model) | alone | {"remat": "none"}))
     return *lively_gradients(run), jax.device_get(run.step.initial_state().master)
 
