@@ -196,7 +196,7 @@ class _Executor:
                 at = jnp.where(row["b_last"] == 1, g, at)
             changed = ("gradients", "held", "kept")
             g, carry = self._act(row["b_counts"], changed, lambda carry: self._backward(row, carry, at), carry)
-            # What comes after writes over what was read here, in place: unless that is said, XLA copies the whole buffer.
+            # What comes after writes over what was read here; unless that is said, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
         if Kind.WEIGHT in run.kinds:
