@@ -89,11 +89,13 @@ def _context_rows(step: TrainStep) -> list[tuple[str, str, str]]:
         (
             "tokens of a row",
             f"{plan.context_order}{groups}",
-            f"a device sends {mebibytes(round(sent.forward))} forward and {mebibytes(round(sent.backward))} backward per "
-            f"layer and microbatch; the busiest rank of a whole row has {busiest:.0%} more of the work than the mean",
+            f"a device sends {mebibytes(round(sent.forward))} forward and {mebibytes(round(sent.backward))} backward "
+            f"per layer and microbatch; the busiest rank of a whole row has {busiest:.0%} more work than the mean",
         )
     )
     return rows
+
+
 def _offload_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     """What lies in the host's memory between forward and backward; nothing where everything stays on the device."""
     names = offloaded(step.plan.activations)
