@@ -86,6 +86,8 @@ def _line_documents(file: Input, first: int, last: int, key: str | None) -> Iter
 
 
 def _from_json(place: int, line: str, key: str) -> Found:
+    if line.lstrip().startswith("["):
+        return Found(place, "", "an array, expected a JSON object on each line")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -93,7 +93,9 @@ BROKEN_LINES = {
     '{"body": "x", "id": 3}': "no key 'text' (it has 'body', 'id')",
     '{"text": 5}': "the value of 'text' is not text",
     '{"text": null}': "the value of 'text' is not text",
-    "[" * 100_000: "not JSON (too deep or long)",
+    '{"text": ' + "[" * 100_000: "not JSON (too deep or long)",
+    '[{"text": "a"}, {"text": "b"}]': "an array, expected a JSON object on each line",
+    "[": "an array, expected a JSON object on each line",
     '{"text": ' + "1" * 5000 + "}": "not JSON (too deep or long)",
 }
 
