@@ -22,6 +22,7 @@ from tests.training.runs import ROOT
 
 @pytest.fixture(autouse=True)
 def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.jax.devices()  # XLA reads its flags once: before they are changed here
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.delenv("JAX_PLATFORMS")
     for name in POOL_VARIABLES:
