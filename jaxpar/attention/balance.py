@@ -59,7 +59,7 @@ def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " len
 
 
 def run_length(order: str, length: int, ranks: int) -> int | None:
-    """Tokens of the runs of neighbouring slots that a rank holds in `order`; None where it holds one run, or stripes."""
+    """Tokens of the runs of neighbouring slots that a rank holds in `order`; None where that is one run, or stripes."""
     return length // (2 * ranks) if order == "zigzag" and ranks > 1 else None
 
 

@@ -77,7 +77,9 @@ def _of_usp(request: AttentionRequest, layout: ContextLayout) -> Traffic:
     exchanged = (2 * request.query_bytes + 2 * key) * (group - 1) / group
     hops = ring_hops(request, layout)
     around = 2 * key * hops
-    backward = around * (2 if request.attends_again else 1) + around * 4 / request.itemsize
+    backward = around + around * 4 / request.itemsize
+    if request.attends_again and hops:
+        backward += 2 * key * (hops - 1)  # the first hop serves the forward that is done again and the backward
     return Traffic(exchanged + around, exchanged * (2 if request.recomputes else 1) + backward)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from pallas_kernels.attention import Settings, Tokens, name_results, output_prod
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
 
+type Pair = tuple[jax.Array, jax.Array]
+"""Keys and values, or the gradients of both."""
 type Partial = tuple[jax.Array, jax.Array]
 """Float32 output [batch, queries, heads, width] over some keys, and its log-sum-exp [batch, queries, heads]."""
 
@@ -87,32 +90,58 @@ class _Ring:
         source = (self.rank - step) % self.size
         return row.seen(self.settings.mask, (self.rank, self.stride), (source, self.stride))
 
-    def shift[Tree](self, tree: Tree, by: int = 1, *, wrap: bool | None = None) -> Tree:
-        """Hand every array of `tree` to the rank of the ring `by` further on."""
+    def shift(self, pair: Pair, by: int = 1, *, wrap: bool | None = None) -> Pair:
+        """Hand two arrays of one shape to the rank of the ring `by` further on, as one message.
+
+        XLA has one permute in flight at a time: of two, one would wait for the other and not for the attention.
+        """
         wrap = self.wraps if wrap is None else wrap
-        return jax.tree.map(lambda x: shift_context(x, by * self.stride, wrap=wrap), tree)
+        first, second = shift_context(jnp.stack(pair), by * self.stride, wrap=wrap)
+        return first, second
 
-    def around[State](
-        self, kv: tuple, state: State, visit: Callable[[State, tuple, jax.Array | int], State], first: int = 1
-    ) -> State:
-        """`visit(state, (k, v), step)` for the steps from `first` on, from the block `kv` of the first of them."""
-        if self.steps > first + 1:
+    def shift_both(self, kv: Pair, travelling: Pair, meanwhile: Callable[[], Any]) -> tuple[Pair, Pair, Any]:
+        """`shift` of keys and values, and of their float32 gradients, while something is computed.
 
-            def step(carry: tuple[tuple, State], step: jax.Array) -> tuple[tuple[tuple, State], None]:
-                kv, state = carry
-                following = self.shift(kv)
-                return (following, visit(state, kv, step)), None
+        They are one message where both go all the way round, which is opened only when the computation is done.
+        """
+        if not self.wraps:
+            return self.shift(kv), self.shift(travelling, wrap=True), meanwhile()
+        message = shift_context(_packed(kv, travelling), self.stride, wrap=True)
+        message, result = lax.optimization_barrier((message, meanwhile()))
+        return *_unpacked(message, kv[0].dtype), result
 
-            (kv, state), _ = lax.scan(step, (kv, state), jnp.arange(first, self.steps - 1))
-        return visit(state, kv, self.steps - 1)
+
+def _packed(kv: Pair, gradients: Pair) -> jax.Array:
+    """Both pairs as one array: float32, or 16-bit words where keys and values have 16 bits."""
+    parts = [jnp.stack(pair) for pair in (kv, gradients)]
+    if parts[0].dtype != jnp.float32:
+        parts = [lax.bitcast_convert_type(part, jnp.uint16).reshape(*part.shape[:-1], -1) for part in parts]
+    return jnp.concatenate(parts, -1)
+
+
+def _unpacked(message: jax.Array, dtype: Any) -> tuple[Pair, Pair]:
+    """Undo `_packed`, for keys and values of `dtype`."""
+    width = message.shape[-1] // (2 if dtype == jnp.float32 else 3)
+    kv, gradients = message[..., :width], message[..., width:]
+    if dtype != jnp.float32:
+        kv = lax.bitcast_convert_type(kv, dtype)
+        gradients = lax.bitcast_convert_type(gradients.reshape(*gradients.shape[:-1], width, 2), jnp.float32)
+    return (kv[0], kv[1]), (gradients[0], gradients[1])
 
 
 def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[jax.Array, tuple]:
-    attend = partial(merged(ring.backend).forward, ring.settings, q)
-    following = ring.shift((k, v)) if ring.steps > 1 else None
-    found = attend(k, v, ring.tokens(row, 0))
-    if following is not None:
-        found = ring.around(following, found, lambda found, kv, step: merge(found, attend(*kv, ring.tokens(row, step))))
+    attend = lambda kv, step: merged(ring.backend).forward(ring.settings, q, *kv, ring.tokens(row, step))
+    kv = ring.shift((k, v)) if ring.steps > 1 else None
+    found = attend((k, v), 0)
+    if kv is not None:
+
+        def step(carry: tuple[Pair, Partial], step: jax.Array) -> tuple[tuple[Pair, Partial], None]:
+            kv, found = carry
+            following = ring.shift(kv)
+            return (following, merge(found, attend(kv, step))), None
+
+        kv, found = _each(step, (kv, found), range(1, ring.steps - 1))
+        found = merge(found, attend(kv, ring.steps - 1))
     out, lse = name_results(found[0].astype(q.dtype), found[1])
     return out, (q, k, v, row, out, lse)
 
@@ -121,28 +150,34 @@ def _backward(ring: _Ring, kept: tuple, d_out: jax.Array) -> tuple:
     q, k, v, row, out, lse = kept
     inner = output_products(out, d_out, lse)
 
-    def differentiate(kv: tuple, step: jax.Array | int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def differentiate(kv: Pair, step: jax.Array | int) -> tuple[jax.Array, Pair]:
         tokens = ring.tokens(row, step)
         dq, dk, dv = merged(ring.backend).backward(ring.settings, q, *kv, tokens, lse, inner, d_out)
         return dq, (dk, dv)
 
-    def visit(state: tuple, kv: tuple, step: jax.Array | int) -> tuple:
-        dq, travelling = state
-        arriving = ring.shift(travelling, wrap=True)
-        return _add((dq, arriving), differentiate(kv, step))
+    def step(carry: tuple[Pair, jax.Array, Pair], step: jax.Array) -> tuple[tuple[Pair, jax.Array, Pair], None]:
+        kv, dq, travelling = carry
+        following, arriving, found = ring.shift_both(kv, travelling, lambda: differentiate(kv, step))
+        dq, travelling = _add((dq, arriving), found)
+        return (following, dq, travelling), None
 
     if ring.steps == 1:
         dq, (dk, dv) = differentiate((k, v), 0)
     else:
-        following = ring.shift((k, v))
-        second = ring.shift(following) if ring.steps > 2 else None
-        state = differentiate(following, 1)
-        if second is not None:
-            state = ring.around(second, state, visit, first=2)
-        dq, travelled = state
-        home = ring.shift(travelled, 1 - ring.steps, wrap=True)
+        first = ring.shift((k, v))
+        kv = ring.shift(first) if ring.steps > 2 else None
+        dq, travelling = differentiate(first, 1)
+        if kv is not None:
+            kv, dq, travelling = _each(step, (kv, dq, travelling), range(2, ring.steps - 1))
+            dq, travelling = _add((dq, ring.shift(travelling, wrap=True)), differentiate(kv, ring.steps - 1))
+        home = ring.shift(travelling, 1 - ring.steps, wrap=True)
         dq, (dk, dv) = _add((dq, home), differentiate((k, v), 0))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+def _each[Carry](step: Callable[[Carry, jax.Array], tuple[Carry, None]], carry: Carry, steps: range) -> Carry:
+    """`step` for each of `steps`, as one loop; nothing of it is in the program where there are none."""
+    return lax.scan(step, carry, jnp.array(steps))[0] if steps else carry
 
 
 def _add[Tree](a: Tree, b: Tree) -> Tree:

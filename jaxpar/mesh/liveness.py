@@ -51,11 +51,12 @@ def watch_over(process: int, processes: int, peers: dict[int, Peer], limits: Dis
     sys.excepthook = _unhandled
 
 
-def at(where: str, *, in_step: bool = False) -> None:
+def at(where: str, *, in_step: bool = False, busy: bool = False) -> None:
     """The main thread is now at `where`, as it follows "it was": `compiling the step`, `in step 12`.
 
     All processes say the same in the same order. In a step, `distributed.step_timeout_s` counts from here, and
-    elsewhere `distributed.pause_timeout_s`.
+    elsewhere `distributed.pause_timeout_s`. Where a process is always `busy` (it computes, reads or writes), one that
+    does nothing while the others wait for it ends the job before.
     """
     if _job is None:
         return
@@ -63,7 +64,7 @@ def at(where: str, *, in_step: bool = False) -> None:
         limit = _job.step_limit
         _job.watch.mark(where, limit.in_step_s, "distributed.step_timeout_s", limit.in_pause_s)
     else:
-        _job.watch.mark(where, _job.limits.pause_timeout_s, "distributed.pause_timeout_s")
+        _job.watch.mark(where, _job.limits.pause_timeout_s, "distributed.pause_timeout_s", busy=busy)
 
 
 def stepped(seconds: float) -> None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 MOST_NAMED = 4
 """Processes that a sentence names one by one."""
 
+IDLE_S = 45.0
+"""How long a process that others wait for may do nothing where there is always something to do."""
+
 CONTINUES = "the job ends here, and the same command continues it from its newest checkpoint"
 
 
@@ -27,6 +30,8 @@ class Mark:
     waiting_limit_s: float | None = None
     """In a step: how long it may stay there while one that is behind is at something else, which takes its time. None
     elsewhere."""
+    busy: bool = False
+    """Whether a process computes, reads or writes all the time here: then one that does nothing hangs."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Sign:
     """Seconds since it set its mark."""
     silent_s: float
     """Seconds since it was heard of; 0 of oneself."""
+    idle_s: float = 0.0
+    """Seconds in which it did nothing when it was last heard of."""
 
     @property
     def name(self) -> str:
@@ -84,7 +91,7 @@ def stalled(signs: Sequence[Sign], since_pause_s: float = math.inf) -> str | Non
     behind, pausing = _behind(signs), waits_for_pause(signs)
     late = [sign for sign in signs if _counted_s(sign, pausing, since_pause_s) > _limit_s(sign.mark, pausing)]
     if not late:
-        return None
+        return _idle(behind) if len(behind) < len(signs) else None
     limit = f"{_limit_s(late[0].mark, pausing):g} s ({late[0].mark.limit_key})"
     if len(behind) < len(signs):
         return f"{_named(behind)} did not get on for {limit}, and the others wait for it ({_was(behind)}); {CONTINUES}"
@@ -92,6 +99,13 @@ def stalled(signs: Sequence[Sign], since_pause_s: float = math.inf) -> str | Non
         f"no process got on for {limit}, all of them {behind[0].mark.at}: a collective that does not end, or files "
         f"that do not answer; {CONTINUES}"
     )
+
+
+def _idle(behind: Sequence[Sign]) -> str | None:
+    idle = [sign for sign in behind if sign.mark.busy and min(sign.idle_s, sign.age_s) > IDLE_S]
+    if not idle:
+        return None
+    return f"{_named(idle)} did nothing for {IDLE_S:g} s, and the others wait for it ({_was(idle)}); {CONTINUES}"
 
 
 def _behind(signs: Sequence[Sign]) -> list[Sign]:

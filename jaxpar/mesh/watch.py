@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jaxpar.mesh import verdicts
+from jaxpar.mesh.activity import Activity
 from jaxpar.mesh.meeting import Peer
 from jaxpar.mesh.verdicts import Mark, Sign
 
@@ -48,6 +49,7 @@ class _Known:
     set_at: float
     """When it set its mark, on the clock of this process."""
     heard_at: float
+    idle_s: float = 0.0
     left: bool = False
     unread: bytes = field(default=b"", repr=False)
 
@@ -81,6 +83,7 @@ class Watch:
         self._mark, self._marked_at = mark, now
         self._paused_at = now
         """When all last waited for one that was at something else than a step."""
+        self._activity = Activity()
         self._known = {number: _Known(peer, mark, now, now) for number, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
         self._told_of_leaving = False
@@ -97,9 +100,11 @@ class Watch:
         """What the main thread is at."""
         return self._mark.at
 
-    def mark(self, at: str, limit_s: float, limit_key: str, waiting_limit_s: float | None = None) -> None:
+    def mark(
+        self, at: str, limit_s: float, limit_key: str, waiting_limit_s: float | None = None, *, busy: bool = False
+    ) -> None:
         """The main thread is now `at` something, and may stay there for so long (see `Mark`). Costs a microsecond."""
-        self._mark = Mark(self._mark.count + 1, at, limit_s, limit_key, waiting_limit_s)
+        self._mark = Mark(self._mark.count + 1, at, limit_s, limit_key, waiting_limit_s, busy)
         self._marked_at = time.monotonic()
 
     def fail(self, why: str) -> None:
@@ -182,7 +187,7 @@ class Watch:
     def _take(self, known: _Known, message: dict[str, Any], now: float) -> None:
         if "at" in message:
             report = dict(message["at"])
-            known.set_at = now - report.pop("age_s")
+            known.set_at, known.idle_s = now - report.pop("age_s"), report.pop("idle_s", 0.0)
             known.mark = Mark(**report)
         if "left" in message:
             known.left = True
@@ -250,16 +255,19 @@ class Watch:
                 self._selector.unregister(key.fileobj)
 
     def _report(self) -> dict[str, Any]:
-        return asdict(self._mark) | {"age_s": time.monotonic() - self._marked_at}
+        return asdict(self._mark) | {
+            "age_s": time.monotonic() - self._marked_at,
+            "idle_s": self._activity.idle_s(),
+        }
 
     def _own_sign(self) -> Sign:
         # As old as what is known of the others: else this one would be late, and they not yet.
         age = max(0.0, time.monotonic() - self._marked_at - self._every_s)
-        return Sign(self._process, self._host, self._mark, age, 0.0)
+        return Sign(self._process, self._host, self._mark, age, 0.0, self._activity.idle_s())
 
     def _sign_of(self, known: _Known, now: float) -> Sign:
         age = known.heard_at - known.set_at
-        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.heard_at)
+        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.heard_at, known.idle_s)
 
     def _say(self, message: dict[str, Any]) -> None:
         """To all peers. A line is far smaller than the buffer; who does not empty it is silent, and judged for that."""

@@ -66,7 +66,7 @@ class Trainer:
         devices = find_devices() if devices is None else list(devices)
         if job is not None:
             check_devices(job, fixed_devices(config.parallel), devices)
-        liveness.at("opening its data")
+        liveness.at("opening its data", busy=True)
         config = resolve_config(config, len(devices))
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         self.config = with_vocab(config, self.data.vocab)
@@ -83,6 +83,7 @@ class Trainer:
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
+        liveness.at("ready to train")
 
     @property
     def state(self) -> TrainState:

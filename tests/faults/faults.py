@@ -287,8 +287,8 @@ LAYERS = (
         name="stale_block_in_the_ring",
         says="A rank of a ring attends again over the block that it sends on, instead of the one that came.",
         file="jaxpar/attention/ring.py",
-        old="return (following, visit(state, kv, step)), None",
-        new="return (kv, visit(state, kv, step)), None",
+        old="return (following, merge(found, attend(kv, step))), None",
+        new="return (kv, merge(found, attend(kv, step))), None",
         caught_by=(context(strategy="ring", ranks=8),),
     ),
     Fault(
@@ -303,8 +303,8 @@ LAYERS = (
         name="gradients_of_keys_stay_behind",
         says="Gradients of keys and values stay where the last rank of a ring added to them.",
         file="jaxpar/attention/ring.py",
-        old="home = ring.shift(travelled, 1 - ring.steps, wrap=True)",
-        new="home = travelled",
+        old="home = ring.shift(travelling, 1 - ring.steps, wrap=True)",
+        new="home = travelling",
         caught_by=(context(strategy="ring", ranks=2),),
     ),
     Fault(

@@ -77,6 +77,24 @@ def test_time_in_which_they_waited_for_one_that_saved_does_not_count_afterwards(
     assert said is not None and said.startswith(f"process 1 on node-1 did not get on for 45 s ({STEP}), and ")
 
 
+def opening(*, idle: float, age: float = 50.0) -> Sign:
+    mark = Mark(3, "opening its data", 7200.0, "distributed.pause_timeout_s", busy=True)
+    return Sign(1, "node-1", mark, age, 0.1, idle)
+
+
+def test_one_that_does_nothing_where_there_is_much_to_do_is_named_soon():
+    ahead = Sign(0, "node-0", Mark(5, "looking into its folder", 7200.0, "distributed.pause_timeout_s"), 47.0, 0.1)
+    assert verdicts.stalled([ahead, opening(idle=46)]) == (
+        "process 1 on node-1 did nothing for 45 s, and the others wait for it (it was opening its data); the job ends "
+        "here, and the same command continues it from its newest checkpoint"
+    )
+    assert verdicts.stalled([ahead, opening(idle=3, age=4000)]) is None, "it reads"
+    assert verdicts.stalled([ahead, opening(idle=46, age=30)]) is None, (
+        "it did nothing before, which was something else"
+    )
+    assert verdicts.stalled([opening(idle=46), opening(idle=46)]) is None, "nobody waits for them"
+
+
 def test_when_nobody_is_behind_all_are_where_they_are():
     said = verdicts.stalled([sign(number, at="waiting for step 12", age=601) for number in range(3)])
     assert said is not None and said.startswith(

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from jaxpar.mesh import verdicts
 from jaxpar.mesh import watch as watching
+from jaxpar.mesh.activity import Activity
 from jaxpar.mesh.meeting import Peer
 from jaxpar.mesh.verdicts import Mark
 from jaxpar.mesh.watch import Watch
@@ -183,6 +185,20 @@ def test_one_that_saves_is_not_hurried_by_those_in_the_next_step(stage: Callable
     assert job.quiet()
     [said] = job.verdicts()
     assert said.startswith("process 0 on ") and " did not get on for 1.5 s (distributed.step_timeout_s), and " in said
+
+
+def test_one_that_hangs_at_the_start_is_named_by_what_it_does_not_use(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdicts, "IDLE_S", 1.0)
+    monkeypatch.setattr(Activity, "idle_s", lambda _: 30.0)
+    job = stage(3, timeout_s=6)
+    for member in job.members.values():
+        member.watch.mark("opening its data", 60, "distributed.pause_timeout_s", busy=True)
+    for number in (0, 2):
+        job.members[number].watch.mark("looking into its folder", 60, "distributed.pause_timeout_s")
+    [said] = job.verdicts()
+    assert said.startswith("process 1 on node-1 did nothing for 1 s, and the others wait for it (it was opening its ")
 
 
 def test_one_that_fails_tells_the_others_why(stage: Callable[..., Stage]):

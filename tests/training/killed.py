@@ -100,7 +100,7 @@ def start(config: Config, board: Board) -> int:
     if child:
         return child
     try:
-        liveness.at = lambda where, *, in_step=False: board.write(where)
+        liveness.at = lambda where, **_: board.write(where)
         trainer = Trainer(config)
         fit(trainer, [JsonLines(), EventLog(), TensorBoard(), SummaryFile()])
         (folder_of(config).parent / "state").write_text(digest_of(trainer.state))

@@ -23,7 +23,7 @@ from tests.training.test_lookout import ROLLBACK, Rows, fit_with, scrambled, wat
 def places(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[tuple[str, bool]]]:
     """`places(owner, name)`: from now on, where the main thread is, and whether in a step, when that is called."""
     now = [("", False)]
-    monkeypatch.setattr(liveness, "at", lambda where, *, in_step=False: now.append((where, in_step)))
+    monkeypatch.setattr(liveness, "at", lambda where, *, in_step=False, busy=False: now.append((where, in_step)))
 
     def follow(owner: Any, name: str) -> list[tuple[str, bool]]:
         found: list[tuple[str, bool]] = []
