@@ -10,6 +10,9 @@ COMPUTES = 0.02
 BYTES_PER_S = 16 * 1024
 """Bytes read or written per second from which on it works with files."""
 
+LEAST_S = 0.4
+"""Shortest time to judge: in less, to ask is itself to compute."""
+
 _IO = Path("/proc/self/io")
 _COUNTED = ("rchar", "wchar", "read_bytes", "write_bytes")  # a mapped file shows in the last two alone
 
@@ -23,15 +26,17 @@ class Activity:
 
     def idle_s(self) -> float:
         """Seconds up to now in which it did nothing; 0 where the system does not count bytes. Call it now and then."""
-        now, processor_s, count = time.monotonic(), time.process_time(), _bytes()
+        now = time.monotonic()
         passed = now - self._at
-        if passed > 0:
-            computes = processor_s - self._processor_s > COMPUTES * passed
-            if count is None or self._bytes is None or computes or count - self._bytes > BYTES_PER_S * passed:
-                self._idle_s = 0.0
-            else:
-                self._idle_s += passed
-            self._at, self._processor_s, self._bytes = now, processor_s, count
+        if passed < LEAST_S:
+            return self._idle_s
+        processor_s, count = time.process_time(), _bytes()
+        computes = processor_s - self._processor_s > COMPUTES * passed
+        if count is None or self._bytes is None or computes or count - self._bytes > BYTES_PER_S * passed:
+            self._idle_s = 0.0
+        else:
+            self._idle_s += passed
+        self._at, self._processor_s, self._bytes = now, processor_s, count
         return self._idle_s
 
 

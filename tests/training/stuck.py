@@ -1,4 +1,5 @@
-"""Training from the command line, in a process whose main thread falls asleep when it has taken so many steps."""
+"""Training from the command line, in a process whose main thread falls asleep: when it has taken SLEEP_AT steps, or,
+where that is `data`, when it opens its data."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from jaxpar.train import main
+from jaxpar.training import trainer
 from jaxpar.training.step import StepMetrics
 from jaxpar.training.trainer import Trainer
 
 SLEEP_S = 300.0
-BELL = "asleep"
-"""File in the folder of runs that says when the sleep began, by the clock of the machine."""
 
 
 class _Sleeper(Trainer):
@@ -21,12 +22,18 @@ class _Sleeper(Trainer):
 
     def step(self) -> StepMetrics:
         if self.steps_taken == int(os.environ["SLEEP_AT"]):
-            (Path(self.config.run.dir) / BELL).write_text(repr(time.time()))
-            time.sleep(SLEEP_S)
+            _sleep()
         self.steps_taken += 1
         return super().step()
 
 
+def _sleep(*_: Any, **__: Any) -> None:
+    Path(os.environ["BELL"]).write_text(repr(time.time()))
+    time.sleep(SLEEP_S)
+
+
 if __name__ == "__main__":
+    if os.environ["SLEEP_AT"] == "data":
+        trainer.open_data = _sleep
     sys.modules["jaxpar.training.trainer"].Trainer = _Sleeper  # pyright: ignore[reportAttributeAccessIssue]
     sys.exit(main(sys.argv[1:]))

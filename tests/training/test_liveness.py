@@ -17,7 +17,6 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.mesh.meeting import meet
 from tests.training.runs import MESH, ROOT, folder_of, run_config, start, write_config
-from tests.training.stuck import BELL
 from tests.training.test_processes import PATIENCE_S, free_port, outputs
 
 SOON_S = 60
@@ -105,22 +104,34 @@ def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim:
 
 
 @pytest.mark.long
-def test_a_process_that_does_not_get_on_is_named_by_both(config: Config):
-    file, port = write_config(config, Path(config.run.dir) / "job.yaml"), free_port()
+@pytest.mark.parametrize(
+    ("sleeps_at", "said"),
+    [
+        (
+            "9",
+            f"process 1 on {HOST} did not get on for 45 s (distributed.step_timeout_s), and the others wait for it "
+            "(it was in step 10)",
+        ),
+        ("data", f"process 1 on {HOST} did nothing for 45 s, and the others wait for it (it was opening its data)"),
+    ],
+)
+def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_at: str, said: str):
+    file, port, bell = (
+        write_config(config, Path(config.run.dir) / "job.yaml"),
+        free_port(),
+        Path(config.run.dir, "bell"),
+    )
     awake = start(file, *overrides(port, 0), devices=4)
-    asleep = start(file, *overrides(port, 1), devices=4, program="tests.training.stuck", environment={"SLEEP_AT": "9"})
+    sleep = {"SLEEP_AT": sleeps_at, "BELL": str(bell)}
+    asleep = start(file, *overrides(port, 1), devices=4, program="tests.training.stuck", environment=sleep)
     try:
         words = [last_words(process, PATIENCE_S) for process in (awake, asleep)]
-        seconds = time.time() - float((Path(config.run.dir) / BELL).read_text())
+        seconds = time.time() - float(bell.read_text())
     finally:
         for process in (awake, asleep):
             process.kill()
-    said = (
-        f"jaxpar: process 1 on {HOST} did not get on for 45 s (distributed.step_timeout_s), and the others wait for it"
-    )
+    assert words == [(1, f"jaxpar: {said}{ENDS}")] * 2
     assert 45 < seconds < SOON_S
-    assert [code for code, _ in words] == [1, 1]
-    assert all(line.startswith(f"{said} (it was in step 10); ") for _, line in words), words
 
 
 def guest(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
