@@ -82,7 +82,7 @@ def _prepare(options: argparse.Namespace) -> int:
     if len(asked) != 1:
         raise UserError("expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER")
     extra = [name for name in ("out", "tokenizer", "train_bpe") if getattr(options, name) is not None]
-    if options.input is None and extra:
+    if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
     if options.documents < 0:
         raise UserError(f"--documents {options.documents}: expected at least 0")
