@@ -56,6 +56,8 @@ def _supports_ulysses(request: AttentionRequest) -> str | None:
 
 
 def _supports_usp(request: AttentionRequest) -> str | None:
+    if request.context == 1:
+        return None  # no ranks to group: like the others it moves nothing
     if request.context % request.ulysses:
         return f"its groups of {request.ulysses} (parallel.ulysses) do not divide parallel.context ({request.context})"
     if request.ulysses in (1, request.context):
@@ -120,6 +122,8 @@ def preference(request: AttentionRequest) -> tuple[str, str]:
 
 def context_layout(name: str, order: Order | Literal["auto"], request: AttentionRequest) -> ContextLayout:
     """The layout of the tokens of a row for the strategy called `name`; `order` may be `auto`."""
+    if request.context == 1:
+        return ContextLayout()  # one rank holds the row as it is
     group = {"ulysses": request.context, "usp": request.ulysses}.get(name, 1)
     if order != "auto":
         return ContextLayout(order, group)

@@ -49,7 +49,8 @@ def plan_for(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
     if config.model.vocab is None:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
     least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
-    return config, make_plan(config, _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability)))
+    device = _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
+    return config, make_plan(config, device, cluster.gpus_per_host)
 
 
 def compile_step(

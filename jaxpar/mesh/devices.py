@@ -117,6 +117,22 @@ def find_devices() -> list[Device]:
         ) from error
 
 
+def devices_per_node(devices: Sequence[Device]) -> int:
+    """How many of `devices` share a node with each other; of unequal nodes, the fewest.
+
+    Processes of one machine, each with a GPU of its own, are a node: JAX numbers machines, or what NVLink joins, as
+    slices. Where it does not, as on CPUs, a process stands for a node.
+    """
+    return min(Counter(_node(device) for device in devices).values())
+
+
+def _node(device: Device) -> int:
+    for name in ("slice_index", "partition_index"):  # JAX's older and newer name
+        if hasattr(device, name):
+            return getattr(device, name)
+    return device.process_index
+
+
 def check_devices(job: Job, needed: int | None, devices: Sequence[Device]) -> None:
     """Every process must have the devices that it should, and all the same number.
 

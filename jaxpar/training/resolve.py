@@ -19,7 +19,7 @@ from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, Plan
 from jaxpar.config.validate import validate
-from jaxpar.memory.remat import base_preset, remat_map
+from jaxpar.memory.remat import LAYER_INPUT, base_preset, remat_map
 from jaxpar.mesh.devices import Device
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
@@ -87,6 +87,11 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     order, length = config.parallel.context_order, config.data.sequence_length
     layout = context_layout(strategy, order, request)
     ranks = request.context // layout.ulysses
+    if config.parallel.ulysses is not None and strategy != "usp":
+        raise UserError(
+            f"parallel.ulysses: {config.parallel.ulysses} would not be used, because the context strategy is "
+            f"{strategy}; expected parallel.context_strategy: usp with it, or null"
+        )
     if strategy == "ulysses" and request.context > 1 and layout.order != "contiguous":
         raise UserError(
             f"parallel.context_order: expected auto or contiguous, got {order}; under ulysses each rank attends over "
@@ -105,6 +110,8 @@ def attention_request(config: Config, device: Device, node_devices: int | None =
     tensor, context = parallel.tensor, parallel.context
     at_hand = context if node_devices is None else gcd(context, max(1, node_devices // tensor))
     asked = remat_map(config.memory.remat, ACTIVATIONS)
+    # Rematerialisation begins from what a layer keeps under a name, and what ranks exchanged has none.
+    inside = [treatment for name, treatment in asked.items() if name != LAYER_INPUT]
     again = [asked[name] == "recompute" for name in SAVED_NAMES]
     capability = getattr(device, "compute_capability", None)
     return AttentionRequest(
@@ -120,7 +127,7 @@ def attention_request(config: Config, device: Device, node_devices: int | None =
         sequence=config.data.sequence_length,
         context=context,
         rows=config.data.batch_size // (_axes(config).data * parallel.microbatches),
-        recomputes="recompute" in asked.values(),
+        recomputes=set(inside) != {"save"} or (config.memory.mlp_tiles or 1) > 1,
         attends_again=any(again),
         ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
         permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",

@@ -18,7 +18,7 @@ from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, op
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.mesh import liveness
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.devices import Device, check_devices, find_devices, prepare_devices
+from jaxpar.mesh.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.events import Listener, Summary
@@ -70,7 +70,7 @@ class Trainer:
         config = resolve_config(config, len(devices))
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         self.config = with_vocab(config, self.data.vocab)
-        self.plan = make_plan(self.config, devices[0])
+        self.plan = make_plan(self.config, devices[0], devices_per_node(devices))
         self.mesh = build_mesh(self.plan.axes, devices)
         self.functions = TrainStep(self.config, self.plan, self.mesh)
         check_state_fits(self.functions)
