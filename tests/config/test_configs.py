@@ -26,10 +26,10 @@ GOLDEN = {
 
 
 def test_every_configuration_is_covered():
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == {"quickstart", *GOLDEN}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {"quickstart", "long_context", *GOLDEN}
 
 
-@pytest.mark.parametrize("name", [*GOLDEN, "quickstart"])
+@pytest.mark.parametrize("name", [*GOLDEN, "quickstart", "long_context"])
 def test_a_configuration_loads_and_validates(name):
     validate(load_config(FOLDER / f"{name}.yaml"))
 
