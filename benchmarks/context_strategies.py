@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.turns import CLOCKS, processor_name, spread, take_turns
 from jaxpar.attention import CONTEXT_STRATEGIES, AttentionRequest, ContextLayout, RowTokens, attend, context_layout
-from jaxpar.attention.balance import imbalance, kept_pairs_per_rank, sequence_order
+from jaxpar.attention.balance import imbalance, kept_pairs_per_rank, run_length, sequence_order
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.row import Order
 from jaxpar.config import UserError
@@ -137,7 +137,9 @@ class _Program:
 def _program(sizes: Sizes, length: int, mesh: Mesh, strategy: str, layout: ContextLayout) -> _Program:
     """Output and gradients of one layer's attention, and what it is called with."""
     function = attend("blockwise", strategy, layout)
-    settings = Settings(sizes.mask, sizes.head_dim**-0.5, None, sizes.block, sizes.block)
+    ranks = mesh.shape["context"] // layout.ulysses
+    run = run_length(layout.order, length, ranks)
+    settings = Settings(sizes.mask, sizes.head_dim**-0.5, None, sizes.block, sizes.block, run)
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array, segments: jax.Array) -> tuple:
         row = RowTokens(slots, segments, gather_context(slots), gather_context(segments))
@@ -146,7 +148,6 @@ def _program(sizes: Sizes, length: int, mesh: Mesh, strategy: str, layout: Conte
 
     specs = (HEADS, HEADS, HEADS, TOKENS, TOKENS)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(HEADS,) * 4)
-    ranks = mesh.shape["context"] // layout.ulysses
     inputs = tuple(
         jax.device_put(x, NamedSharding(mesh, spec))
         for x, spec in zip(_inputs(sizes, length, _slots(layout.order, length, ranks)), specs, strict=True)
