@@ -1,4 +1,4 @@
-"""How a plan shares a row over context ranks: groups inside nodes, settings that would not be used, what is exchanged."""
+"""How a plan shares a row over context ranks: groups inside nodes, what would not be used, what is exchanged again."""
 
 from __future__ import annotations
 
