@@ -160,6 +160,25 @@ def test_loss_and_gradients_equal_one_device(row: Row):
 
 
 @pytest.mark.parametrize(
+    ("model", "parallel"),
+    [
+        ("gpt2", {"schedule": "1f1b", "context": 4, "context_strategy": "ring"}),
+        ("qwen3", {"schedule": "zb-h1", "context": 4, "context_strategy": "usp", "pipe_ends": "shared"}),
+        ("qwen3", {"schedule": "interleaved", "context": 2, "tensor": 2, "context_strategy": "ring"}),
+        ("qwen3", {"schedule": "zb-h1", "context": 4, "context_strategy": "ulysses", "pipe_ticks": "branching"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value['schedule']}-{value['context_strategy']}",
+)
+def test_context_strategies_inside_pipelines_equal_one_device(model: str, parallel: dict[str, Any]):
+    loss, gradients, weights = reference(model)
+    run = SmallRun(model_of(model, parallel={"pipe": 2, "microbatches": 4} | parallel))
+    found_loss, found = lively_gradients(run, weights)
+    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
+    worst, leaf = worst_difference(found, gradients)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+@pytest.mark.parametrize(
     "parallel",
     [
         {"schedule": "interleaved", "pipe": 2, "fsdp": 2, "tensor": 2, "zero": 3},
