@@ -5,8 +5,9 @@
 Each length is a compile with XLA's GPU compiler (`jaxpar.compiler`, which remembers results), of one row for each data
 rank, under full rematerialisation with the layers' inputs in the host's memory, and tiles of the loss and the MLP as
 the plan chooses them. It fits if what XLA asks of the device goes into the pool that training has. Lengths double from
-a guess, then are bisected to 10%. A layout is taken up only if it goes more than 10% further than those before it.
-Where not even the shortest row fits, the smaller configuration takes its place. Nothing runs, so nothing is timed.
+a guess, then are bisected to 10%. A later layout is searched only if it holds the shortest row that the best before it
+could not. Where not even the shortest row fits, the smaller configuration takes its place. Nothing runs, so nothing is
+timed.
 """
 
 from __future__ import annotations
@@ -73,15 +74,19 @@ class Layout:
 
 
 def layouts(cluster: Cluster) -> list[Layout]:
-    """Those that are tried: the split of weights is a GPU's whole, or one of `SHARDS` inside a host."""
+    """Those that are tried: each of `SHARDS` inside a host, with every strategy for the first and Ulysses, which holds
+    least, for the others."""
     found = []
     for fsdp, tensor in SHARDS if cluster.devices > 1 else ((1, 1),):
         if cluster.gpus_per_host % (fsdp * tensor) or cluster.devices % (fsdp * tensor):
             continue
         context = cluster.devices // (fsdp * tensor)
-        strategies = ["allgather"] if context == 1 else ["ring", "ulysses"]
-        if (fsdp, tensor) == SHARDS[0] and context > 2:
-            strategies.append("usp")
+        if context == 1:
+            strategies = ["allgather"]
+        elif (fsdp, tensor) == SHARDS[0]:
+            strategies = ["ring", "ulysses", "usp"] if context > 2 else ["ring", "ulysses"]
+        else:
+            strategies = ["ulysses"]
         found += [Layout(fsdp, context, tensor, strategy) for strategy in strategies]
     return found
 
@@ -103,6 +108,8 @@ class Measurements:
         except UserError as error:
             self.refusals[layout] = str(error)
             return False
+        if (layout, length) in self.reports:
+            return self.reports[layout, length].fits
         report = self.report(layout, length)
         verdict = "fits" if report.fits else "does not fit"
         print(f"{self.cluster.name} {layout.name}, {length:,} tokens: {_gib(report.allocated_bytes)}, {verdict} "
