@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal, NamedTuple
 
 import jax
 
+from jaxpar.attention import cudnn
 from jaxpar.attention.allgather import allgather
 from jaxpar.attention.choosing import choose
 from jaxpar.attention.request import AttentionRequest
@@ -113,6 +114,9 @@ def preference(request: AttentionRequest) -> tuple[str, str]:
         return "allgather", "nothing to gather: context is 1"
     if request.window is not None and request.window <= request.sequence // request.context:
         return "ring", "within the window only neighbouring ranks need to send"
+    alone = replace(request, whole_rows=True)
+    if exchanges(request.heads, request.context) is None and cudnn.supports(alone) is None:
+        return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = 2 * request.key_bytes * request.context
     size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"
     if gathered < GATHERED_AT_MOST:

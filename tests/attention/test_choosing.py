@@ -65,12 +65,14 @@ LONG = replace(HOPPER, sequence=2**20, context=8, rows=1)
     ("request_", "name", "reason"),
     [
         (HOPPER, "allgather", "context is 1"),
-        (replace(HOPPER, context=4), "allgather", "4 MiB of gathered keys and values"),
-        (LONG, "ring", "instead of 1,024 MiB of gathered"),
+        (replace(HOPPER, context=4, packed=True), "allgather", "4 MiB of gathered keys and values"),
+        (replace(LONG, packed=True), "ring", "instead of 1,024 MiB of gathered"),
+        (LONG, "ulysses", "which cuDNN can"),
+        (replace(LONG, heads=12), "ring", "instead of 1,024 MiB of gathered"),
         (replace(LONG, window=4096), "ring", "only neighbouring ranks"),
-        (replace(LONG, permutes=False), "allgather", "supports this run"),
+        (replace(LONG, packed=True, permutes=False), "allgather", "supports this run"),
     ],
-    ids=["one device", "short", "long", "window", "branching"],
+    ids=["one device", "short", "long", "whole rows", "few heads", "window", "branching"],
 )
 def test_the_context_strategy_and_its_reason(request_: AttentionRequest, name: str, reason: str) -> None:
     choice = choose_context_strategy("auto", request_)
