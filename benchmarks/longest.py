@@ -112,8 +112,8 @@ class Measurements:
             return self.reports[layout, length].fits
         report = self.report(layout, length)
         verdict = "fits" if report.fits else "does not fit"
-        print(f"{self.cluster.name} {layout.name}, {length:,} tokens: {_gib(report.allocated_bytes)}, {verdict} "
-              f"({report.compile_seconds:.0f} s)", file=sys.stderr, flush=True)  # fmt: skip
+        what = f"{Path(self.config).stem} on {self.cluster.name}, {layout.name}, {length:,} tokens"
+        print(f"{what}: {_gib(report.allocated_bytes)}, {verdict} ({report.compile_seconds:.0f} s)", file=sys.stderr)
         return report.fits
 
     def report(self, layout: Layout, length: int) -> Report:
