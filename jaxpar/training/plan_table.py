@@ -90,7 +90,8 @@ def _context_rows(step: TrainStep) -> list[tuple[str, str, str]]:
             "tokens of a row",
             f"{plan.context_order}{groups}",
             f"a device sends {mebibytes(round(sent.forward))} forward and {mebibytes(round(sent.backward))} backward "
-            f"per layer and microbatch; the busiest rank of a row without documents has {busiest:.0%} more work than the mean",
+            f"per layer and microbatch; the busiest rank of a row without documents has {busiest:.0%} more work than "
+            "the mean",
         )
     )
     return rows

@@ -100,7 +100,11 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     try:
         sequence_order(layout.order, length, ranks)
     except ValueError as error:
-        raise UserError(f"data.sequence_length: {error} (parallel.context_order, parallel.context)") from None
+        pieces = 2 * ranks if layout.order == "zigzag" else ranks
+        below = length // pieces * pieces
+        near = f"{below} or {below + pieces}" if below else f"{pieces}"
+        what = f"{error}; {near} would, or another parallel.context_order"
+        raise UserError(f"data.sequence_length: {what}") from None
     return layout
 
 
