@@ -52,7 +52,8 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
 
     sequence = PartitionSpec(DATA_AXES, ("context", "tensor"))
     function = run.step.shard_map(activations, (run.step.master_layout, run.step.batch_layout()), sequence)
-    found = np.asarray(jax.jit(function)(place(run.step, weights_that_count(run.step)), run.batch(0)))
+    placed = np.asarray(jax.jit(function)(place(run.step, weights_that_count(run.step)), run.batch(0)))
+    found = placed[:, np.argsort(run.place.order)]  # tokens back in their natural order
     counts = np.rint(found * (1 - RATE if train else 1)).astype(int)
     return np.stack([(counts >> bit) & 1 for bit in range(PLACES)])
 
