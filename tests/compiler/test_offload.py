@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from jaxpar.compiler.report import Analysis, Report
+from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config
 from jaxpar.pipeline.actions import Kind
 from jaxpar.training.host_memory import offloaded_bytes
@@ -61,6 +62,16 @@ def test_that_is_what_the_device_no_longer_holds_and_the_host_does():
     assert fallen == pytest.approx(LAYERS * INPUT, rel=0.05)
     assert fallen == pytest.approx((LAYERS - 1) * INPUT, rel=0.01), "all but the one that comes back ahead"
     assert (without.argument, without.output) == (with_offload.argument, with_offload.output)
+
+
+def test_the_reported_peak_is_the_devices_however_much_lies_on_the_host():
+    """With more on the host than on the device, XLA gives the host's peak."""
+    analysis, _ = compiled(False, "layer_input")
+    memory = analysis.compilation.memory
+    of_host = replace(analysis.compilation, memory=replace(memory, peak=3 * memory.total_allocation))
+    report = make_report(Analysis(of_host, analysis.cluster), "small")
+    assert report.peak_bytes == sum(size for kind, size in report.classes.items() if kind != "host")
+    assert report.peak_bytes == pytest.approx(memory.peak, rel=1e-4)
 
 
 def test_every_copy_runs_beside_the_layers_and_is_not_waited_for():

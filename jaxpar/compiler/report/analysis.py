@@ -77,9 +77,9 @@ class Analysis:
         return parse_buffers(self.compilation.buffer_assignment, self.compilation.live_ranges)
 
     @cached_property
-    def peak_place(self) -> int:
-        """The place in the program's order at which most memory is live."""
-        return peak(self.buffers)[0]
+    def peak(self) -> tuple[int, int]:
+        """The place in the program's order at which most of the device's memory is live, and the bytes."""
+        return peak(self.buffers)
 
     @cached_property
     def classes(self) -> MemoryClasses:

@@ -25,11 +25,13 @@ LARGEST = 10
 def make_report(analysis: Analysis, config: str) -> Report:
     """The report of a compiled step; `config` is what the user calls the configuration."""
     compilation, memory = analysis.compilation, analysis.compilation.memory
-    found = occupants(analysis.buffers, analysis.peak_place)
+    found = occupants(analysis.buffers, analysis.peak[0])
     host = memory.host_argument + memory.host_output - memory.host_alias + memory.host_temp
     classes = {**analysis.classes.totals(found), "host": host}
     device = analysis.cluster.device_bytes
     usable = pool_bytes(device)
+    # XLA's own peak is that of the fuller memory, and with much on the host that is the host's.
+    peak_bytes = analysis.peak[1] if memory.host_temp else memory.peak
     axes = dict(compilation.plan.axes)
     return Report(
         config=config,
@@ -42,11 +44,11 @@ def make_report(analysis: Analysis, config: str) -> Report:
         device_bytes=device,
         reserve_bytes=device - usable,
         margin_bytes=usable - memory.total_allocation,
-        peak_bytes=memory.peak,
+        peak_bytes=peak_bytes,
         allocated_bytes=memory.total_allocation,
         host_bytes=host,
         classes=classes,
-        pipe_ranks=tuple(PipeRank(rank, memory.peak, classes) for rank in range(axes["pipe"])),
+        pipe_ranks=tuple(PipeRank(rank, peak_bytes, classes) for rank in range(axes["pipe"])),
         collectives=collectives(analysis.schedule.overlaps),
         exposures=exposures(analysis.schedule.overlaps),
         flops=sum(flops_by_kind(analysis.costs).values()),

@@ -30,7 +30,7 @@ class MemoryTimeline:
 
 def memory_timeline(analysis: Analysis, columns: int = 300) -> MemoryTimeline:
     """Sample the program at about `columns` places, the peak among them."""
-    order, peak = analysis.buffers.order, analysis.peak_place
+    order, (peak, _) = analysis.buffers.order, analysis.peak
     places = sorted({peak, *np.linspace(0, len(order) - 1, min(columns, len(order))).astype(int).tolist()})
     found = [analysis.classes.at(place) for place in places]
     classes = {name: tuple(each[name] for each in found) for name in found[0]}
