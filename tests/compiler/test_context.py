@@ -68,5 +68,5 @@ def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(str
     assert report.fits, "of a step that does not fit the schedule means nothing"
     rows = [row for row in report.collectives if row.verb in verbs and row.dtype not in INTEGERS]
     needed, exposed = sum(row.seconds for row in rows), sum(row.exposed_s for row in rows)
-    assert needed > 0.01
+    assert needed > 1e-3
     assert exposed < 0.05 * needed

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -32,7 +33,12 @@ class Gauge(Listener):
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
         gc.collect()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-        found = {"step": step, "resident": resident, "arrays": len(jax.live_arrays())}
+        found = {
+            "step": step,
+            "processor_s": time.process_time(),
+            "resident": resident,
+            "arrays": len(jax.live_arrays()),
+        }
         found |= {"threads": threading.active_count(), "files": len(os.listdir("/proc/self/fd"))}
         print(json.dumps(found), file=sys.stderr, flush=True)
 

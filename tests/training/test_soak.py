@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ STEPS = 20_000
 GROWTH = 24 * 2**20
 """Bytes that the process may grow by after the first fifth: losses for the picture, and an allocator's fragments."""
 SLOWER = 1.5
-"""How many times as long a step may take in the last fifth as in the first, on a machine that does other things too."""
+"""How many times as long the quickest steps of the last fifth may take as those of the first."""
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,11 @@ def test_memory_is_flat(soaked: tuple[Path, list[dict[str, Any]]]):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_steps_take_as_long_at_the_end_as_at_the_start(soaked: tuple[Path, list[dict[str, Any]]]):
-    folder, _ = soaked
-    times = [record["step_time_s"] for record in read_metrics(folder / "metrics.jsonl")][1:]
+    """By the processor's clock: what a machine does besides must not count."""
+    _, measured = soaked
+    times = [later["processor_s"] - found["processor_s"] for found, later in pairwise(measured)]
     fifth = len(times) // 5
-    assert median(times[-fifth:]) < SLOWER * median(times[:fifth])
+    assert min(times[-fifth:]) < SLOWER * min(times[:fifth])
 
 
 @pytest.mark.long
