@@ -43,24 +43,31 @@ def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " len
     """
     if order not in ORDERS:
         raise ValueError(f"there is no order {order!r} of a sequence, only {', '.join(ORDERS)}")
-    pieces = 2 * ranks if order == "zigzag" else ranks
-    if length < 1 or ranks < 1 or length % pieces:
+    equal = pieces(order, ranks)
+    if length < 1 or ranks < 1 or length % equal:
+        below = length // equal * equal if ranks > 0 else 0
+        near = f"{below} or {below + equal}" if below > 0 else f"{equal}"
         raise ValueError(
-            f"the {order} order on {ranks} ranks cuts a row into {pieces} equal pieces, and {length} tokens are no "
-            "multiple of that"
+            f"the {order} order on {ranks} ranks cuts a row into {equal} equal pieces, and {length} tokens are no "
+            f"multiple of that; {near} would be"
         )
     slots = np.arange(length, dtype=np.int32)
     if order == "zigzag":
-        chunks = slots.reshape(pieces, -1)
+        chunks = slots.reshape(equal, -1)
         return np.stack([chunks[:ranks], chunks[ranks:][::-1]], axis=1).reshape(-1)
     if order == "striped":
         return slots.reshape(-1, ranks).T.reshape(-1)
     return slots
 
 
+def pieces(order: str, ranks: int) -> int:
+    """Equal pieces that `order` cuts a row into for `ranks` ranks."""
+    return 2 * ranks if order == "zigzag" else ranks
+
+
 def run_length(order: str, length: int, ranks: int) -> int | None:
     """Tokens of the runs of neighbouring slots that a rank holds in `order`; None where that is one run, or stripes."""
-    return length // (2 * ranks) if order == "zigzag" and ranks > 1 else None
+    return length // pieces(order, ranks) if order == "zigzag" and ranks > 1 else None
 
 
 def kept_pairs_per_rank(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Literal, NamedTuple
 
 import jax
 
 from jaxpar.attention import cudnn
 from jaxpar.attention.allgather import allgather
+from jaxpar.attention.balance import pieces
 from jaxpar.attention.choosing import choose
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.attention.ring import ring, ring_steps
@@ -73,8 +73,8 @@ def _of_allgather(request: AttentionRequest, layout: ContextLayout) -> Traffic:
     return Traffic(forward, 2 * forward)
 
 
-def _of_usp(request: AttentionRequest, layout: ContextLayout) -> Traffic:
-    """`ring` where nothing is exchanged."""
+def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> Traffic:
+    """Of all but the gather: nothing is exchanged in groups of one, and nothing goes round a ring of one."""
     group = layout.ulysses
     key = request.key_bytes * repeats(request.kv_heads, group)
     exchanged = (2 * request.query_bytes + 2 * key) * (group - 1) / group
@@ -95,9 +95,9 @@ def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:
 
 CONTEXT_STRATEGIES = (
     ContextStrategy("allgather", _supports_everything, allgather, _of_allgather),
-    ContextStrategy("ring", _supports_ring, ring, _of_usp),
-    ContextStrategy("ulysses", _supports_ulysses, usp, _of_usp),
-    ContextStrategy("usp", _supports_usp, usp, _of_usp),
+    ContextStrategy("ring", _supports_ring, ring, _of_exchange_and_ring),
+    ContextStrategy("ulysses", _supports_ulysses, usp, _of_exchange_and_ring),
+    ContextStrategy("usp", _supports_usp, usp, _of_exchange_and_ring),
 )
 
 
@@ -120,7 +120,7 @@ def preference(request: AttentionRequest) -> tuple[str, str]:
     gathered = 2 * request.key_bytes * request.context
     size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"
     if gathered < GATHERED_AT_MOST:
-        return "allgather", f"{size}, and one gather hides under the projections"
+        return "allgather", f"there are only {size}"
     return "ring", f"it holds two blocks of keys and values instead of {size}"
 
 
@@ -135,15 +135,10 @@ def context_layout(name: str, order: Order | Literal["auto"], request: Attention
     windowed = request.window is not None and request.window <= request.sequence // ranks
     if ranks == 1 or windowed:
         return ContextLayout("contiguous", group)
-    return ContextLayout("striped" if request.sequence % (2 * ranks) else "zigzag", group)
+    return ContextLayout("striped" if request.sequence % pieces("zigzag", ranks) else "zigzag", group)
 
 
 def neighbours(context: int, heads: int, at_hand: int) -> int:
     """Ranks of a group of USP where the configuration names none: as many as share out the heads among the neighbouring
     context ranks of a node, `at_hand`, without being all context ranks."""
-    fitting = [n for n in _divisors(context) if n < context and heads % n == 0 and at_hand % n == 0]
-    return max(fitting, default=1)
-
-
-def _divisors(number: int) -> Iterable[int]:
-    return (n for n in range(1, number + 1) if gcd(n, number) == n)
+    return max(n for n in range(1, max(context, 2)) if context % n == heads % n == at_hand % n == 0)

@@ -100,11 +100,7 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     try:
         sequence_order(layout.order, length, ranks)
     except ValueError as error:
-        pieces = 2 * ranks if layout.order == "zigzag" else ranks
-        below = length // pieces * pieces
-        near = f"{below} or {below + pieces}" if below else f"{pieces}"
-        what = f"{error}; {near} would, or another parallel.context_order"
-        raise UserError(f"data.sequence_length: {what}") from None
+        raise UserError(f"data.sequence_length: {error}; or take another parallel.context_order") from None
     return layout
 
 

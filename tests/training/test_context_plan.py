@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.mesh.devices import devices_per_node
+from jaxpar.training.plan_table import plan_rows
 from jaxpar.training.resolve import attention_request, make_plan, resolve_config
-from tests.small_run import layout_of, small
+from tests.small_run import SmallRun, layout_of, small
 
 LONG = {"sequence_length": 256}
 
@@ -40,6 +42,78 @@ def test_ranks_exchange_heads_inside_a_node(cluster: str, tensor: int, groups: i
 
 def test_groups_that_the_user_names_may_span_nodes() -> None:
     assert plan_of(config_of(context=8, context_strategy="usp", ulysses=4), node_devices=2).ulysses == 4
+
+
+HOPPER = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "packed", "chosen", "backend"),
+    [
+        ("allgather", False, "allgather", "blockwise"),
+        ("ring", False, "ring", "blockwise"),
+        ("usp", False, "usp", "blockwise"),
+        ("ulysses", False, "ulysses", "cudnn"),
+        ("ulysses", True, "ulysses", "blockwise"),
+        ("auto", False, "ulysses", "cudnn"),
+        ("auto", True, "allgather", "blockwise"),
+    ],
+)
+def test_only_ranks_that_see_whole_rows_in_order_have_cudnn(
+    strategy: str, packed: bool, chosen: str, backend: str
+) -> None:
+    config = config_of(model={"head_dim": 64}, context=8, context_strategy=strategy)
+    config = replace(
+        config, precision=replace(config.precision, compute="bfloat16"), data=replace(config.data, packed=packed)
+    )
+    plan = make_plan(resolve_config(config, 8), HOPPER)
+    assert (plan.context_strategy.name, plan.attention.name) == (chosen, backend)
+
+
+@pytest.mark.parametrize(("strategy", "refused"), [("ring", True), ("usp", True), ("ulysses", False)])
+def test_nothing_permutes_in_the_branching_ticks_of_a_pipeline(strategy: str, refused: bool) -> None:
+    pipeline = {"pipe": 2, "microbatches": 2, "pipe_ticks": "branching", "context": 4, "context_strategy": strategy}
+    config = config_of(**pipeline, ulysses=2 if strategy == "usp" else None)
+    if not refused:
+        assert plan_of(config).context_strategy.name == strategy
+        return
+    with pytest.raises(UserError, match=r"parallel\.context_strategy is '\w+', .*permutes corrupt data"):
+        plan_of(config)
+    plan_of(replace(config, parallel=replace(config.parallel, pipe_ticks="uniform")))
+
+
+@pytest.mark.parametrize(
+    ("length", "parallel", "sentence"),
+    [
+        (
+            24,
+            {"context_strategy": "ring", "context_order": "zigzag"},
+            "24 tokens are no multiple of that; 16 or 32 would",
+        ),
+        (8, {"context_strategy": "ring", "context_order": "zigzag"}, "8 tokens are no multiple of that; 16 would"),
+        (64, {"context_strategy": "ulysses", "context_order": "striped"}, "expected auto or contiguous, got striped"),
+        (64, {"context_strategy": "usp", "ulysses": 3}, "groups of 3 .* do not divide parallel.context"),
+    ],
+)
+def test_a_row_that_cannot_be_shared_so_is_refused(length: int, parallel: dict[str, Any], sentence: str) -> None:
+    config = config_of(context=8, **parallel)
+    with pytest.raises(UserError, match=sentence):
+        plan_of(replace(config, data=replace(config.data, sequence_length=length)))
+
+
+def test_the_plan_table_says_what_moves_and_how_the_work_is_shared() -> None:
+    rows = {}
+    for order in ("contiguous", "zigzag"):
+        sections = {"context": 8, "context_strategy": "ring", "context_order": order}
+        run = SmallRun(config_of(**sections, microbatches=2))
+        rows[order] = {name: (value, why) for name, value, why in plan_rows(run.step, "data")}
+    # 4 rows of 32 tokens with 8 heads of 2 in float32 are 8 KiB of keys; 7 hops of keys and values, twice that back.
+    moved = "a device sends 0.1 MiB forward and 0.2 MiB backward"
+    assert rows["zigzag"]["context"][0] == "ring"
+    value, why = rows["zigzag"]["tokens of a row"]
+    assert value == "zigzag" and moved in why and "has 0% more work" in why
+    value, why = rows["contiguous"]["tokens of a row"]
+    assert value == "contiguous" and moved in why and "has 87% more work" in why
 
 
 def node_of(devices: list[dict[str, int]]) -> int:

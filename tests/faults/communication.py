@@ -1,0 +1,68 @@
+"""Faults of what ranks send and sum."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault, parity, pipeline_parity
+
+COMMUNICATION = (
+    Fault(
+        name="dropped_sum_of_partial_outputs",
+        says="Tensor ranks keep their own partial sum of a block's output instead of the sum over ranks.",
+        file="jaxpar/mesh/collectives.py",
+        old='return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)',
+        new='part = x.shape[1] // lax.axis_size("tensor"); '
+        'return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * part, part, 1)',
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="dropped_sum_of_gradient_shards",
+        says="Under ZeRO-2 and 3 a rank keeps its shard of its own gradient, and drops what the others found.",
+        file="jaxpar/mesh/collectives.py",
+        old="return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)",
+        new="part = x.shape[dim] // lax.axis_size(tuple(axes)); "
+        "return lax.dynamic_slice_in_dim(x, lax.axis_index(tuple(axes)) * part, part, dim)",
+        caught_by=(parity(zero=3, fsdp=2),),
+    ),
+    Fault(
+        name="dropped_sum_over_replicas",
+        says="Gradients are not summed over replicas.",
+        file="jaxpar/mesh/materialize.py",
+        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
+        new='rest = tuple(axis for axis in unreduced_axes(compute) if axis not in (*done, "replica"))',
+        caught_by=(parity(replica=2, fsdp=2),),
+        found="trace",
+    ),
+    Fault(
+        name="doubled_sum_of_gradient_shards",
+        says="Gradients that were summed and scattered are summed once more over the same axes.",
+        file="jaxpar/mesh/materialize.py",
+        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
+        new="rest = unreduced_axes(compute)",
+        caught_by=(parity(zero=1, fsdp=4),),
+    ),
+    Fault(
+        name="doubled_loss",
+        says="The reported loss is summed over the ranks that split the vocabulary too, which all hold the same one.",
+        file="jaxpar/training/step.py",
+        old="return reduce_sum(nll, [axis for axis in AXES if axis not in alike])",
+        new='return reduce_sum(jax.lax.pcast(nll, alike, to="varying"), AXES)',
+        caught_by=(parity(tensor=2, fsdp=4), pipeline_parity(pipe_ends="shared")),
+    ),
+    Fault(
+        name="norm_gradient_reduced_twice",
+        says="The gradients of norms are summed over the tensor axis in the backward, and again at the step's end.",
+        file="jaxpar/mesh/materialize.py",
+        old="return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
+        new="grad = vary(reduce_sum(grad, ('tensor',))) if grad.ndim == 1 else grad; "
+        "return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="output_bias_on_every_rank",
+        says="The MLP's output bias is added to each tensor rank's partial sum, so it counts once per rank.",
+        file="jaxpar/model/layer.py",
+        old="return scatter_sequence(self.mlp.project_out(x))",
+        new="return scatter_sequence(self.mlp.add_bias(self.mlp.project_out(x)))",
+        caught_by=(parity(tensor=2, family="gpt2"),),
+    ),
+)

@@ -1,0 +1,92 @@
+"""Faults of the layer loop and of attention."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault, context, parity
+
+LOOP = "tests/model/test_layer_loop.py"
+
+LAYERS = (
+    Fault(
+        name="same_layer_prefetched_again",
+        says="The layer loop gathers the weights of the layer it is running instead of the next one's.",
+        file="jaxpar/model/layer_loop.py",
+        old="ahead = fetch(following)",
+        new="ahead = fetch(layer)",
+        caught_by=(parity(zero=3, fsdp=2),),
+    ),
+    Fault(
+        name="residuals_of_another_layer",
+        says="The backward of every layer reads the activations that the first layer saved.",
+        file="jaxpar/model/layer_loop.py",
+        old="x, residuals = in_order(at(stash, slot, layer, instead=brought))",
+        new="x, residuals = at(stash.inputs, slot, layer), in_order(at(stash.residuals, slot, 0))",
+        caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
+    ),
+    Fault(
+        name="next_layer_gathered_late",
+        says="The next layer's weights are gathered when it begins, so that its matmuls wait for the network.",
+        file="jaxpar/model/layer_loop.py",
+        old="if not jax.tree.leaves(jax.eval_shape(fetch, order[0])):",
+        new="if True:",
+        caught_by=(f"{LOOP}::test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration",),
+    ),
+    Fault(
+        name="gathered_weights_kept",
+        says="Weights are scaled inside the layer, so every layer's gathered copy lives on until the backward.",
+        file="jaxpar/model/layer_loop.py",
+        old="return self.apply(merge(diff, fixed), x,",
+        new="return self.apply(jax.tree.map(lambda a: a * jnp.sqrt(a[:1] * 0 + 1), merge(diff, fixed)), x,",
+        caught_by=(f"{LOOP}::test_no_gathered_layer_is_kept_for_the_backward[none]",),
+    ),
+    Fault(
+        name="ring_merged_without_its_maximum",
+        says="Blocks of a ring are merged by the exponentials of their log-sum-exps, not relative to the greater one.",
+        file="jaxpar/attention/ring.py",
+        old="base = jnp.where(peak == -jnp.inf, 0.0, peak)  # -inf - -inf would be NaN",
+        new="base = jnp.zeros_like(peak)",
+        caught_by=("tests/attention/test_context.py::test_the_merge_of_nothing_with_nothing_is_nothing",),
+    ),
+    Fault(
+        name="stale_block_in_the_ring",
+        says="A rank of a ring attends again over the block that it sends on, instead of the one that came.",
+        file="jaxpar/attention/ring.py",
+        old="return (following, merge(found, attend(kv, step))), None",
+        new="return (kv, merge(found, attend(kv, step))), None",
+        caught_by=(context(strategy="ring", ranks=8),),
+    ),
+    Fault(
+        name="mask_off_by_one_rank",
+        says="The keys that came round a ring are masked as those of the rank after the one that they came from.",
+        file="jaxpar/attention/ring.py",
+        old="source = (self.rank - step) % self.size",
+        new="source = (self.rank - step + 1) % self.size",
+        caught_by=(context(strategy="ring", ranks=4),),
+    ),
+    Fault(
+        name="gradients_of_keys_stay_behind",
+        says="Gradients of keys and values stay where the last rank of a ring added to them.",
+        file="jaxpar/attention/ring.py",
+        old="home = ring.shift(travelling, 1 - ring.steps, wrap=True)",
+        new="home = travelling",
+        caught_by=(context(strategy="ring", ranks=2),),
+    ),
+    Fault(
+        name="tokens_not_in_the_ranks_order",
+        says="Rows are permuted for the context ranks, but the labels stay where they were.",
+        file="jaxpar/training/batches.py",
+        old="return mine if per_row else mine[..., self.order[index[2]]]",
+        new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
+        caught_by=(parity(context=2, context_strategy="ring", context_order="auto"),),
+    ),
+    Fault(
+        name="softcap_without_derivative",
+        says="Attention's backward forgets the derivative of the scores' soft-cap.",
+        file="pallas_kernels/attention/reference.py",
+        old="ds = ds * (1.0 - jnp.square(scores / settings.softcap))",
+        new="ds = ds * 1.0",
+        caught_by=(
+            "tests/pallas_kernels/test_attention.py::test_output_lse_and_gradients_equal_dense_attention[softcap]",
+        ),
+    ),
+)

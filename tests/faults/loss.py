@@ -1,0 +1,98 @@
+"""Faults of the loss: what counts, and what is split."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault, parity
+
+REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+TILED_LOSS = "tests/model/test_tiled_loss.py::test_loss_and_gradients_equal_the_whole_in_float64"
+TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_whole_in_float64"
+
+LOSS = (
+    Fault(
+        name="labels_shifted_after_the_split",
+        says="Labels are made from a rank's own tokens, so the last token of each part gets a wrong one.",
+        file="jaxpar/model/decoder.py",
+        old='x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles',
+        new='x, table, jnp.roll(batch["tokens"], -1, axis=1), batch["mask"], self.model, self.vocab_axes, '
+        "self.loss_tiles",
+        caught_by=(parity(context=2, packed=True),),
+    ),
+    Fault(
+        name="mean_of_the_ranks_means",
+        says="Gradients are divided by a rank's own count of unmasked tokens, not by the global one.",
+        file="jaxpar/training/step.py",
+        old="seed = scale / jnp.maximum(count, 1.0)",
+        new='seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="padded_vocabulary_counts",
+        says="Columns that only pad the vocabulary take part in the softmax.",
+        file="jaxpar/model/embedding.py",
+        old="return jnp.where(columns < model.vocab, logits, -jnp.inf)",
+        new="return logits",
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="z_loss_without_gradient",
+        says="The z-loss is added to the objective, but its gradient is left out.",
+        file="jaxpar/model/loss.py",
+        old="return (of_nll + of_lse)[..., None] * probability",
+        new="return of_nll[..., None] * probability",
+        caught_by=(f"{REFERENCE}[capped_logits]",),
+    ),
+    Fault(
+        name="labels_of_another_ranks_tokens",
+        says="In tiles of a split sequence the labels are not put in the order in which the ranks' tokens are joined.",
+        file="jaxpar/model/tiled_loss.py",
+        old="x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)",
+        new="x.reshape(ranks, -1)",
+        caught_by=(f"{TILED_LOSS}[tensor 4-3-all]",),
+    ),
+    Fault(
+        name="remainder_counted_again",
+        says="The last tile of the loss is filled with copies of the last token, which count.",
+        file="jaxpar/model/tiles.py",
+        old="x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))",
+        new='x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge")',
+        caught_by=(f"{TILED_LOSS}[one device-7-all]",),
+    ),
+    Fault(
+        name="tiles_gradients_summed_in_half_precision",
+        says="The head's gradients of all tiles are added up in compute dtype.",
+        file="jaxpar/model/tiled_loss.py",
+        old="d_table = d_table + new",
+        new="d_table = (d_table + new).astype(x.dtype).astype(jnp.float32)",
+        caught_by=(
+            "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
+        ),
+    ),
+    Fault(
+        name="last_tile_alone_counts",
+        says="Of the feed-forward in tiles the weights have the gradient of the last tile instead of the sum.",
+        file="jaxpar/model/tiles.py",
+        old="lambda a, b: a + b.astype(jnp.float32)",
+        new="lambda a, b: b.astype(jnp.float32)",
+        caught_by=(f"{TILED_MLP}[tensor 4-5-swiglu-False]",),
+    ),
+    Fault(
+        name="microbatch_dropped",
+        says="The last of several microbatches is never run.",
+        file="jaxpar/pipeline/schedules/one_forward_one_backward.py",
+        old="return (tuple(Action(kind, m) for m in range(microbatches) for kind in (F, B)),)",
+        new="return (tuple(Action(kind, m) for m in range(max(1, microbatches - 1)) for kind in (F, B)),)",
+        caught_by=(parity(microbatches=2, fsdp=4),),
+    ),
+    Fault(
+        name="microbatch_counted_twice",
+        says="The first of several microbatches runs in the place of the second.",
+        file="jaxpar/pipeline/program.py",
+        old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
+        new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',
+        caught_by=(
+            "tests/pipeline/test_executor.py::"
+            "test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole",
+        ),
+    ),
+)

@@ -1,0 +1,34 @@
+"""Faults of prepared text."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+PREPARED = (
+    Fault(
+        name="tokens_not_checked",
+        says="A block of tokens is not compared with its sum before it is used.",
+        file="jaxpar/data/sharded_tokens.py",
+        old="if block_sum(content) != self._sums[block].tobytes():",
+        new="if len(block_sum(content)) != len(self._sums[block].tobytes()):",
+        caught_by=("tests/data/test_sharded_tokens.py::test_a_damaged_block_is_not_given_out_and_the_others_are",),
+    ),
+    Fault(
+        name="sources_begin_anew",
+        says="When the weights of a mixture change, each source begins at its first row again.",
+        file="jaxpar/data/mixture.py",
+        old="used[identity] = used.get(identity, 0) + now[identity] - before[identity]",
+        new="used[identity] = 0",
+        caught_by=("tests/data/test_mixture.py::test_when_weights_change_each_source_goes_on_where_it_was",),
+    ),
+    Fault(
+        name="first_line_of_a_unit_lost",
+        says="A line that begins where a unit of work begins belongs to neither unit.",
+        file="jaxpar/data/prepare/documents.py",
+        old="content.seek(first - 1)\n            place = first - 1 +",
+        new="content.seek(first)\n            place = first +",
+        caught_by=(
+            "tests/data/prepare/test_documents.py::test_units_of_any_size_hold_each_document_once_in_order[a.jsonl]",
+        ),
+    ),
+)

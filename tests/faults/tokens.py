@@ -1,0 +1,88 @@
+"""Faults of batches, masks and positions: which token is where, and what it sees."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault, parity
+
+REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+MASKS = "tests/pallas_kernels/test_masks.py"
+
+TOKENS = (
+    Fault(
+        name="window_off_by_one",
+        says="A window of n tokens sees n + 1.",
+        file="pallas_kernels/masks.py",
+        old="kept &= q - kv < mask.window",
+        new="kept &= q - kv <= mask.window",
+        caught_by=(f"{MASKS}::test_a_window_of_one_sees_the_token_itself_alone",),
+    ),
+    Fault(
+        name="segments_ignored_by_the_mask",
+        says="Attention reaches from one packed document into another.",
+        file="pallas_kernels/masks.py",
+        old="kept &= (q_segment == kv_segment) & (kv_segment != 0)",
+        new="kept &= (q_segment != 0) & (kv_segment != 0)",
+        caught_by=(
+            f"{MASKS}::test_allowed_keeps_exactly_the_pairs_that_the_definition_keeps"
+            "[Mask(causal=True, window=None, segmented=True, prefix=False)]",
+        ),
+    ),
+    Fault(
+        name="segments_ignored_by_the_step",
+        says="The step asks for attention without segments although the data is packed.",
+        file="jaxpar/training/attend.py",
+        old="segmented=config.data.packed",
+        new="segmented=False",
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="positions_from_the_ranks_first_token",
+        says="Rotary positions start at 0 on every context rank.",
+        file="jaxpar/model/decoder.py",
+        old='rotary_tables(batch["positions"],',
+        new='rotary_tables(batch["positions"] - batch["positions"][:, :1],',
+        caught_by=(parity(context=2, family="qwen3"),),
+    ),
+    Fault(
+        name="dropout_by_local_row",
+        says="Dropout is keyed by the row's number on its rank instead of its global example.",
+        file="jaxpar/model/dropout.py",
+        old="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)",
+        new="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples - examples[0])",
+        caught_by=(parity(dropout=0.1, fsdp=4),),
+    ),
+    Fault(
+        name="same_dropout_in_every_layer",
+        says="The layers drop the same elements, because the place in the model does not enter the key.",
+        file="jaxpar/model/layer.py",
+        old="h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)",
+        new="h = self._drop(self.attention.add_bias(h), 0 * index + 1, tokens, train)",
+        caught_by=(
+            "tests/model/test_dropout_sites.py::test_each_place_drops_at_the_rate_and_independently_of_all_others",
+        ),
+    ),
+    Fault(
+        name="wrong_key_value_head",
+        says="With fewer key and value heads than tensor ranks, a rank takes the head of other query heads.",
+        file="jaxpar/model/attention.py",
+        old='lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)',
+        new='lax.axis_index("tensor") % self.kv_heads, 1, axis)',
+        caught_by=(parity(tensor=4, kv_heads=2),),
+    ),
+    Fault(
+        name="tokens_of_other_ranks_looked_up",
+        says="A rank looks up tokens whose embeddings other ranks hold; negative rows count from the table's end.",
+        file="jaxpar/model/embedding.py",
+        old="jnp.where((local >= 0) & (local < rows), local, rows)",
+        new="local",
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="hosts_read_the_same_rows",
+        says="Every host numbers its rows from 0, so all of them load the first rows of the batch.",
+        file="jaxpar/data/loader.py",
+        old="examples = [step * batch_size + int(row) for row in rows]",
+        new="examples = [step * batch_size + place for place, _ in enumerate(rows)]",
+        caught_by=("tests/data/test_loader.py::test_hosts_assemble_the_batch_that_one_host_makes[packed_rows]",),
+    ),
+)

@@ -1,0 +1,141 @@
+"""Faults of the update, and of what keeps a run alive and honest."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+
+UPDATE = (
+    Fault(
+        name="gradients_rounded",
+        says="Each microbatch's gradients are rounded to bfloat16 before they are added up.",
+        file="jaxpar/mesh/materialize.py",
+        old="grad = vary(grad.astype(dtype))",
+        new="grad = vary(grad.astype(jnp.bfloat16).astype(dtype))",
+        caught_by=(f"{REFERENCE}[window_biases]",),
+    ),
+    Fault(
+        name="embedding_gradients_summed_in_half_precision",
+        says="The gradients of all tokens that share a row of the embedding are added up in the compute dtype.",
+        file="jaxpar/model/embedding.py",
+        old="cotangent = cotangent.astype(jnp.float32)",
+        new='cotangent = jnp.zeros(table.shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
+        "rows = jnp.arange(table.shape[0]); cotangent = cotangent.astype(jnp.float32)",
+        caught_by=(
+            "tests/model/test_embedding.py::test_thousands_of_equal_tokens_all_count_in_bfloat16[5-split vocabulary]",
+        ),
+    ),
+    Fault(
+        name="loss_scale_left_in",
+        says="Under float16 gradients are not divided by the loss scale.",
+        file="jaxpar/training/step.py",
+        old="jax.tree.map(lambda g: g / scale, to_optimizer(gradients, self.placements))",
+        new="to_optimizer(gradients, self.placements)",
+        caught_by=("tests/training/test_float16.py::test_scaled_loss_and_gradients_equal_float64_to_half_precision",),
+    ),
+    Fault(
+        name="step_without_numbers_applied",
+        says="A step whose gradients are not finite is applied.",
+        file="jaxpar/training/step.py",
+        old="master=keep(master, state.master),",
+        new="master=master,",
+        caught_by=("tests/precision/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
+    ),
+    Fault(
+        name="clipping_by_the_local_norm",
+        says="The norm that gradients are clipped by is that of one rank's shards (on average), not of the whole.",
+        file="jaxpar/optim/norm.py",
+        old="flat = reduce_sum(jnp.concatenate([value.ravel() for value in values.values()]), sorted(axes))",
+        new="flat = jax.lax.pmean(jnp.concatenate([value.ravel() for value in values.values()]), tuple(sorted(axes)))",
+        caught_by=("tests/optim/test_norm.py::test_norm_of_the_tree_is_the_dense_norm",),
+    ),
+    Fault(
+        name="weight_decay_on_norms",
+        says="Norms and biases are pulled towards zero like matrices.",
+        file="jaxpar/optim/optimizer.py",
+        old="decays = [config.weight_decay if spec.decay else 0.0 for spec in described]",
+        new="decays = [config.weight_decay for spec in described]",
+        caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
+    ),
+    Fault(
+        name="adafactor_means_of_a_shard",
+        says="Adafactor's row and column means are those of a rank's shards, added up over the ranks that share a row.",
+        file="jaxpar/optim/adafactor.py",
+        old="return total / prod(spec.shape[dim] for dim in dims)",
+        new="return total / prod(x.shape[dim] for dim in dims)",
+        caught_by=("tests/optim/test_adafactor.py::test_four_steps_equal_optax_layer_by_layer[absolute-both]",),
+    ),
+    Fault(
+        name="own_sleep_blamed_on_others",
+        says="A process that was stopped for a while takes the others for silent when it goes on.",
+        file="jaxpar/mesh/watch.py",
+        old="self._forgive(now - woke)",
+        new="woke = now",
+        caught_by=(
+            "tests/mesh/test_watch.py::"
+            "test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_others",
+        ),
+    ),
+    Fault(
+        name="those_who_wait_are_blamed",
+        says="Of processes that do not get on, those whose time is up are named, and not the one they wait for.",
+        file="jaxpar/mesh/verdicts.py",
+        old="return [sign for sign in signs if sign.mark.count == first]",
+        new="return [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
+        caught_by=("tests/mesh/test_verdicts.py::test_the_one_behind_is_named_also_when_it_has_more_time_itself",),
+    ),
+    Fault(
+        name="savers_are_hurried",
+        says="A process that still saves has no longer than a step while the others wait for it in the next one.",
+        file="jaxpar/mesh/verdicts.py",
+        old="return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s",
+        new="return mark.limit_s",
+        caught_by=("tests/mesh/test_verdicts.py::test_those_in_a_step_wait_longer_for_one_that_saves",),
+    ),
+    Fault(
+        name="coordinators_end_passed_on",
+        says="JAX's client hears at once that process 0 is gone, and aborts before anybody can say who died.",
+        file="jaxpar/mesh/relay.py",
+        old="while _read(client):  # The service is gone, and the client need not know.",
+        new="while False:",
+        caught_by=("tests/mesh/test_relay.py::test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not",),
+    ),
+    Fault(
+        name="launcher_over_what_is_written",
+        says="JAX's variables win over what the user wrote.",
+        file="jaxpar/mesh/job.py",
+        old="_variable(environment, key) if value is None else value",
+        new="_variable(environment, key) or value",
+        caught_by=("tests/mesh/test_job.py::test_what_is_written_makes_a_job",),
+    ),
+    Fault(
+        name="left_out_batches_come_back",
+        says="A run that is continued after a rollback uses the batches again that the rollback left out.",
+        file="jaxpar/training/loop.py",
+        old='self.trainer.left_out = tuple(facts["left_out"])',
+        new="self.trainer.left_out = ()",
+        caught_by=(
+            "tests/training/test_lookout.py::"
+            "test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses",
+        ),
+    ),
+    Fault(
+        name="average_not_evaluated",
+        says="The weights are evaluated where the moving average of them is asked for.",
+        file="jaxpar/training/trainer.py",
+        old="return self.state.optimizer.average if self.config.evaluation.ema else self.state.master",
+        new="return self.state.master",
+        caught_by=("tests/training/test_average.py::test_evaluation_uses_the_average_where_it_is_asked_to",),
+    ),
+    Fault(
+        name="damage_not_noticed",
+        says="A checkpoint's files are not compared with the digests in its manifest.",
+        file="jaxpar/checkpoint/manifest.py",
+        old="if digests[name] != files[name].digest:",
+        new="if len(digests[name]) != len(files[name].digest):",
+        caught_by=(
+            "tests/checkpoint/test_damage.py::test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_used",
+        ),
+    ),
+)
