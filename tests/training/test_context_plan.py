@@ -14,6 +14,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.mesh.devices import devices_per_node
+from jaxpar.training import trainer
 from jaxpar.training.plan_table import plan_rows
 from jaxpar.training.resolve import attention_request, make_plan, resolve_config
 from tests.small_run import SmallRun, layout_of, small
@@ -38,6 +39,12 @@ def test_ranks_exchange_heads_inside_a_node(cluster: str, tensor: int, groups: i
     config = config_of(context=where.devices // tensor, tensor=tensor, context_strategy="usp")
     _, plan = plan_for(config, where)
     assert plan.ulysses == groups
+
+
+def test_a_trainer_looks_at_the_nodes_that_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "devices_per_node", lambda devices: len(devices) // 4)
+    config = config_of(context=8, context_strategy="usp")
+    assert trainer.Trainer(config, devices=jax.devices()[:8]).plan.ulysses == 2
 
 
 def test_groups_that_the_user_names_may_span_nodes() -> None:
