@@ -10,7 +10,8 @@ names, or of all.
 Lines are printed with the number of their process (those in which Gloo counts its connections are left out). Ctrl-C
 and SIGTERM go to all processes; a second Ctrl-C kills them. When a process fails, the others have --grace seconds to
 end by themselves, with what they have to say about it, and are then ended; the exit code is that of the first one that
-failed (128 + the signal's number for one that was killed).
+failed (128 + the signal's number for one that was killed; one that was killed comes before those that failed in the
+same moment, which may have ended for want of it).
 
 Needs Python alone.
 """
@@ -141,7 +142,7 @@ class Job:
         while any(process.poll() is None for process in self._processes):
             now = time.monotonic()
             if failed is None:
-                failed = next((n for n, process in enumerate(self._processes) if process.poll()), None)
+                failed = _first_failed([process.poll() for process in self._processes])
                 if failed is not None:
                     terminate_at, kill_at = now + self._grace_s, now + self._grace_s + KILL_AFTER_S
                     if not self._asked:
@@ -155,8 +156,10 @@ class Job:
         for reader in self._readers:
             reader.join(KILL_AFTER_S)
         if failed is None:
-            failed = next((n for n, process in enumerate(self._processes) if process.returncode), 0)
-        code = self._processes[failed].returncode
+            failed = _first_failed([process.returncode for process in self._processes])
+            if failed is not None and not self._asked:
+                self._say(f"process {failed} {_ending(self._processes[failed])}")
+        code = 0 if failed is None else self._processes[failed].returncode
         return 128 - code if code < 0 else code
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
@@ -183,6 +186,14 @@ class Job:
     def _say(self, text: str) -> None:
         with self._screen:
             print(f"launch/local.py: {text}", file=sys.stderr, flush=True)
+
+
+def _first_failed(codes: Sequence[int | None]) -> int | None:
+    """Number of the process that the others ended for, of those that were found failed at once; None while none has."""
+    failed = [number for number, code in enumerate(codes) if code]
+    killed = [number for number in failed if codes[number] == -signal.SIGKILL]
+    by_signal = [number for number in failed if (codes[number] or 0) < 0]
+    return next(iter([*killed, *by_signal, *failed]), None)
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

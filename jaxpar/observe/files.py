@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp\Z")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -24,6 +28,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what `write_atomically` had begun in `folder` when it was killed. Nobody else may be writing there.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    for path in folder.iterdir():
+        if _TEMPORARY.match(path.name):
+            path.unlink()
 
 
 class GrowingFile:

@@ -10,7 +10,7 @@ from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.plan import Plan
-from jaxpar.observe.files import write_atomically
+from jaxpar.observe.files import remove_leftovers, write_atomically
 from jaxpar.observe.jsonl import METRICS_FILE, read_metrics
 from jaxpar.observe.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_lock import RunLock
@@ -59,6 +59,8 @@ class RunFolder:
         self.changes()  # A folder of something else is refused before a file is put into it.
         try:
             told = self._lock.take()
+            if self._lock.held:
+                remove_leftovers(self.path)
         except OSError as error:
             raise self._unwritable(error) from error
         return self.changes(), told  # Another job may have come and gone since.

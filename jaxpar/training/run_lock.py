@@ -32,6 +32,11 @@ class RunLock:
         self.path = folder / LOCK_FILE
         self._descriptor: int | None = None
 
+    @property
+    def held(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._descriptor is not None
+
     def take(self) -> str | None:
         """Take the lock, making the folder where there is none; a sentence for the user where there are no locks.
 

@@ -73,6 +73,23 @@ def test_one_that_was_killed_is_told_by_its_signal():
     assert errors == ["launch/local.py: process 0 was ended by SIGKILL; ending the others"]
 
 
+def test_one_that_was_killed_is_told_also_where_another_has_failed_for_it_in_the_same_moment(tmp_path: Path):
+    gone = tmp_path / "gone"
+    wait = f"\nwhile R == 1 or not os.path.exists({str(gone)!r}):\n  time.sleep(0.01)\nsys.exit(1)"
+    with start(f"print(os.getpid(), flush=True){wait}") as job:
+        assert job.stdout is not None
+        numbers = dict(job.stdout.readline().split() for _ in range(2))
+        job.send_signal(signal.SIGSTOP)
+        os.kill(int(numbers["[1]"]), signal.SIGKILL)
+        gone.touch()
+        while Path(f"/proc/{numbers['[0]']}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        job.send_signal(signal.SIGCONT)
+        _, errors = job.communicate(timeout=30)
+    assert job.returncode == 128 + 9
+    assert errors == "launch/local.py: process 1 was ended by SIGKILL\n"
+
+
 def test_one_that_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch):
     began = time.monotonic()
     code, _, _ = run("sys.exit(3) if R == 1 else os.kill(os.getpid(), signal.SIGSTOP)", "--grace", "0.1")

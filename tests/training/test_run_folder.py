@@ -119,8 +119,10 @@ def test_a_folder_in_which_a_kill_left_only_the_beginning_of_a_file_is_new(tmp_p
     config = run_config(tmp_path, 1)
     folder_of(config).mkdir()
     (folder_of(config) / ".config.yaml.4711.tmp").write_text("run:\n  na")
+    (folder_of(config) / ".notes.tmp").write_text("not ours")
     summary, _ = fit(config)
     assert summary.steps == 1
+    assert [path.name for path in folder_of(config).iterdir() if path.name.startswith(".")] == [".notes.tmp"]
 
 
 @pytest.mark.parametrize("place", ["the run's folder", "its parent"])
