@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp\Z")
 
 
