@@ -83,7 +83,8 @@ def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> T
     backward = around + around * 4 / request.itemsize
     if request.attends_again and hops:
         backward += 2 * key * (hops - 1)  # the first hop serves the forward that is done again and the backward
-    return Traffic(exchanged + around, exchanged * (2 if request.recomputes else 1) + backward)
+    # The backward starts from what was kept under a name, and what ranks exchanged has none.
+    return Traffic(exchanged + around, 2 * exchanged + backward)
 
 
 def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:

@@ -33,10 +33,8 @@ class AttentionRequest:
     """Devices that a row's sequence is split over."""
     rows: int = 1
     """Rows of a microbatch on a device."""
-    recomputes: bool = False
-    """Whether the backward of a layer recomputes anything, so that it starts from what was kept under a name."""
     attends_again: bool = False
-    """Whether it recomputes attention's output too."""
+    """Whether the backward of a layer recomputes attention's output."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads under `usp`."""
     permutes: bool = True

@@ -63,6 +63,8 @@ BOUNDS: dict[str, Bound] = {
     "parallel.virtual_stages": _at_least(1),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),
+    "memory.offload_fraction": _SHARE,
+    "memory.offload_smallest": _at_least(1),
     "memory.loss_tiles": _at_least(1),
     "memory.mlp_tiles": _at_least(1),
     "attention.query_block": _at_least(1),

@@ -61,7 +61,7 @@ class Dtypes:
     gradient: str
     """Accumulation and reduction of gradients."""
     moments: str
-    """First moment of the optimizer."""
+    """Moments of the optimizer between updates."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Choice:
     """Why."""
     rejected: dict[str, str] = field(default_factory=dict, hash=False)
     """What was not, each with its reason."""
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """Neighbouring layers of a chunk of which the same is kept between forward and backward."""
+
+    layers: int
+    """How many."""
+    activations: dict[str, Literal["save", "recompute", "offload"]] = field(hash=False)
+    """What happens to each named activation between forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +109,9 @@ class Plan:
     microbatch_rows: int
     """Rows per device and microbatch."""
     remat: str
-    """The preset that `activations` came from, or that the user's map of them began with."""
-    activations: dict[str, Literal["save", "recompute", "offload"]] = field(hash=False)
-    """What happens to each named activation between forward and backward."""
+    """What `runs` came from: a preset, or words for what the user wrote."""
+    runs: tuple[LayerRun, ...]
+    """What the layers of a chunk keep, in their order; it is the same for all chunks."""
     dtypes: Dtypes
     """A dtype per role."""
     attention: Choice
@@ -116,6 +126,8 @@ class Plan:
     """Parts of a microbatch's tokens that the head and the loss take in turn."""
     mlp_tiles: int = 1
     """Parts of a microbatch's tokens that the feed-forward of a layer takes in turn."""
+    optimizer_offload: Literal["none", "host", "file"] = "none"
+    """Where master weights and moments rest."""
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "microbatch_rows", "loss_tiles", "mlp_tiles"):

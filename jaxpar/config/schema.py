@@ -160,8 +160,10 @@ class PrecisionConfig:
     """Weights that the optimizer updates, and that checkpoints hold."""
     gradient: Literal["float32", "bfloat16"] = "float32"
     """Accumulation and reduction of gradients."""
-    moments: Literal["float32", "bfloat16"] = "float32"
-    """First moment of the optimizer (the second is always float32)."""
+    moments: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How the optimizer's moments rest between updates: `bfloat16` halves them; `int8` takes about 1 byte an element
+    for the layers' matrices (8 bits in blocks with a scale each), bfloat16 for embedding and head, and float32 for norms
+    and biases. Updates are computed in float32."""
     loss_scale: float = 65536.0
     """First loss scale under float16; halved after an overflow, doubled after `loss_scale_interval` good steps."""
     loss_scale_interval: int = 1000
@@ -172,12 +174,31 @@ class PrecisionConfig:
 class MemoryConfig:
     """What happens to activations between forward and backward."""
 
-    remat: Literal["none", "full", "selective"] | dict[str, str] = field(default="selective", hash=False)
-    """`none` keeps every activation, `full` only each layer's input, `selective` drops what is cheap to recompute. Or a
-    mapping that says `save`, `recompute` or `offload` (to the host's pinned memory) by name, and `preset` for the names
-    that it leaves out (by default `selective`): `{preset: full, layer_input: offload}`. Names: `layer_input` (`save` or
-    `offload`), `attention_input`, `query`, `key`, `value`, `attention_output`, `attention_lse`, `attention_residual`,
-    `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_hidden`."""
+    remat: (
+        Literal["none", "full", "selective", "gemm_last", "auto"]
+        | dict[str, str | int]
+        | tuple[dict[str, str | int], ...]
+    ) = field(default="gemm_last", hash=False)
+    """`none` keeps every named activation, `full` only each layer's input, `gemm_last` drops what comes back without a
+    matrix product (norms and the non-linearity), `selective` only what attention itself makes, and `auto` what costs
+    least time among all maps that fit. Or a mapping that says `save`, `recompute` or `offload` (to the host's pinned
+    memory) by name, and `preset` for the names that it leaves out (by default `gemm_last`): `{preset: full,
+    layer_input: offload}`. Or a list of such mappings, each with `layers: 0-15`, the layers of a chunk that it is of
+    (without a pipeline there is one chunk, the model). Names: `layer_input` (`save` or `offload`), `attention_input`,
+    `query`, `key`, `value`, `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`,
+    `mlp_up`, `mlp_activated`, `mlp_hidden`."""
+    offload_fraction: float = 0.0
+    """Share of the bytes that a chunk of layers keeps of a microbatch, that lies in the host's pinned memory between
+    forward and backward: the first layers whole, and one in part."""
+    offload_smallest: int = 1048576
+    """Arrays of fewer bytes stay on the device under `memory.offload_fraction`."""
+    optimizer_offload: Literal["none", "host", "file"] = "none"
+    """Where master weights and moments rest: `none` on the device, `host` in the host's pinned memory, `file` in files
+    under `memory.offload_dir`. From host or files they pass through the device a piece at a time, at the end of each
+    step; weights and gradients stay on the device. The numbers are the same bits, and so is a checkpoint."""
+    offload_dir: str | None = None
+    """Folder of the files of `optimizer_offload: file`, on a disk of the machine, with room for master weights and
+    moments; null puts them into the run's folder. They mean nothing to a later start, which makes them anew."""
     loss_tiles: int | None = None
     """Parts of a microbatch's tokens that head and loss take in turn, forward and backward, so that logits exist for
     one part at a time; null makes parts whose float32 logits are 1 GiB or less."""

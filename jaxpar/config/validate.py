@@ -167,6 +167,11 @@ def _check_optimizer(config: Config) -> None:
             "evaluation.ema: true needs a moving average of the weights, and optimizer.ema is null; expected "
             "optimizer.ema with it (for example 0.999), or evaluation.ema: false"
         )
+    if optimizer.name == "adafactor" and config.precision.moments != "float32":
+        raise UserError(
+            f"precision.moments: expected float32 with optimizer.name: adafactor, whose means of rows and columns are "
+            f"small already, got {config.precision.moments}"
+        )
     if end is None:
         return
     if warmup > end:

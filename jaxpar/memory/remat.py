@@ -1,97 +1,174 @@
-"""Remat maps: for each named activation, saved, recomputed or offloaded; presets are such maps."""
+"""Remat maps: for each named activation of each layer, saved, recomputed or offloaded; presets are such maps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.plan import LayerRun
 from jaxpar.config.spelling import did_you_mean, one_of
 
 type Treatment = Literal["save", "recompute", "offload"]
+
+type Written = str | Mapping[str, str | int]
+"""A preset, or a user's map of what it does by name."""
 
 TREATMENTS: Mapping[str, Treatment] = {"save": "save", "recompute": "recompute", "offload": "offload"}
 
 LAYER_INPUT = "layer_input"
 """The activation that the others are recomputed from: saved or offloaded, never recomputed."""
 
+CHEAP = frozenset({"attention_input", "mlp_input", "mlp_activated", "mlp_hidden"})
+"""Activations that elementwise work brings back: norms and the MLP's non-linearity. Each goes into a matmul, whose
+output no gradient needs a second time: so no matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
+
+ATTENTION_CORE = frozenset({"attention_output", "attention_lse"})
+"""What attention itself makes of queries, keys and values."""
+
 PRESETS: Mapping[str, Callable[[str], bool]] = {
     "none": lambda name: True,
+    "gemm_last": lambda name: name not in CHEAP,
+    "selective": lambda name: name not in ATTENTION_CORE,
     "full": lambda name: False,
-    "selective": lambda name: name not in CHEAP,
 }
-"""Whether each preset saves an activation."""
+"""Whether each preset saves an activation. `selective` is that of Korthikanti et al. 2022 (arXiv:2205.05198): attention
+itself runs again, and nothing else; since flash attention keeps no scores it saves little."""
 
-CHEAP = frozenset({"attention_input", "mlp_input", "mlp_hidden"})
-"""Activations that elementwise work brings back: norms and the MLP's non-linearity. `selective` recomputes them, and
-no matmul but those of attention's own backward runs twice."""
+AUTO = "auto"
+"""In place of a preset: what is cheapest among all maps that fit (`pareto`)."""
 
-BASE = "preset"
-"""The key of a user's map that names the preset for what the map does not mention."""
+BASE, LAYERS = "preset", "layers"
+"""The keys of a user's map that name the preset for what the map does not mention, and the layers that it is of."""
 
-DEFAULT = "selective"
+DEFAULT = "gemm_last"
 """That preset, where the map does not say."""
 
+PER_LAYER = "per layer"
+"""What a list of maps is called, each for some of the layers."""
 
-def base_preset(remat: str | Mapping[str, str]) -> str:
-    """The preset that `memory.remat` is, or that its map begins with. Raises `UserError` for one that there is not."""
-    preset = remat if isinstance(remat, str) else remat.get(BASE, DEFAULT)
-    if preset not in PRESETS:
-        near = did_you_mean(preset, PRESETS)
-        raise UserError(f"memory.remat.{BASE}: expected {one_of(PRESETS)}, got {preset!r}{near}")
-    return preset
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 
 
-def remat_map(remat: str | Mapping[str, str], activations: Iterable[str]) -> dict[str, Treatment]:
-    """What `memory.remat`, a preset or a map of the user's, does with each of `activations`.
+def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
+    """What `memory.remat` is called: a preset, or the one that its map begins with. Raises `UserError` for another."""
+    if not isinstance(remat, str | Mapping):
+        return PER_LAYER
+    return remat if remat == AUTO else _base(remat, "memory.remat")
 
-    A map says it by name; names that it leaves out are treated as its `preset` treats them, or as `selective` does.
+
+def layer_runs(
+    remat: Written | Sequence[Mapping[str, str | int]], activations: Iterable[str], layers: int
+) -> tuple[LayerRun, ...]:
+    """What `memory.remat` does with each of `activations` in a chunk of so many layers, neighbours that do alike joined.
+
+    A list has a map for some of the layers each; those that none is of are treated by `gemm_last`.
+
+    Raises:
+        UserError: as `remat_map`; layers that there are not, or that two maps are of.
+    """
+    names = tuple(activations)
+    if isinstance(remat, str | Mapping):
+        return (LayerRun(layers, dict(remat_map(remat, names))),)
+    found: list[Mapping[str, Treatment] | None] = [None] * layers
+    for place, entry in enumerate(remat):
+        key = f"memory.remat[{place}]"
+        own = remat_map({name: value for name, value in entry.items() if name != LAYERS}, names, key)
+        for layer in _range(key, entry, layers):
+            if found[layer] is not None:
+                raise UserError(f"{key}.{LAYERS}: layer {layer} stands in an earlier map too; expected each once")
+            found[layer] = own
+    default = remat_map(DEFAULT, names)
+    return joined([LayerRun(1, dict(default if own is None else own)) for own in found])
+
+
+def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
+    """The same, with neighbours that keep alike as one, and without those of no layers."""
+    found: list[LayerRun] = []
+    for run in runs:
+        if found and found[-1].activations == run.activations:
+            run = LayerRun(found.pop().layers + run.layers, run.activations)
+        if run.layers:
+            found.append(run)
+    return tuple(found)
+
+
+def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
+    """What a preset or a map of the user's does with each of `activations`.
+
+    A map says it by name; names that it leaves out are treated as its `preset` treats them, or as `gemm_last` does.
 
     Raises:
         UserError: a name is no activation, a treatment is not among `TREATMENTS`, or a layer's input is recomputed.
     """
-    saves = PRESETS[base_preset(remat)]
+    saves = PRESETS[_base(remat, key)]
     treatments: dict[str, Treatment] = {
         name: "save" if name == LAYER_INPUT or saves(name) else "recompute" for name in activations
     }
     for name, wanted in remat.items() if isinstance(remat, Mapping) else ():
         if name != BASE:
-            treatments[name] = _checked(name, wanted, treatments)
+            treatments[name] = _checked(key, name, wanted, treatments)
     return treatments
 
 
-def _checked(name: str, wanted: str, known: Mapping[str, Treatment]) -> Treatment:
-    if name not in known:
-        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(known)}"
-        raise UserError(f"memory.remat: {name!r} is no activation{near}")
-    allowed = [t for t in TREATMENTS if name != LAYER_INPUT or t != "recompute"]
-    if wanted in allowed:
-        return TREATMENTS[wanted]
-    why = " (the others are recomputed from it)" if wanted == "recompute" else ""
-    raise UserError(
-        f"memory.remat.{name}: expected {one_of(allowed)}{why}, got {wanted!r}{did_you_mean(wanted, allowed)}"
-    )
+def offloaded(runs: Iterable[LayerRun]) -> list[str]:
+    """Names of the activations that lie in host memory between forward and backward, in some of the layers."""
+    found = [name for run in runs for name, treatment in run.activations.items() if treatment == "offload"]
+    return list(dict.fromkeys(found))
 
 
-def offloaded(treatments: Mapping[str, str]) -> list[str]:
-    """Names of the activations that lie in host memory between forward and backward."""
-    return [name for name, treatment in treatments.items() if treatment == "offload"]
+def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
+    """Whether some layer computes an activation again."""
+    return any(run.activations[name] == "recompute" for run in runs)
 
 
-def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any] | None:
+def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
     """The `jax.checkpoint` policy of a remat map, for what lies inside a layer (its input is the layer loop's to keep).
 
-    None when everything is saved and there is nothing to recompute.
+    What has no name is never kept: with nothing recomputed, the insides of norms and non-linearities still are.
     """
     inside = {name: treatment for name, treatment in treatments.items() if name != LAYER_INPUT}
-    saved = [name for name, treatment in inside.items() if treatment == "save"]
-    if len(saved) == len(inside):
-        return None
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=saved,
-        names_which_can_be_offloaded=offloaded(inside),
+        names_which_can_be_saved=[name for name, treatment in inside.items() if treatment == "save"],
+        names_which_can_be_offloaded=[name for name, treatment in inside.items() if treatment == "offload"],
         offload_src="device",
         offload_dst="pinned_host",
     )
+
+
+def _base(remat: Written, key: str) -> str:
+    preset = remat if isinstance(remat, str) else remat.get(BASE, DEFAULT)
+    if preset not in PRESETS:
+        near = did_you_mean(str(preset), PRESETS)
+        raise UserError(f"{key}.{BASE}: expected {one_of(PRESETS)}, got {preset!r}{near}")
+    return str(preset)
+
+
+def _range(key: str, entry: Mapping[str, str | int], layers: int) -> range:
+    """The layers that a map of a list is of."""
+    if LAYERS not in entry:
+        raise UserError(f"{key}: expected {LAYERS}, as in {{{LAYERS}: 0-{layers - 1}, {BASE}: full}}")
+    written = entry[LAYERS]
+    numbers = _RANGE.match(str(written))
+    first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (1, 0)
+    if not first <= last < layers:
+        raise UserError(
+            f"{key}.{LAYERS}: expected a layer or a range of layers from 0 to {layers - 1} of a chunk, as in 0-3, got "
+            f"{written!r}"
+        )
+    return range(first, last + 1)
+
+
+def _checked(key: str, name: str, wanted: object, known: Mapping[str, Treatment]) -> Treatment:
+    if name not in known:
+        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(known)}"
+        raise UserError(f"{key}: {name!r} is no activation{near}")
+    allowed = [t for t in TREATMENTS if name != LAYER_INPUT or t != "recompute"]
+    if wanted in allowed:
+        return TREATMENTS[str(wanted)]
+    why = " (the others are recomputed from it)" if wanted == "recompute" else ""
+    near = did_you_mean(str(wanted), allowed)
+    raise UserError(f"{key}.{name}: expected {one_of(allowed)}{why}, got {wanted!r}{near}")

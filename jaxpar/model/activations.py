@@ -19,6 +19,7 @@ ACTIVATIONS = (
     "mlp_input",
     "mlp_gate",
     "mlp_up",
+    "mlp_activated",
     "mlp_hidden",
 )
 """In the order in which a layer computes them. `layer_input` is kept by the layer loop; `attention_output` and

@@ -34,7 +34,7 @@ from jaxpar.model.embedding import (
 )
 from jaxpar.model.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.layer import DecoderLayer
-from jaxpar.model.layer_loop import LayerLoop, Policy
+from jaxpar.model.layer_loop import Keep, LayerLoop
 from jaxpar.model.linear import Tap
 from jaxpar.model.norm import NORMS
 from jaxpar.model.rope import rotary_tables
@@ -78,7 +78,8 @@ class DecoderStages:
     config: Config
     placements: Placements
     attend: Attend
-    policy: Policy | None
+    keeps: tuple[Keep, ...]
+    """What the layers of a chunk keep between forward and backward."""
     train: bool
     """Whether dropout is on."""
     order: LayerOrder
@@ -89,8 +90,6 @@ class DecoderStages:
     """Parts of the tokens that the head and the loss take in turn."""
     mlp_tiles: int = 1
     """Parts of the tokens that a layer's feed-forward takes in turn."""
-    offload_inputs: bool = False
-    """Whether what layers keep of their input lies in host memory."""
 
     @property
     def model(self) -> ModelConfig:
@@ -149,7 +148,7 @@ class DecoderStages:
             return with_weights(prototype, w).linear(name, x)
 
         matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
-        return LayerLoop(apply, self.placements, self.policy, self.order, linear, matrices, self.offload_inputs)
+        return LayerLoop(apply, self.placements, self.keeps, self.order, linear, matrices)
 
     def over_held_chunks(self) -> LayerLoop:
         """`loop`, over chunks that are gathered whole."""

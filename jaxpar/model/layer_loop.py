@@ -8,16 +8,19 @@ What autodiff of a plain scan would get wrong, and this does not:
   behind the matmuls. The loop carries one gathered layer ahead; one layer is peeled off to gather nothing in vain.
 - **Gradients leave at once** for gradient placement (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
   are added to what has accumulated there.
-- **What is kept between forward and backward is an argument**: a `Stash` with as many slots as the schedule needs,
+- **What is kept between forward and backward is an argument**: buffers with as many slots as the schedule needs,
   written and read in place. A slot holds, for each layer, its input and what the remat policy saves or offloads.
+- **Layers of a chunk may keep different things**: neighbours that keep alike are one loop, and share a `Stash`.
 - **What lies in host memory comes back one layer ahead**, beside the gathered weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +40,20 @@ from jaxpar.model.stash import Stash, at, bring, in_order, put, stacked, taken, 
 
 type Policy = Callable[..., Any]
 
+type Stashes = tuple[Stash, ...]
+"""A `Stash` for each `Keep`."""
+
+
+class Keep(NamedTuple):
+    """What neighbouring layers of a chunk keep between forward and backward."""
+
+    layers: int
+    """How many."""
+    policy: Policy | None = None
+    """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every intermediate of autodiff."""
+    offload_inputs: bool = False
+    """Whether their inputs lie in host memory."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerLoop:
@@ -45,8 +62,8 @@ class LayerLoop:
     apply: Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], jax.Array]
     """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> x."""
     placements: Placements
-    policy: Policy | None
-    """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every activation."""
+    keeps: tuple[Keep, ...]
+    """What the layers of a chunk keep, in their order."""
     order: LayerOrder
     """Where the layers of the model lie in the stack."""
     linear: Callable[[Tree, str, jax.Array], Any] | None = None
@@ -54,8 +71,15 @@ class LayerLoop:
     matrices: Tree | None = field(default=None)
     """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
     have their gradients from `weight_gradients`. None makes the backward whole."""
-    offload_inputs: bool = False
-    """Whether the stash holds the layers' inputs in host memory."""
+
+    def __post_init__(self) -> None:
+        kept, layers = sum(keep.layers for keep in self.keeps), self.order.layers_per_chunk
+        assert kept == layers, f"it is said of {kept} layers what they keep, and a chunk has {layers}"
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first layer in a chunk of each of `keeps`."""
+        return list(accumulate((keep.layers for keep in self.keeps[:-1]), initial=0))
 
     @property
     def prefetches(self) -> bool:
@@ -75,27 +99,26 @@ class LayerLoop:
 
     # ---- what is kept
 
-    def stash(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Stash:
+    def stash(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Stashes:
         """Zeros for `slots` passes through a chunk, given shapes of weights, a chunk's input and its tokens."""
 
-        def kept(weights: Tree, x: jax.Array, tokens: TokenContext) -> Stash:
-            return self._kept(x, self.vjp(self.load(weights, 0), x, vary(jnp.int32(0)), tokens)[1])
+        def empty(keep: Keep) -> Stash:
+            def kept(weights: Tree, x: jax.Array, tokens: TokenContext) -> Stash:
+                return _kept(keep, x, self.vjp(keep, self.load(weights, 0), x, vary(jnp.int32(0)), tokens)[1])
+
+            return stacked((slots, keep.layers), kept, weights, x, tokens)
 
         with jax.named_scope("saved_activations"):
-            return stacked((slots, self.order.layers_per_chunk), kept, weights, x, tokens)
+            return tuple(map(empty, self.keeps))
 
     def kept(self, weights: Tree, x: jax.Array, tokens: TokenContext, slots: int) -> Tree:
         """Zeros for what `slots` split backwards keep for their weights: inputs and output gradients of matmuls."""
         with jax.named_scope("kept_for_weights"):
             return stacked((slots, self.order.layers_per_chunk), self._taps_of_row, weights, x, tokens)
 
-    def _kept(self, x: jax.Array, pullback: Any) -> Stash:
-        """What the backward of a layer needs of its forward, each array in the memory that it is kept in."""
-        return Stash(to_host(x) if self.offload_inputs else x, pullback.opaque_residuals)
-
-    def input_of(self, stash: Stash, slot: Index) -> Float[Array, "batch part embed"]:
+    def input_of(self, stashes: Stashes, slot: Index) -> Float[Array, "batch part embed"]:
         """The input of the chunk that lies in `slot`."""
-        return taken(stash.inputs, slot, 0)
+        return taken(stashes[0].inputs, slot, 0)
 
     # ---- three walks over a chunk
 
@@ -106,58 +129,66 @@ class LayerLoop:
             number = self.order.own(weights.chunk)[layer]
             return self._unless_padding(number, self.apply(w, x, number, tokens, untapped), x)
 
-        return self._walk(weights, step, x, reverse=False)
+        return self._walk(weights, [_Stretch(0, self.order.layers_per_chunk, step)], x)
 
     def forward(
-        self, weights: Chunk, x: jax.Array, tokens: TokenContext, stash: Stash, slot: Index
-    ) -> tuple[Float[Array, "batch part embed"], Stash]:
-        """Forward through a chunk; what its backward needs goes to `slot` of the stash."""
+        self, weights: Chunk, x: jax.Array, tokens: TokenContext, stashes: Stashes, slot: Index
+    ) -> tuple[Float[Array, "batch part embed"], Stashes]:
+        """Forward through a chunk; what its backward needs goes to `slot` of the stashes."""
 
-        def step(w: Tree, _: None, layer: jax.Array, carry: tuple[jax.Array, Stash]) -> tuple[jax.Array, Stash]:
-            x, stash = carry
-            number = self.order.own(weights.chunk)[layer]
-            y, pullback = self.vjp(w, x, number, tokens)
-            with jax.named_scope("saved_activations"):
-                stash = put(stash, in_order(self._kept(x, pullback)), slot, layer)
-            return self._unless_padding(number, y, x), stash
+        def stretch(place: int, first: int, keep: Keep) -> _Stretch:
+            def step(w: Tree, _: None, layer: jax.Array, carry: tuple[jax.Array, Stashes]) -> Any:
+                x, stashes = carry
+                number = self.order.own(weights.chunk)[layer]
+                y, pullback = self.vjp(keep, w, x, number, tokens)
+                with jax.named_scope("saved_activations"):
+                    own = put(stashes[place], in_order(_kept(keep, x, pullback)), slot, layer - first)
+                stashes = (*stashes[:place], own, *stashes[place + 1 :])
+                return self._unless_padding(number, y, x), stashes
 
-        return self._walk(weights, step, (x, stash), reverse=False)
+            return _Stretch(first, keep.layers, step)
+
+        return self._walk(weights, self._stretches(stretch), (x, stashes))
 
     def backward(
         self,
         weights: Chunk,
         dy: jax.Array,
         tokens: TokenContext,
-        stash: Stash,
+        stashes: Stashes,
         slot: Index,
         gradients: Chunk,
         counts: Bool[Array, ""] | bool = True,
         kept: Tree | None = None,
         kept_slot: Index = 0,
     ) -> tuple[jax.Array, Tree, Tree | None]:
-        """Backward through a chunk from `slot` of the stash: (dx, gradients, kept).
+        """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept).
 
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
         """
 
-        def step(w: Tree, brought: Any, layer: jax.Array, carry: Any) -> Any:
-            dx, total, kept = carry
-            number = self.order.own(weights.chunk)[layer]
-            x, residuals = in_order(at(stash, slot, layer, instead=brought))
-            _, pullback = jax.eval_shape(self.vjp, w, x, number, tokens)
-            diff, fixed = self._halves(w)
-            pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
-            pullback.opaque_residuals = residuals
-            dw, through, taps, *_ = pullback(dx)
-            total = self._accumulate(total, dw, self._row(gradients, layer), number, counts)
-            if kept is not None:
-                with jax.named_scope("kept_for_weights"):
-                    kept = put(kept, taps, kept_slot, layer)
-            return self._unless_padding(number, vary(through), dx), total, kept
+        def stretch(place: int, first: int, keep: Keep) -> _Stretch:
+            stash = stashes[place]
 
-        offloaded = lambda layer: bring(stash, slot, layer)
-        return self._walk(weights, step, (vary(dy), gradients.stack, kept), reverse=True, bring=offloaded)
+            def step(w: Tree, brought: Any, layer: jax.Array, carry: Any) -> Any:
+                dx, total, kept = carry
+                number = self.order.own(weights.chunk)[layer]
+                x, residuals = in_order(at(stash, slot, layer - first, instead=brought))
+                _, pullback = jax.eval_shape(partial(self.vjp, keep), w, x, number, tokens)
+                diff, fixed = self._halves(w)
+                pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
+                pullback.opaque_residuals = residuals
+                dw, through, taps, *_ = pullback(dx)
+                total = self._accumulate(total, dw, self._row(gradients, layer), number, counts)
+                if kept is not None:
+                    with jax.named_scope("kept_for_weights"):
+                        kept = put(kept, taps, kept_slot, layer)
+                return self._unless_padding(number, vary(through), dx), total, kept
+
+            return _Stretch(first, keep.layers, step, lambda layer: bring(stash, slot, layer - first))
+
+        return self._walk(weights, self._stretches(stretch), (vary(dy), gradients.stack, kept), reverse=True)
 
     def weight_gradients(
         self,
@@ -190,7 +221,7 @@ class LayerLoop:
 
     # ---- one layer
 
-    def vjp(self, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
+    def vjp(self, keep: Keep, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
         """One layer and its pullback, which holds none of the arguments."""
         diff, fixed = self._halves(w)
 
@@ -199,9 +230,9 @@ class LayerLoop:
         ) -> jax.Array:
             return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
 
-        if self.policy is not None:
+        if keep.policy is not None:
             # Forward and recomputation stand in different loops, so there is nothing to keep the compiler from merging.
-            function = jax.checkpoint(function, policy=self.policy, prevent_cse=False)
+            function = jax.checkpoint(function, policy=keep.policy, prevent_cse=False)
         arguments = diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens
         return jax.vjp(function, *arguments, saveable_args=False, in_nzs=(True, True, True, False, False, False))
 
@@ -254,39 +285,82 @@ class LayerLoop:
     def _row(self, chunk: Chunk, layer: Index) -> Index:
         return chunk.place * self.order.layers_per_chunk + layer
 
+    def _stretches(self, make: Callable[[int, int, Keep], _Stretch]) -> list[_Stretch]:
+        """`make(place, first layer, keep)` for each of `keeps`."""
+        return [make(place, *own) for place, own in enumerate(zip(self.firsts, self.keeps, strict=True))]
+
     def _walk[Carry](
+        self, weights: Chunk, stretches: Sequence[_Stretch], carry: Carry, *, reverse: bool = False
+    ) -> Carry:
+        """Run each layer of a chunk, stretch after stretch, or all from the last to the first."""
+        ordered = list(stretches)[:: -1 if reverse else 1]
+        fetched = None
+        for stretch, following in zip(ordered, [*ordered[1:], None], strict=True):
+            after = None if following is None else partial(self._fetch, weights, following, following.order(reverse)[0])
+            fetched, carry = self._run(weights, stretch, stretch.order(reverse), fetched, after, carry)
+        return carry
+
+    def _run[Carry](
         self,
         weights: Chunk,
-        step: Callable[[Tree, Any, jax.Array, Carry], Carry],
+        stretch: _Stretch,
+        layers: jax.Array,
+        fetched: Any,
+        after: Callable[[], Any] | None,
         carry: Carry,
-        *,
-        reverse: bool,
-        bring: Callable[[jax.Array], Any] = lambda layer: None,
-    ) -> Carry:
-        """`step(w, bring(layer), layer, carry)` for each layer of the chunk in turn.
+    ) -> tuple[Any, Carry]:
+        """(what `after` fetches, carry) once the layers of a stretch have run, of which the first has `fetched`.
 
-        The next layer's weights are gathered, and what `bring` moves is moved, meanwhile.
+        While a layer runs, the next one's weights are gathered, and what its stretch brings is moved.
         """
-        load = lambda layer: self.load(weights.stack, self._row(weights, layer))
-        order = jnp.arange(self.order.layers_per_chunk)[:: -1 if reverse else 1]
-
-        def fetch(layer: jax.Array) -> tuple[Tree | None, Any]:
-            return load(layer) if self.prefetches else None, bring(layer)
 
         def run(fetched: tuple[Tree | None, Any], layer: jax.Array, carry: Carry) -> Carry:
             w, brought = fetched
-            return step(load(layer) if w is None else w, brought, layer, carry)
+            w = self.load(weights.stack, self._row(weights, layer)) if w is None else w
+            return stretch.step(w, brought, layer, carry)
 
-        if not jax.tree.leaves(jax.eval_shape(fetch, order[0])):
-            body = lambda c, layer: (run(fetch(layer), layer, c), None)
-            return lax.scan(body, carry, order)[0]
+        fetch = partial(self._fetch, weights, stretch)
+        if not _has_arrays(partial(fetch, layers[0])) and not _has_arrays(after):
+            body = lambda carry, layer: (run(fetch(layer), layer, carry), None)
+            return None, lax.scan(body, carry, layers)[0]
 
-        def ahead(state: tuple[Any, Carry], layers: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Carry], None]:
+        def ahead(state: tuple[Any, Carry], pair: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Carry], None]:
             fetched, carry = state
-            layer, following = layers
-            ahead = fetch(following)
-            return (ahead, run(fetched, layer, carry)), None
+            layer, following = pair
+            coming = fetch(following)
+            return (coming, run(fetched, layer, carry)), None
 
-        start = fetch(order[0]), carry
-        (fetched, carry), _ = lax.scan(ahead, start, (order[:-1], order[1:]))
-        return run(fetched, order[-1], carry)
+        fetched = fetch(layers[0]) if fetched is None else fetched
+        (fetched, carry), _ = lax.scan(ahead, (fetched, carry), (layers[:-1], layers[1:]))
+        coming = None if after is None else after()
+        return coming, run(fetched, layers[-1], carry)
+
+    def _fetch(self, weights: Chunk, stretch: _Stretch, layer: jax.Array) -> tuple[Tree | None, Any]:
+        """What a layer wants ahead: gathered weights, where storage differs from compute; what `bring` moves."""
+        w = self.load(weights.stack, self._row(weights, layer)) if self.prefetches else None
+        return w, stretch.bring(layer)
+
+
+class _Stretch(NamedTuple):
+    """Neighbouring layers of a chunk that one loop runs."""
+
+    first: int
+    layers: int
+    step: Callable[[Tree, Any, jax.Array, Any], Any]
+    """`(weights, what was brought, layer in the chunk, carry) -> carry`."""
+    bring: Callable[[jax.Array], Any] = lambda layer: None
+    """What lies in host memory for a layer, moved to the device."""
+
+    def order(self, reverse: bool) -> jax.Array:
+        """Numbers in the chunk, in the order in which they run."""
+        return jnp.arange(self.first, self.first + self.layers)[:: -1 if reverse else 1]
+
+
+def _kept(keep: Keep, x: jax.Array, pullback: Any) -> Stash:
+    """What the backward of a layer needs of its forward, each array in the memory that it is kept in."""
+    return Stash(to_host(x) if keep.offload_inputs else x, pullback.opaque_residuals)
+
+
+def _has_arrays(function: Callable[[], Any] | None) -> bool:
+    """Whether there is a function and its result has arrays."""
+    return function is not None and bool(jax.tree.leaves(jax.eval_shape(function)))

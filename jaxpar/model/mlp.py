@@ -68,7 +68,7 @@ class MLP(nnx.Module):
         up = name_activation(up, "mlp_up")
         if gate is not None:
             gate_input: jax.Array = gate + self.gate_bias[...] if self.biased else gate
-            hidden = jax.nn.silu(name_activation(gate_input, "mlp_gate")) * up
+            hidden = name_activation(jax.nn.silu(name_activation(gate_input, "mlp_gate")), "mlp_activated") * up
         elif self.activation == "gelu":
             hidden = jax.nn.gelu(up, approximate=True)
         else:

@@ -19,7 +19,7 @@ PINNED = "pinned_host"
 
 def offloaded_bytes(step: TrainStep) -> int:
     """Bytes in the host's memory of each device's activations: as many chunks as its stash has slots."""
-    if not offloaded(step.plan.activations):
+    if not offloaded(step.plan.runs):
         return 0
     return step.program.slots["stash"] * chunk_bytes(step).offloaded
 
@@ -30,7 +30,7 @@ def check_offload(step: TrainStep, limit: int | None = None) -> None:
     Either the devices have no pinned host memory, or the machine has less memory than `limit` (by default, what it has)
     for what the devices of this process offload; other processes on the machine are not counted.
     """
-    names = offloaded(step.plan.activations)
+    names = offloaded(step.plan.runs)
     if not names:
         return
     local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]

@@ -10,6 +10,7 @@ import numpy as np
 from jaxpar.attention import CONTEXT_STRATEGIES, ContextLayout
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.counting import parameter_count
+from jaxpar.config.plan import Plan
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.parameters import map_specs
@@ -39,7 +40,6 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
     used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
-    kept = [name for name, treatment in plan.activations.items() if treatment != "recompute"]
     tokens = config.data.batch_size * config.data.sequence_length
     return [
         ("mesh", used, f"{axes.devices} x {step.mesh.devices.flat[0].device_kind}{_crossings(step)}"),
@@ -55,7 +55,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(step),
-        ("remat", plan.remat, f"keeps {len(kept)} of {len(plan.activations)} named activations of a layer"),
+        ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(step),
         _tiles_row(step),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
@@ -65,9 +65,19 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
     ]
 
 
+def _kept_words(plan: Plan) -> str:
+    """Which activations layers keep."""
+    words = []
+    for run in plan.runs:
+        kept = sum(treatment != "recompute" for treatment in run.activations.values())
+        of = "layer" if len(plan.runs) == 1 else f"{run.layers} layers"
+        words.append(f"keeps {kept} of {len(run.activations)} named activations of a {of}")
+    return ", ".join(words)
+
+
 def _tiles_row(step: TrainStep) -> tuple[str, str, str]:
     """Parts of a microbatch that go through head and feed-forward in turn."""
-    loss, mlp = loss_tiles(step.config), mlp_tiles(step.config, step.schedule.splits_backward)
+    loss, mlp = loss_tiles(step.config), mlp_tiles(step.config, step.plan.runs, step.schedule.splits_backward)
     return "tiles", f"loss {loss.number}, MLP {mlp.number}", f"loss: {loss.why}; MLP: {mlp.why}"
 
 
@@ -77,7 +87,7 @@ def _context_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     rows = [("context", choice.name, _why(choice.reason, choice.rejected))]
     if plan.axes.context == 1:
         return rows
-    request = attention_request(config, step.mesh.devices.flat[0])
+    request = attention_request(config, step.mesh.devices.flat[0], plan.runs)
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == choice.name)
     sent = strategy.traffic(request, ContextLayout(plan.context_order, plan.ulysses))
     mask = Mask(window=config.model.window)
@@ -99,7 +109,7 @@ def _context_rows(step: TrainStep) -> list[tuple[str, str, str]]:
 
 def _offload_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     """What lies in the host's memory between forward and backward; nothing where everything stays on the device."""
-    names = offloaded(step.plan.activations)
+    names = offloaded(step.plan.runs)
     if not names:
         return []
     total = mebibytes(offloaded_bytes(step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -17,13 +18,13 @@ from jaxpar.attention.context import neighbours
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
-from jaxpar.config.plan import AxisSizes, Dtypes, Plan
+from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.validate import validate
-from jaxpar.memory.remat import LAYER_INPUT, base_preset, remat_map
+from jaxpar.memory.remat import layer_runs, recomputed, remat_name
 from jaxpar.mesh.devices import Device
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
-from jaxpar.training.tiles import loss_tiles, mlp_tiles, treatments
+from jaxpar.training.tiles import loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
 
 
@@ -48,24 +49,27 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
     """
     parallel, precision = config.parallel, config.precision
     axes = _axes(config)
-    request = attention_request(config, device, node_devices)
+    schedule = choose_schedule(config)
+    chunks = chunk_layers(config, schedule.chunks)
+    asked = layer_runs(config.memory.remat, ACTIVATIONS, max(chunks))
+    in_tiles = mlp_tiles(config, asked, schedule.splits_backward).number
+    runs = without_hidden(asked, in_tiles)
+    request = attention_request(config, device, runs, node_devices)
     strategy = choose_context_strategy(parallel.context_strategy, request)
     layout = _context_layout(config, strategy.name, request)
     whole_rows = layout.ulysses == parallel.context
-    schedule = choose_schedule(config)
-    in_tiles = mlp_tiles(config, schedule.splits_backward).number
     return Plan(
         axes=axes,
         zero=parallel.zero,
         schedule=schedule.name,
         virtual_stages=schedule.virtual_stages,
-        stage_layers=chunk_layers(config, schedule.chunks),
+        stage_layers=chunks,
         pipe_ends=parallel.pipe_ends,
         pipe_ticks=parallel.pipe_ticks,
         microbatches=parallel.microbatches,
         microbatch_rows=config.data.batch_size // (axes.data * parallel.microbatches),
-        remat=base_preset(config.memory.remat),
-        activations=treatments(config, in_tiles),
+        remat=remat_name(config.memory.remat),
+        runs=runs,
         dtypes=Dtypes(
             compute=precision.compute,
             storage=precision.storage or precision.compute,
@@ -79,6 +83,7 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
         ulysses=layout.ulysses,
         loss_tiles=loss_tiles(config).number,
         mlp_tiles=in_tiles,
+        optimizer_offload=config.memory.optimizer_offload,
     )
 
 
@@ -104,15 +109,13 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     return layout
 
 
-def attention_request(config: Config, device: Device, node_devices: int | None = None) -> AttentionRequest:
-    """What attention is asked for, on one device of the layout; see `make_plan`."""
+def attention_request(
+    config: Config, device: Device, runs: Sequence[LayerRun], node_devices: int | None = None
+) -> AttentionRequest:
+    """What attention is asked for, on one device of the layout, by layers that keep `runs`; see `make_plan`."""
     model, parallel = config.model, config.parallel
     tensor, context = parallel.tensor, parallel.context
     at_hand = context if node_devices is None else gcd(context, max(1, node_devices // tensor))
-    asked = remat_map(config.memory.remat, ACTIVATIONS)
-    # Rematerialisation begins from what a layer keeps under a name, and what ranks exchanged has none.
-    inside = [treatment for name, treatment in asked.items() if name != LAYER_INPUT]
-    again = [asked[name] == "recompute" for name in SAVED_NAMES]
     capability = getattr(device, "compute_capability", None)
     return AttentionRequest(
         platform=device.platform,
@@ -127,8 +130,7 @@ def attention_request(config: Config, device: Device, node_devices: int | None =
         sequence=config.data.sequence_length,
         context=context,
         rows=config.data.batch_size // (_axes(config).data * parallel.microbatches),
-        recomputes=set(inside) != {"save"} or (config.memory.mlp_tiles or 1) > 1,
-        attends_again=any(again),
+        attends_again=any(recomputed(runs, name) for name in SAVED_NAMES),
         ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
         permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
         compute_capability=None if capability is None else float(capability),

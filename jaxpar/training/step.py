@@ -14,6 +14,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
+from jaxpar.memory.streaming import PINNED, brought, rows_of_piece, to_host
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
@@ -21,8 +22,10 @@ from jaxpar.mesh.parameters import Tree, initial_weights
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
 from jaxpar.model.embedding import vocab_axes
+from jaxpar.model.layer_loop import Keep
+from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
-from jaxpar.optim.optimizer import make_optimizer
+from jaxpar.optim.optimizer import OptimizerState, make_optimizer
 from jaxpar.optim.schedule import learning_rate
 from jaxpar.pipeline.executor import evaluate, execute
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
@@ -30,6 +33,7 @@ from jaxpar.training.attend import make_attend
 from jaxpar.training.pipeline import forward_program, layer_order, pipeline_program, schedule_of
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
+from jaxpar.training.weight_update import UpdateFacts, WeightUpdate, updated_by_weights, weight_updates
 
 type Layout = Any
 
@@ -67,6 +71,7 @@ class TrainStep:
             self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(config.model), shared_ends=shared_ends
         )
         self.master_layout = self.placements.optimizer.layout
+        check_blocks(plan.dtypes.moments, self.specs, self.master_layout, plan.axes)
         self.optimizer = make_optimizer(
             config.optimizer,
             steps=config.run.steps,
@@ -75,6 +80,8 @@ class TrainStep:
             layout=self.master_layout,
         )
         self.state_layout = state_layout(self.master_layout, self.optimizer)
+        self.offloads = plan.optimizer_offload != "none"
+        """Whether master weights and moments rest elsewhere than on the device."""
         self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
         self.schedule = schedule_of(plan)
@@ -83,10 +90,12 @@ class TrainStep:
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""
         attend = make_attend(self.config, self.plan)
-        policy, split = remat_policy(self.plan.activations), self.schedule.splits_backward
-        tiles = self.plan.loss_tiles, self.plan.mlp_tiles
-        inputs = self.plan.activations[LAYER_INPUT] == "offload"
-        return DecoderStages(self.config, self.placements, attend, policy, train, self.order, split, *tiles, inputs)
+        keeps = tuple(
+            Keep(run.layers, remat_policy(run.activations), run.activations[LAYER_INPUT] == "offload")
+            for run in self.plan.runs
+        )
+        tiles, split = (self.plan.loss_tiles, self.plan.mlp_tiles), self.schedule.splits_backward
+        return DecoderStages(self.config, self.placements, attend, keeps, train, self.order, split, *tiles)
 
     def shardings(self, layout: Layout) -> Any:
         """`NamedSharding`s on this mesh for a tree of partitions."""
@@ -134,7 +143,16 @@ class TrainStep:
         """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
         shapes = jax.eval_shape(self._initial)
         put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        return jax.tree.map(put, shapes, self.shardings(self.state_layout))
+        return jax.tree.map(put, shapes, self.state_shardings)
+
+    @property
+    def state_shardings(self) -> TrainState:
+        """Where the state lies between steps; what is offloaded lies in pinned host memory."""
+        on_device = self.shardings(self.state_layout)
+        if not self.offloads:
+            return on_device
+        on_host = jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), on_device)
+        return on_device._replace(master=on_host.master, optimizer=on_host.optimizer)
 
     @cached_property
     def saved_state(self) -> SavedState:
@@ -151,7 +169,22 @@ class TrainStep:
 
     @cached_property
     def _make_initial(self) -> Any:
+        if self.offloads:
+            return self._initial_by_weights
         return jax.jit(self._initial, out_shardings=self.shardings(self.state_layout))
+
+    def _initial_by_weights(self) -> TrainState:
+        """Each array made on the device and sent to rest before the next one is made."""
+        shardings, leaves = self.state_shardings, range(len(jax.tree.leaves(self.state_layout)))
+        made = [
+            jax.device_put(
+                jax.jit(lambda leaf=leaf: jax.tree.leaves(self._initial())[leaf], out_shardings=where)(), rest
+            )
+            for leaf, where, rest in zip(
+                leaves, jax.tree.leaves(self.shardings(self.state_layout)), jax.tree.leaves(shardings), strict=True
+            )
+        ]
+        return jax.tree.unflatten(jax.tree.structure(shardings), made)
 
     @cached_property
     def train(self) -> Any:
@@ -160,7 +193,14 @@ class TrainStep:
         metrics = StepMetrics(*[whole] * len(StepMetrics._fields))._replace(squares=self.squares_layout)
         layouts = (self.state_layout, self.batch_layout())
         step = self.shard_map(self._train, layouts, (self.state_layout, metrics))
-        return jax.jit(step, donate_argnums=0, out_shardings=self.shardings((self.state_layout, metrics)))
+
+        @wraps(self._train)
+        def train(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+            if self.offloads:  # shapes alone do not say in which memory an array lies
+                state = state._replace(master=to_host(state.master), optimizer=to_host(state.optimizer))
+            return step(state, batch)
+
+        return jax.jit(train, donate_argnums=0, out_shardings=(self.state_shardings, self.shardings(metrics)))
 
     @cached_property
     def evaluate(self) -> Any:
@@ -178,10 +218,18 @@ class TrainStep:
         compiled = jax.jit(step)
         return lambda state, batch: compiled(state, batch)[:2]
 
+    def stored_weights(self, master: Tree) -> Tree:
+        """Master weights from where they rest to storage placement, inside the step's map."""
+        if self.offloads:
+            dtype = self.placements.storage.dtype
+            with jax.named_scope("stored_weights"):
+                master = jax.tree.map(lambda weight: brought(weight, dtype, rows_of_piece(weight)), master)
+        return to_storage(master, self.placements)
+
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
         """Loss, its gradient in optimizer placement, and the global count of unmasked tokens."""
         stages = self.stages(train=True)
-        weights = to_storage(state.master, self.placements)
+        weights = self.stored_weights(state.master)
         sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
         count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         scale = state.loss_scale.value
@@ -201,14 +249,11 @@ class TrainStep:
         sums = squares(gradients, self.master_layout, self.specs)
         norm = global_norm(sums, self.squares_layout)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-        if self.config.optimizer.clip_norm is not None:
-            gradients = clip(gradients, norm, self.config.optimizer.clip_norm)
-        master, optimizer, _ = self.optimizer.update(gradients, state.optimizer, state.master, state.applied)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        master, optimizer = self._updated(state, gradients, UpdateFacts(norm, finite, state.applied))
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
         following = TrainState(
-            master=keep(master, state.master),
-            optimizer=keep(optimizer, state.optimizer),
+            master=master,
+            optimizer=optimizer,
             step=state.step + 1,
             applied=state.applied + finite.astype(jnp.int32),
             skipped_in_row=skipped,
@@ -217,9 +262,30 @@ class TrainStep:
         rate = self.learning_rate(state.applied)
         return following, StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value, sums)
 
+    def _updated(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> tuple[Tree, OptimizerState]:
+        """Master weights and what the optimizer keeps after a step; the same bits where the step is not finite."""
+        if self.offloads:
+            return updated_by_weights(self.weight_updates, state, gradients, facts)
+        gradients = clip(gradients, facts.norm, self.config.optimizer.clip_norm)
+        master, optimizer, _ = self.optimizer.update(gradients, state.optimizer, state.master, facts.applied)
+        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(facts.finite, a, b), new, old)
+        return keep(master, state.master), keep(optimizer, state.optimizer)
+
+    @cached_property
+    def weight_updates(self) -> list[WeightUpdate]:
+        """The optimizer, weight by weight."""
+        return weight_updates(
+            self.config.optimizer,
+            steps=self.config.run.steps,
+            moments=self.plan.dtypes.moments,
+            specs=self.specs,
+            layout=self.master_layout,
+            sizes=self.plan.axes,
+        )
+
     def _evaluate(self, master: Tree, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         stages = self.stages(train=False)
-        weights = to_storage(master, self.placements)
+        weights = self.stored_weights(master)
         sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
 
         program = forward_program(self.plan, self.plan.microbatches)

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
-from jaxpar.memory.remat import Treatment, remat_map
-from jaxpar.model.activations import ACTIVATIONS
+from jaxpar.config.plan import LayerRun
+from jaxpar.memory.remat import joined
 from jaxpar.training.memory_check import mebibytes
 
 GIB = 2**30
 
-HIDDEN = ("mlp_gate", "mlp_up", "mlp_hidden")
+HIDDEN = ("mlp_gate", "mlp_up", "mlp_activated", "mlp_hidden")
 """Activations that a feed-forward in tiles has for one tile at a time, and makes again for the backward."""
 
 
-def treatments(config: Config, mlp_tiles: int) -> dict[str, Treatment]:
-    """What happens to each activation of a layer; a feed-forward in tiles recomputes its own.
+def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, ...]:
+    """What layers keep where the feed-forward is in tiles: of its own nothing.
 
-    Raises `UserError` where these are to be offloaded.
+    Raises `UserError` where that is to be offloaded.
     """
-    asked = remat_map(config.memory.remat, ACTIVATIONS)
     if mlp_tiles == 1:
-        return asked
+        return tuple(runs)
     for name in HIDDEN:
-        if asked[name] == "offload":
+        if any(run.activations[name] == "offload" for run in runs):
             raise UserError(
                 f"memory.remat.{name}: expected recompute, because memory.mlp_tiles: {mlp_tiles} has these activations "
                 "for one tile at a time, got offload"
             )
-    hidden: dict[str, Treatment] = dict.fromkeys(HIDDEN, "recompute")
-    return asked | hidden
+    return joined(LayerRun(run.layers, run.activations | dict.fromkeys(HIDDEN, "recompute")) for run in runs)
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ def loss_tiles(config: Config) -> Tiles:
     return Tiles(min(-(-size // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
 
 
-def mlp_tiles(config: Config, splits_backward: bool) -> Tiles:
+def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Tiles:
     """As many as make tiles of about `model.embed` tokens, unless the configuration says another number.
 
-    By itself it takes one where tiles would cost time, because hidden activations are saved, or save little.
+    `runs` is what layers keep. By itself it takes one where tiles would cost time, because hidden activations are saved, or save little.
     Raises `UserError` where tiles are asked for and the schedule splits the backward.
     """
     model, asked = config.model, config.memory.mlp_tiles
@@ -69,7 +68,7 @@ def mlp_tiles(config: Config, splits_backward: bool) -> Tiles:
         return Tiles(asked, "asked for")
     if splits_backward:
         return Tiles(1, "the schedule keeps hidden activations from B to W")
-    if remat_map(config.memory.remat, ACTIVATIONS)["mlp_up"] != "recompute":
+    if not all(run.activations["mlp_up"] == "recompute" for run in runs):
         return Tiles(1, "memory.remat keeps hidden activations")
     arrays = 3 if model.activation == "swiglu" else 2
     width = 4 if config.precision.compute == "float32" else 2

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.config.axes import AXES, axis_sizes
 from jaxpar.config.errors import UserError
-from jaxpar.config.plan import AxisSizes, Choice, Dtypes, Plan
+from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
 
 PLAN = Plan(
@@ -21,8 +21,8 @@ PLAN = Plan(
     pipe_ticks="uniform",
     microbatches=4,
     microbatch_rows=2,
-    remat="selective",
-    activations={"query": "save", "mlp_hidden": "recompute"},
+    remat="gemm_last",
+    runs=(LayerRun(3, {"query": "save", "mlp_hidden": "recompute"}),),
     dtypes=Dtypes("bfloat16", "bfloat16", "float32", "float32", "float32"),
     attention=Choice("blockwise", "the first that supports the request", {"cudnn": "no GPU"}),
     context_strategy=Choice("allgather", "asked for"),
@@ -66,9 +66,9 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (("pipe_ends",), "first", "plan.pipe_ends: expected last or shared, got 'first'"),
         (("microbatches",), 0, "plan.microbatches: must be at least 1, got 0"),
         (
-            ("activations", "query"),
+            ("runs", 0, "activations", "query"),
             "sav",
-            "plan.activations.query: expected save, recompute or offload, got 'sav'; did you mean save?",
+            "plan.runs[0].activations.query: expected save, recompute or offload, got 'sav'; did you mean save?",
         ),
         (("attention", "rejected", "cudnn"), None, "plan.attention.rejected.cudnn: expected text, got null"),
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from jaxpar.config import UserError
-from jaxpar.memory.remat import PRESETS, remat_map, remat_policy
+from jaxpar.config.schema import MemoryConfig
+from jaxpar.config.typed import field_types
+from jaxpar.memory.remat import PRESETS, layer_runs, offloaded, remat_map
 from jaxpar.model.activations import ACTIVATIONS
 from tests.small_run import SmallRun, small
 from tests.traced import operations
@@ -18,7 +20,8 @@ from tests.traced import operations
     ("preset", "recomputed"),
     [
         ("none", set()),
-        ("selective", {"attention_input", "mlp_input", "mlp_hidden"}),
+        ("gemm_last", {"attention_input", "mlp_input", "mlp_activated", "mlp_hidden"}),
+        ("selective", {"attention_output", "attention_lse"}),
         ("full", set(ACTIVATIONS) - {"layer_input"}),
     ],
 )
@@ -26,7 +29,6 @@ def test_a_preset_says_what_happens_to_every_activation(preset: str, recomputed:
     treatments = remat_map(preset, ACTIVATIONS)
     assert list(treatments) == list(ACTIVATIONS)
     assert {name for name, treatment in treatments.items() if treatment == "recompute"} == recomputed
-    assert (remat_policy(treatments) is None) == (not recomputed)
 
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])
@@ -34,7 +36,7 @@ def test_a_map_says_it_by_name_and_leaves_the_rest_to_a_preset(preset: str | Non
     wanted = {"layer_input": "offload", "query": "offload", "key": "recompute", "mlp_hidden": "save"}
     treatments = remat_map(wanted | ({} if preset is None else {"preset": preset}), ACTIVATIONS)
     assert list(treatments) == list(ACTIVATIONS)
-    assert treatments == remat_map(preset or "selective", ACTIVATIONS) | wanted
+    assert treatments == remat_map(preset or "gemm_last", ACTIVATIONS) | wanted
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,10 @@ def test_a_map_says_it_by_name_and_leaves_the_rest_to_a_preset(preset: str | Non
         ({"presets": "full"}, "memory.remat: 'presets' is no activation; did you mean preset?"),
         ({"xyz": "save"}, f"memory.remat: 'xyz' is no activation; there are {', '.join(ACTIVATIONS)}"),
         ({"query": "sav"}, "memory.remat.query: expected save, recompute or offload, got 'sav'; did you mean save?"),
-        ({"preset": "ful"}, "memory.remat.preset: expected none, full or selective, got 'ful'; did you mean full?"),
+        (
+            {"preset": "ful"},
+            "memory.remat.preset: expected none, gemm_last, selective or full, got 'ful'; did you mean full?",
+        ),
         (
             {"layer_input": "recompute"},
             "memory.remat.layer_input: expected save or offload (the others are recomputed from it), got 'recompute'",
@@ -57,12 +62,8 @@ def test_a_wrong_map_is_one_sentence(written: dict[str, str], sentence: str):
     assert str(error.value) == sentence
 
 
-def test_a_layer_input_alone_needs_no_policy_inside_the_layer():
-    assert remat_policy(remat_map({"preset": "none", "layer_input": "offload"}, ACTIVATIONS)) is None
-
-
 def test_presets_are_those_that_a_configuration_can_name():
-    assert set(PRESETS) == {"none", "selective", "full"}
+    assert {*PRESETS, "auto"} == set(get_args(get_args(field_types(MemoryConfig)["remat"])[0]))
 
 
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
@@ -88,10 +89,10 @@ def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_selective_runs_no_matmul_twice_and_full_runs_all_but_the_last_again(family: str):
+def test_gemm_last_runs_no_matmul_twice_and_full_runs_all_but_the_last_again(family: str):
     model, needed = FAMILIES[family]
-    none, selective, full = (step_counts(remat, model) for remat in ("none", "selective", "full"))
-    assert selective["dot_general"] == none["dot_general"]
+    none, gemm_last, full = (step_counts(remat, model) for remat in ("none", "gemm_last", "full"))
+    assert gemm_last["dot_general"] == none["dot_general"]
     assert full["dot_general"] == none["dot_general"] + 2 * needed
-    # The elementwise work that is cheap to bring back: the norms' rsqrt, twice a layer.
-    assert selective["rsqrt"] > none["rsqrt"]
+    # The elementwise work that is cheap to bring back: norms and non-linearity, whose result goes into a matmul.
+    assert gemm_last["mul"] > none["mul"]

@@ -19,7 +19,7 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.activations import name_activation
 from jaxpar.model.context import TokenContext
-from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.layer_loop import Keep, LayerLoop
 from jaxpar.model.linear import Tap
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
@@ -90,7 +90,7 @@ def sharded(placements: Placements, policy: Any) -> Any:
 
 
 def loop_of(placements: Placements, policy: Any, layers: int) -> LayerLoop:
-    return LayerLoop(layer, placements, policy, LayerOrder.of_one_rank(layers))
+    return LayerLoop(layer, placements, (Keep(layers, policy),), LayerOrder.of_one_rank(layers))
 
 
 def placements_of(layers: int, zero: int) -> Placements:
@@ -157,7 +157,10 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights, tokens = to_storage(master, placements)["layers"], vary(tokens_of(1))
-        loop, gradients = LayerLoop(layer, placements, None, order), zero_sinks(weights, placements, part="layers")
+        loop, gradients = (
+            LayerLoop(layer, placements, (Keep(order.layers_per_chunk),), order),
+            zero_sinks(weights, placements, part="layers"),
+        )
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
         stash, no, yes = loop.stash(weights, vary(x), tokens, 3), jnp.bool(False), jnp.bool(True)
         h, stash = loop.forward(first, vary(x), tokens, stash, 2)
@@ -204,7 +207,7 @@ def counted(placements: Placements, policy: Any, layers: int) -> Counter[str]:
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     """The whole training step of 24 layers as XLA's GPU compiler makes it for eight H100s."""
-    return in_child("tests.model.gpu_layers:measure", "none", "selective", "plain_scan")
+    return in_child("tests.model.gpu_layers:measure", "none", "gemm_last", "plain_scan")
 
 
 def layers_held(facts: dict[str, Any]) -> float:
@@ -216,7 +219,7 @@ FEW = 8
 """Gathered layers: two of weights (one ahead), a float32 gradient that counts as two, and the activations."""
 
 
-@pytest.mark.parametrize("remat", ["none", "selective"])
+@pytest.mark.parametrize("remat", ["none", "gemm_last"])
 def test_no_gathered_layer_is_kept_for_the_backward(remat: str, compiled: dict[str, Any]):
     assert layers_held(compiled[remat]) < FEW
 
@@ -228,7 +231,7 @@ def test_autodiff_of_a_plain_scan_would_keep_every_gathered_layer(compiled: dict
 
 def test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration(compiled: dict[str, Any]):
     """Forward and backward: the gather is for the next iteration, and matmuls are issued before its end."""
-    loops = compiled["selective"]["loops"]
+    loops = compiled["gemm_last"]["loops"]
     assert len(loops) == 2
     for loop in loops:
         assert loop["gathers"] >= 1 and loop["matmuls"] >= 6

@@ -133,9 +133,9 @@ def run_of(**memory: Any) -> SmallRun:
 def test_the_plan_says_that_hidden_activations_are_recomputed_and_nothing_as_wide_is_kept():
     """Under the preset that keeps everything else."""
     tiles, without = run_of(remat="none", mlp_tiles=4), run_of(remat="none")
-    kept = without.step.plan.activations
+    kept = without.step.plan.runs[0].activations
     assert set(kept.values()) == {"save"}
-    assert tiles.step.plan.activations == {
+    assert tiles.step.plan.runs[0].activations == {
         name: "recompute" if name in HIDDEN else treatment for name, treatment in kept.items()
     }
     model, config = without.config.model, without.config

@@ -21,7 +21,7 @@ from jaxpar.mesh.placements import place
 from jaxpar.model.activations import name_activation
 from jaxpar.model.context import TokenContext
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.layer_loop import Keep, LayerLoop
 from jaxpar.model.linear import Tap
 from jaxpar.pipeline.executor import execute
 from jaxpar.pipeline.program import PipelineProgram, make_program
@@ -96,7 +96,7 @@ class ToyStages(DecoderStages):
     @cached_property
     def loop(self) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
-        return LayerLoop(layer, self.placements, self.policy, self.order, linear, matrices)
+        return LayerLoop(layer, self.placements, self.keeps, self.order, linear, matrices)
 
     def loss(self, weights: Any, sinks: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
         del batch
@@ -135,7 +135,8 @@ class ToyRun:
             "head": {"weight": vector},
         }
         self.placements = place(specs, sizes, zero, FLOAT32, kv_heads=1)
-        self.stages = ToyStages(None, self.placements, None, policy, True, self.order, schedule.splits_backward)  # pyright: ignore[reportArgumentType]
+        keeps = (Keep(self.order.layers_per_chunk, policy),)
+        self.stages = ToyStages(None, self.placements, None, keeps, True, self.order, schedule.splits_backward)  # pyright: ignore[reportArgumentType]
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)
 

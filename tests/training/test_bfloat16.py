@@ -34,7 +34,7 @@ def initial_weights() -> Any:
 @cache
 def loss_and_gradients(compute: str, layout: str | None) -> tuple[float, Any]:
     parallel = LAYOUTS[layout] if layout else {}
-    run = SmallRun(small(model=MODEL, precision={"compute": compute}, parallel=parallel, memory={"remat": "selective"}))
+    run = SmallRun(small(model=MODEL, precision={"compute": compute}, parallel=parallel, memory={"remat": "gemm_last"}))
     rows = run.place(into_documents(run.rows(0), 0))
     loss, gradients = jax.device_get(run.step.gradients(state_with(run.step, initial_weights()), rows))
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(gradients)} == {"float32"}

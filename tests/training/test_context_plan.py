@@ -146,21 +146,3 @@ def test_on_one_rank_every_strategy_and_order_leaves_the_row_as_it_is(strategy: 
     config = small(data={"sequence_length": 63}, parallel={"context_strategy": strategy, "context_order": "zigzag"})
     plan = plan_of(config)
     assert (plan.context_strategy.name, plan.context_order, plan.ulysses) == (strategy, "contiguous", 1)
-
-
-@pytest.mark.parametrize(
-    ("memory", "recomputes"),
-    [
-        ({"remat": "none"}, False),
-        ({"remat": {"preset": "none", "layer_input": "offload"}}, False),
-        ({"remat": {"preset": "none", "query": "offload"}}, True),
-        ({"remat": "none", "mlp_tiles": 2}, True),
-        ({"remat": "selective"}, True),
-    ],
-    ids=str,
-)
-def test_a_layer_that_keeps_less_than_everything_exchanges_heads_again(
-    memory: dict[str, Any], recomputes: bool
-) -> None:
-    config = config_of(context=8, context_strategy="ulysses", memory=memory)
-    assert attention_request(config, jax.devices()[0]).recomputes == recomputes

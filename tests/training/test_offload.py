@@ -32,7 +32,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "input, one device": (("layer_input",), "full", {}),
     "several, fsdp, tensor and context": (
         SEVERAL,
-        "selective",
+        "gemm_last",
         {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "microbatches": 2},
     ),
     "several, 1f1b": (SEVERAL, "full", {"pipe": 2, "fsdp": 2, "zero": 2, "microbatches": 4}),
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     ),
     "several, breadth-first": (
         SEVERAL,
-        "selective",
+        "gemm_last",
         {"pipe": 2, "fsdp": 2, "zero": 3, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2},
     ),
 }

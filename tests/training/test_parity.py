@@ -30,7 +30,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "kv_heads": (8, 2),
     "packed": (True, False),
     "tied": (False, True),
-    "remat": ("none", "selective", "full"),
+    "remat": ("none", "gemm_last", "full"),
     "loss_tiles": (1, 3),
     "mlp_tiles": (1, 3),
     "dropout": (0.0, 0.1),

@@ -40,7 +40,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
     "context": (1, 2),
     "zero": (0, 2, 3),  # under a pipeline 1 is 2: see tests/mesh/test_placements.py
-    "remat": ("none", "selective", "full"),
+    "remat": ("none", "gemm_last", "full"),
     "model": tuple(MODELS),
 }
 

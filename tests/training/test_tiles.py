@@ -52,8 +52,8 @@ def test_logits_of_a_tile_are_a_gibibyte_or_less(options: tuple[str, ...], tiles
         (("parallel.tensor=2",), 8, "a layer has 1.31 GiB of hidden activations"),
         (("parallel.tensor=4",), 1, "a layer has 672.0 MiB of hidden activations"),
         (("data.sequence_length=8192",), 1, "a layer has 672.0 MiB of hidden activations"),
-        (("memory.remat=selective",), 1, "memory.remat keeps hidden activations"),
-        (("memory.remat=selective", "memory.mlp_tiles=3"), 3, "asked for"),
+        (("memory.remat=gemm_last",), 1, "memory.remat keeps hidden activations"),
+        (("memory.remat=gemm_last", "memory.mlp_tiles=3"), 3, "asked for"),
         (
             ("parallel.pipe=2", "parallel.schedule=zb-h1", "parallel.microbatches=2", "data.batch_size=2"),
             1,
@@ -67,8 +67,8 @@ def test_tiles_of_the_feed_forward_are_about_as_long_as_wide_where_they_cost_not
     config = llama(*options)
     plan = plan_of(config)
     assert plan.mlp_tiles == tiles
-    assert mlp_tiles(config, "zb" in plan.schedule).why == why
-    assert all(plan.activations[name] == "recompute" for name in HIDDEN) == (tiles > 1 or plan.remat == "full")
+    assert mlp_tiles(config, plan.runs, "zb" in plan.schedule).why == why
+    assert all(plan.runs[0].activations[name] == "recompute" for name in HIDDEN) == (tiles > 1 or plan.remat == "full")
 
 
 def test_a_small_run_has_one_tile_of_each():

@@ -1,0 +1,60 @@
+"""A share of what a chunk keeps, in host memory: which arrays of which layers (Kuaishou, USENIX ATC'24, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from jaxpar.config.plan import LayerRun
+from jaxpar.memory.remat import joined
+
+STAYS_BELOW = 2**20
+"""Bytes of an array that is not worth a copy of its own."""
+
+
+def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: str | None = None) -> int:
+    """Bytes that layers keep of a microbatch, on the device and in host memory, or under one treatment alone.
+
+    Args:
+        sizes: bytes of each activation of one layer.
+    """
+    return sum(
+        run.layers * sizes.get(name, 0)
+        for run in runs
+        for name, own in run.activations.items()
+        if own == treatment or (treatment is None and own != "recompute")
+    )
+
+
+def offload_share(
+    runs: Sequence[LayerRun], sizes: Mapping[str, int], fraction: float, stays_below: int = STAYS_BELOW
+) -> tuple[LayerRun, ...]:
+    """`runs` with as near to `fraction` of the kept bytes in host memory as whole arrays allow.
+
+    The first layers go whole, since their backward is the furthest away, and one more in part. Arrays of fewer bytes
+    than `stays_below` stay.
+    """
+    wanted = fraction * kept_bytes(runs, sizes)
+    found: list[LayerRun] = []
+    for run in runs:
+        moved = {n for n, own in run.activations.items() if own == "save" and sizes.get(n, 0) >= stays_below}
+        each = sum(sizes[name] for name in moved)
+        whole = min(run.layers, int(wanted // each)) if each else 0
+        found.append(_offloading(run, whole, moved))
+        wanted -= whole * each
+        if whole < run.layers:
+            part = _nearest({name: sizes[name] for name in sorted(moved)}, wanted)
+            found.append(_offloading(run, 1, part))
+            found.append(LayerRun(run.layers - whole - 1, run.activations))
+            wanted -= sum(sizes[name] for name in part)
+    return joined(found)
+
+
+def _offloading(run: LayerRun, layers: int, names: set[str]) -> LayerRun:
+    return LayerRun(layers, run.activations | dict.fromkeys(names, "offload"))
+
+
+def _nearest(sizes: Mapping[str, int], wanted: float) -> set[str]:
+    """The arrays whose bytes together are nearest to `wanted`; of equals, the fewest."""
+    sets = [set(names) for count in range(len(sizes) + 1) for names in combinations(sizes, count)]
+    return min(sets, key=lambda names: abs(sum(sizes[name] for name in names) - wanted))
