@@ -11,7 +11,7 @@ is split over t too), so that everything below is divided by t. In 16 bits, with
 | selective | (14 + 8f/h)·S·b·h/t               | (14 + 4f/h)·S·b·h/t               |
 | full      | 2·S·b·h/t                         | 2·S·b·h/t                         |
 
-Fewer key-value heads take 4·(1 − k/a)·S·b·h/t off all but `full`. Where the 16 comes from, 2 bytes each: the layer's
+Fewer key-value heads take 4·(1 - k/a)·S·b·h/t off all but `full`. Where the 16 comes from, 2 bytes each: the layer's
 input, its norm, query, key, value, attention's output, the residual, its norm. Where 8f/h comes from: gate, up,
 silu(gate), and their product; without a gate, up and its non-linearity: 4f/h. 4·S·b·a/t is float32, a log-sum-exp
 for each query and head. GEMM-last drops the two norms (4), and silu(gate) and the product (4f/h).

@@ -1,0 +1,231 @@
+"""The Pareto front of activation bytes against recomputation time, and the cheapest choice under a byte budget.
+
+The choice is, for each named activation of each layer, to save it, to offload it to the host, or to make it again. The
+search is exact:
+
+1. **One layer.** Costs are sums over operations (`costs`), so the front of a layer is the Minkowski sum of the fronts
+   of its operations, each at most 9 points; dominated sums are dropped after every operation. A point is dominated
+   by one with no more device bytes, no more host bytes and no more time. The time that copies to the host cannot
+   hide behind the layer only grows with the bytes, so it may be added at the end.
+2. **The layers of a chunk.** Each kind of layer is a loop of its own to compile, so a chunk has at most two. All pairs
+   of points are tried: for a pair the budgets bound how many layers are of the first kind, time is linear in that
+   number, and so the best is at a bound. With more kinds the last bytes of a budget could be used up: see the tests.
+
+Times are integers inside (picoseconds), so that ties are ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.memory.costs import LayerCosts, Recomputation
+from jaxpar.memory.remat import LAYER_INPUT, Treatment
+
+PER_SECOND = 10**12
+NO_LIMIT = 2**60
+"""Bytes: a budget that nothing reaches."""
+BLOCK = 512
+"""Sums that are compared with the front at a time."""
+_NEVER = np.iinfo(np.int64).max
+
+
+class NothingFits(UserError):
+    """No choice keeps within the budgets; `least_bytes` of device memory is what one stash unit takes at least."""
+
+    def __init__(self, least_bytes: int, budget_bytes: int):
+        super().__init__(
+            f"memory.remat: a microbatch in a chunk of layers keeps {least_bytes} bytes at least, whatever is made "
+            f"again or offloaded, and there are {budget_bytes}"
+        )
+        self.least_bytes = least_bytes
+
+
+@dataclass(frozen=True)
+class Point:
+    """A choice for one layer: what it keeps, per microbatch and device, and what it costs."""
+
+    device_bytes: int
+    picoseconds: int
+    """Of recomputation and of copies that nothing hides."""
+    host_bytes: int
+    treatments: tuple[Treatment, ...]
+    """In the order of `LayerCosts.sizes`."""
+
+    @property
+    def seconds(self) -> float:
+        """Recomputation and exposed copies."""
+        return self.picoseconds / PER_SECOND
+
+    def named(self, costs: LayerCosts) -> dict[str, Treatment]:
+        """The treatment of each activation, by name."""
+        return dict(zip(costs.sizes, self.treatments, strict=True))
+
+    def dominates(self, other: Point) -> bool:
+        """Whether this is nowhere worse (and so also where both are alike)."""
+        return (
+            self.device_bytes <= other.device_bytes
+            and self.picoseconds <= other.picoseconds
+            and self.host_bytes <= other.host_bytes
+        )
+
+
+def point_of(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> Point:
+    """The bytes and the time of one choice."""
+    size = lambda wanted: sum(n for name, n in costs.sizes.items() if treatments[name] == wanted)
+    again = [one for one in costs.recomputations if any(treatments[name] == "recompute" for name in one.outputs)]
+    host = size("offload")
+    time = sum(_picoseconds(one.seconds) for one in again) + _exposed(costs, host)
+    return Point(size("save"), time, host, tuple(treatments[name] for name in costs.sizes))
+
+
+def recomputed_flops(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> float:
+    """FLOPs of matmuls and attention that run again in a layer."""
+    return sum(o.flops for o in costs.recomputations if any(treatments[name] == "recompute" for name in o.outputs))
+
+
+def layer_front(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
+    """All choices of one layer that none dominates, by rising device bytes; of equals, one.
+
+    Args:
+        costs: of the layer.
+        offload: whether there is host memory to use.
+    """
+    names = tuple(costs.sizes)
+    groups = [Recomputation((LAYER_INPUT,), 0.0), *costs.recomputations]
+    points: list[tuple[int, int, int, dict[str, Treatment]]] = [(0, 0, 0, {})]
+    for group in groups:
+        options = list(_options(group, costs.sizes, offload))
+        sums = [
+            (d + device, t + time, h + host, chosen | added)
+            for (d, t, h, chosen), (device, time, host, added) in product(points, options)
+        ]
+        points = [sums[i] for i in _undominated([entry[:3] for entry in sums])]
+    exposed = [(d, t + _exposed(costs, h), h, chosen) for d, t, h, chosen in points]
+    kept = [exposed[i] for i in _undominated([entry[:3] for entry in exposed])]
+    return [Point(d, t, h, tuple(chosen[name] for name in names)) for d, t, h, chosen in kept]
+
+
+def cheapest(
+    costs: LayerCosts, layers: int, budget_bytes: int, host_budget_bytes: int = 0
+) -> list[tuple[int, dict[str, Treatment]]]:
+    """What the layers of a chunk do so that a stash unit keeps within its budgets at the least time.
+
+    Args:
+        costs: of one layer; the chunk's layers are alike.
+        layers: of the chunk.
+        budget_bytes: device memory for one stash unit: one microbatch in one chunk.
+        host_budget_bytes: host memory for one stash unit; 0 offloads nothing.
+
+    Returns:
+        One or two runs of layers, (how many, treatment by name). Those that offload more come first, since their
+        backward is the furthest away.
+
+    Raises:
+        NothingFits: not even the least does; the error has its bytes.
+    """
+    assert layers > 0, "a chunk has layers"
+    points = layer_front(costs, offload=host_budget_bytes > 0)
+    device, time, host = (np.array(column, np.int64) for column in zip(*map(_triple, points), strict=True))
+    best = _best_pair(device, host, time, layers, budget_bytes, host_budget_bytes)
+    if best is None:
+        least = _best_pair(device, host, device, layers, NO_LIMIT, host_budget_bytes)
+        assert least is not None, "offloading nothing is among the points"
+        raise NothingFits(sum(n * points[i].device_bytes for i, n in least), budget_bytes)
+    runs = sorted(best, key=lambda run: (-points[run[0]].host_bytes, points[run[0]].device_bytes))
+    return [(n, points[i].named(costs)) for i, n in runs]
+
+
+def _best_pair(
+    device: np.ndarray, host: np.ndarray, time: np.ndarray, layers: int, budget: int, host_budget: int
+) -> list[tuple[int, int]] | None:
+    """(point, layers) of the one or two kinds with the least total `time` within both budgets; None where none is.
+
+    Of equals: fewest kinds, then fewest bytes offloaded.
+    """
+    best: tuple[tuple[int, int, int], list[tuple[int, int]]] | None = None
+    for first in range(len(device)):
+        # The other kind in all points at once: n layers of `first`, the rest of the other.
+        low, high = np.zeros(len(device), np.int64), np.full(len(device), layers, np.int64)
+        for size, limit in ((device, budget), (host, host_budget)):
+            more, room = size[first] - size, limit - layers * size
+            below, above = np.where(more > 0, more, 1), np.where(more < 0, -more, 1)
+            high = np.minimum(high, np.where(more > 0, room // below, np.where((more == 0) & (room < 0), -1, high)))
+            low = np.maximum(low, np.where(more < 0, -(room // above), 0))
+        fits = low <= high
+        if not fits.any():
+            continue
+        number = np.where(time[first] < time, high, low)
+        total = np.where(fits, number * time[first] + (layers - number) * time, _NEVER)
+        kinds = np.where((number == 0) | (number == layers), 1, 2)
+        copied = number * host[first] + (layers - number) * host
+        other = int(np.lexsort((copied, kinds, total))[0])
+        key = int(total[other]), int(kinds[other]), int(copied[other])
+        if best is None or key < best[0]:
+            n = int(number[other])
+            best = key, [(i, k) for i, k in ((first, n), (other, layers - n)) if k]
+    return None if best is None else best[1]
+
+
+def alike_front(costs: LayerCosts, *, host_bytes: int = 0) -> list[Point]:
+    """The front of device bytes against time alone, all layers alike, with `host_bytes` of host memory for a layer.
+
+    By rising device bytes and falling time; what lies between two neighbours, a chunk with layers of both reaches.
+    """
+    front: list[Point] = []
+    for point in sorted(layer_front(costs, offload=host_bytes > 0), key=_triple):
+        if point.host_bytes <= host_bytes and (not front or point.picoseconds < front[-1].picoseconds):
+            front.append(point)
+    return front
+
+
+def _options(
+    group: Recomputation, sizes: Mapping[str, int], offload: bool
+) -> list[tuple[int, int, int, dict[str, Treatment]]]:
+    """What can be done with the outputs of one operation: (device bytes, picoseconds, host bytes, treatments).
+
+    Where it runs again, for want of one output, keeping another would be for nothing.
+    """
+    keeps: tuple[Treatment, ...] = ("save", "offload") if offload else ("save",)
+    found = []
+    for chosen in product(keeps, repeat=len(group.outputs)):
+        named = dict(zip(group.outputs, chosen, strict=True))
+        size = lambda wanted, named=named: sum(sizes[name] for name, own in named.items() if own == wanted)
+        found.append((size("save"), 0, size("offload"), named))
+    if group.outputs != (LAYER_INPUT,):
+        again: dict[str, Treatment] = dict.fromkeys(group.outputs, "recompute")
+        found.append((0, _picoseconds(group.seconds), 0, again))
+    return found
+
+
+def _undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Which of the triples no other one dominates, by rising order; of equals the first."""
+    ordered, place = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
+    kept = np.empty_like(ordered)
+    found: list[int] = []
+    # In this order nothing is dominated by what comes later, and the first column need not be compared.
+    for begin in range(0, len(ordered), BLOCK):
+        block = ordered[begin : begin + BLOCK]
+        before, own = kept[: len(found)], len(found)
+        beaten = (before[:, 1] <= block[:, 1, None]) & (before[:, 2] <= block[:, 2, None])
+        for i in np.flatnonzero(~beaten.any(axis=1)):
+            if not (kept[own : len(found), 1:] <= block[i, 1:]).all(axis=1).any():
+                kept[len(found)] = block[i]
+                found.append(int(place[begin + i]))
+    return found
+
+
+def _triple(point: Point) -> tuple[int, int, int]:
+    return point.device_bytes, point.picoseconds, point.host_bytes
+
+
+def _exposed(costs: LayerCosts, host: int) -> int:
+    return _picoseconds(costs.exposed_seconds(host))
+
+
+def _picoseconds(seconds: float) -> int:
+    return round(seconds * PER_SECOND)
