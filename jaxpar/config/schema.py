@@ -162,8 +162,8 @@ class PrecisionConfig:
     """Accumulation and reduction of gradients."""
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the optimizer's moments rest between updates: `bfloat16` halves them; `int8` takes about 1 byte an element
-    for the layers' matrices (8 bits in blocks with a scale each), bfloat16 for embedding and head, and float32 for norms
-    and biases. Updates are computed in float32."""
+    for the layers' matrices (8 bits in blocks with a scale each), with bfloat16 for embedding and head and float32 for
+    norms and biases. Updates are computed in float32."""
     loss_scale: float = 65536.0
     """First loss scale under float16; halved after an overflow, doubled after `loss_scale_interval` good steps."""
     loss_scale_interval: int = 1000

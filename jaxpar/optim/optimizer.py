@@ -20,8 +20,9 @@ from jaxpar.optim.adafactor import adafactor
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.average import next_average
 from jaxpar.optim.lion import lion
+from jaxpar.optim.moments import Form, decode, encode, form_of, layout_of, zeros
 from jaxpar.optim.muon import muon
-from jaxpar.optim.rule import Rule, moments_of, only_dims
+from jaxpar.optim.rule import Rule, all_dims, moments_of, only_dims
 from jaxpar.optim.schedule import Schedule, schedule
 
 
@@ -29,10 +30,10 @@ class OptimizerState(NamedTuple):
     """What the rules keep, placed like the master weights. The number of updates is the training step's to keep."""
 
     first: Tree
-    """Adam's first moment, or the momentum of Muon or Lion: one leaf for each weight, in the `moments` dtype; None in
-    place of a weight whose rule keeps none."""
+    """Adam's first moment, or the momentum of Muon or Lion, as `moments.py` has it rest; None in place of a weight
+    whose rule keeps none."""
     second: Tree
-    """Adam's second moment, or Adafactor's row and column means, in float32; None where a rule keeps none."""
+    """Adam's second moment likewise, or Adafactor's row and column means in float32; None where a rule keeps none."""
     average: Tree
     """Moving average of the weights in float32; None without `optimizer.ema`."""
 
@@ -56,21 +57,23 @@ def make_optimizer(
 ) -> Optimizer:
     """The optimizer that `config` asks for, over a run of `steps` updates.
 
-    `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is the dtype
-    of the first moment (it is updated in float32 and rounded once). Weights without `decay` in their spec get no
-    weight decay. The learning rate is `fraction` of its peak, by default the schedule of `config`.
+    `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is how
+    moments rest (`precision.moments`); they are updated in float32 and rounded once. Weights without `decay` in their
+    spec get no weight decay. The learning rate is `fraction` of its peak, by default the schedule of `config`.
     """
     described, structure = jax.tree.flatten(specs)
     rules = [_rule_of(config, *leaf) for leaf in zip(described, structure.flatten_up_to(layout), strict=True)]
+    forms = [form_of(moments, spec) for spec in described]
+    whole = [rule.second == all_dims(spec) for rule, spec in zip(rules, described, strict=True)]
     decays = [config.weight_decay if spec.decay else 0.0 for spec in described]
     fraction = schedule(config, steps) if fraction is None else fraction
 
     def init(master: Tree) -> OptimizerState:
         first, second = [], []
-        for rule, weight in zip(rules, structure.flatten_up_to(master), strict=True):
-            zeros = lambda dims, shape=weight.shape: jnp.zeros([shape[dim] for dim in dims], jnp.float32)
-            first.append(jnp.zeros_like(weight, moments) if rule.first else None)
-            second.append(moments_of(rule, zeros))
+        for rule, form, coded, weight in zip(rules, forms, whole, structure.flatten_up_to(master), strict=True):
+            means = lambda dims, shape=weight.shape: jnp.zeros([shape[dim] for dim in dims], jnp.float32)
+            first.append(zeros(form, weight, signed=True) if rule.first else None)
+            second.append(zeros(form, weight, signed=False) if coded else moments_of(rule, means))
         average = None if config.ema is None else jax.tree.map(lambda weight: weight.astype(jnp.float32), master)
         return OptimizerState(structure.unflatten(first), structure.unflatten(second), average)
 
@@ -80,8 +83,10 @@ def make_optimizer(
         share = fraction(step)
         arrays = zip(*map(structure.flatten_up_to, (master, gradients, state.first, state.second)), strict=True)
         updated = [
-            _update_weight(rule, rule.peak * share, decay, weight, gradient, first, second, step)
-            for rule, decay, (weight, gradient, first, second) in zip(rules, decays, arrays, strict=True)
+            _update_weight(rule, form, coded, rule.peak * share, decay, weight, gradient, first, second, step)
+            for rule, form, coded, decay, (weight, gradient, first, second) in zip(
+                rules, forms, whole, decays, arrays, strict=True
+            )
         ]
         weights, first, second = (structure.unflatten(leaves) for leaves in zip(*updated, strict=True))
         average = None if config.ema is None else next_average(state.average, weights, step, config.ema)
@@ -92,9 +97,10 @@ def make_optimizer(
 
     def state_layout(layout: Tree) -> OptimizerState:
         first, second = [], []
-        for rule, spec in zip(rules, structure.flatten_up_to(layout), strict=True):
-            first.append(spec if rule.first else None)
-            second.append(moments_of(rule, lambda dims, spec=spec: only_dims(spec, dims)))
+        for rule, form, coded, spec in zip(rules, forms, whole, structure.flatten_up_to(layout), strict=True):
+            means = lambda dims, spec=spec: only_dims(spec, dims)
+            first.append(layout_of(form, spec) if rule.first else None)
+            second.append(layout_of(form, spec) if coded else moments_of(rule, means))
         average = None if config.ema is None else layout
         return OptimizerState(structure.unflatten(first), structure.unflatten(second), average)
 
@@ -114,16 +120,24 @@ def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) ->
 
 def _update_weight(
     rule: Rule,
+    form: Form,
+    coded: bool,
     rate: Float[Array, ""],
     decay: float,
     weight: Float[Array, "*shard"],
     gradient: Float[Array, "*shard"],
-    first: Float[Array, "*shard"] | None,
+    first: Any,
     second: Any,
     step: Int[Array, ""],
-) -> tuple[Float[Array, "*shard"], Float[Array, "*shard"] | None, Any]:
-    """One weight's step, in float32; the first moment is rounded to its own dtype once, at the end."""
-    wide = None if first is None else first.astype(jnp.float32)
-    direction, moment, second = rule.direction(gradient.astype(jnp.float32), weight, wide, second, step)
-    rounded = None if first is None or moment is None else moment.astype(first.dtype)
+) -> tuple[Float[Array, "*shard"], Any, Any]:
+    """One weight's step, in float32; moments that rest as `form` are rounded once, at the end.
+
+    `coded` says that the second moment is shaped like the weight, and so rests as `form` too.
+    """
+    wide = decode(form, first) if rule.first else None
+    direction, wide, second = rule.direction(
+        gradient.astype(jnp.float32), weight, wide, decode(form, second) if coded else second, step
+    )
+    rounded = None if wide is None else encode(form, wide, step, signed=True)
+    second = encode(form, second, step, signed=False) if coded else second
     return (weight - rate * (direction + decay * weight), rounded, second)

@@ -103,21 +103,6 @@ def test_the_layout_of_the_state_is_that_of_the_weights(name):
     assert layout.second == (LAYOUT if name == "adamw" else without_matrices)
 
 
-def test_moments_rounds_only_the_first_moment_and_only_what_is_kept(run_optimizer, make_trees):
-    spec, layout = {"w": MATRIX}, {"w": P()}
-    master, *gradients = make_trees(spec, 3)
-    runs = {}
-    for moments in ("float32", "bfloat16"):
-        runs[moments] = [run_optimizer(CONFIG, spec, layout, gradients[:n], master, moments=moments) for n in (1, 2)]
-    (weights, state, _), (later, _, _) = runs["bfloat16"]
-    (wide_weights, wide_state, _), (wide_later, _, _) = runs["float32"]
-    assert state.first["w"].dtype == jnp.bfloat16
-    assert state.second["w"].dtype == np.float32
-    np.testing.assert_array_equal(weights["w"], wide_weights["w"])
-    np.testing.assert_array_equal(state.first["w"], wide_state.first["w"].astype(jnp.bfloat16))
-    assert 0 < np.abs(later["w"] - wide_later["w"]).max() < 1e-3
-
-
 def test_the_state_is_a_pair_of_trees_of_zeros():
     optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
     state = optimizer.init(jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS))
