@@ -1,0 +1,137 @@
+"""Memory and time of offloading under a pipeline: a share of each (microbatch, chunk) lies on the host in between.
+
+Yuan et al., USENIX ATC 2024, section 4. The unit is what one microbatch keeps in one chunk of layers. After its forward
+a share of it goes to pinned host memory, and comes back just before its backward, while neighbouring units compute. At
+any time a few units (`IN_TRANSIT`) are whole on the device: the one that computes, the one before it on its way out,
+the one to come on its way in, and the room that the next copy needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.config.errors import UserError
+from jaxpar.memory.layer_shape import LayerShape
+
+IN_TRANSIT = 4
+"""Units that are whole on the device, in the published system."""
+
+MASTER_AND_MOMENTS = 12
+"""Bytes of a parameter's master weight and two moments, float32."""
+
+
+def interleaved_units(pipe: int, chunks: int, rank: int = 0) -> int:
+    """Units in flight at most on a pipe rank under interleaved 1F1B: 2(p - 1) + (v - 1)p + 1 on the first.
+
+    Narayanan et al. 2021 (arXiv:2104.04473): each later rank has two less.
+    """
+    return 2 * (pipe - 1 - rank) + (chunks - 1) * pipe + 1
+
+
+def units_on_device(units: int, fraction: float, transit: int = IN_TRANSIT) -> float:
+    """Units' worth of activations in device memory: N - alpha·(N - transit); of no more than `transit`, all."""
+    return units - fraction * max(0, units - transit)
+
+
+def memory_bytes(
+    static_bytes: float, unit_bytes: float, units: int, fraction: float, transit: int = IN_TRANSIT
+) -> float:
+    """M(alpha) = M_static + A·[N - alpha·(N - transit)]: what a device holds at its fullest.
+
+    Args:
+        static_bytes: weights, gradients and optimizer state, and the working set of a layer.
+        unit_bytes: A, what one microbatch keeps in one chunk.
+        units: N, how many are in flight at most.
+        fraction: alpha, the share of each unit that is offloaded.
+        transit: units that are whole on the device all the same.
+    """
+    return static_bytes + unit_bytes * units_on_device(units, fraction, transit)
+
+
+def rank_parameters(shape: LayerShape, layers: int, vocab_rows: int = 0) -> int:
+    """Parameters on one device of `layers` layers without biases, and of `vocab_rows` rows of a table [vocab, embed].
+
+    Matrices and the table are split over the tensor ranks; norms are whole on each.
+    """
+    inside = 2 * shape.query_width + 2 * shape.kv_width + (3 if shape.gated else 2) * shape.hidden_width
+    return layers * shape.embed * (inside + 2) + vocab_rows * shape.embed // shape.tensor
+
+
+def state_bytes(parameters: int, sharded_over: int, weight_bytes: int = 2, gradient_bytes: int = 4) -> float:
+    """Bytes of a device's weights, gradients, and its share of master weights and moments (ZeRO stage 1).
+
+    Args:
+        parameters: of the device.
+        sharded_over: ranks that share the optimizer's state: all that hold the same weights, context ranks among them.
+        weight_bytes: per parameter.
+        gradient_bytes: per parameter; gradients accumulate in float32.
+    """
+    return parameters * (weight_bytes + gradient_bytes + MASTER_AND_MOMENTS / sharded_over)
+
+
+def working_bytes(shape: LayerShape) -> int:
+    """What a layer's backward has in hand at its fullest, in the feed-forward, beside what was kept for it.
+
+    The joined input and the joined gradient of the output, [S·b, h]; and [S·b, f/t] for each of the hidden activation
+    and its gradient, and with a gate also for silu(gate) and the gradients of gate and up.
+    """
+    hidden = 5 if shape.gated else 3
+    return shape.tokens * shape.item_bytes * (2 * shape.embed + hidden * shape.hidden_width)
+
+
+@dataclass(frozen=True)
+class HiddenFraction:
+    """How much of a unit the host link can move while units compute."""
+
+    fraction: float
+    """The largest alpha that is hidden in all phases, at most 1."""
+    phase: str | None
+    """Which of `bounds` it is from; None where everything can be hidden."""
+    bounds: dict[str, float]
+    """The largest alpha of each phase, above 1 where there is room to spare."""
+
+
+def largest_hidden_fraction(
+    unit_bytes: float, bandwidth: float, forward_seconds: float, backward_seconds: float
+) -> HiddenFraction:
+    """The largest share of a unit that can be copied without waiting.
+
+    While the pipeline fills, a unit leaves in the time of a forward: alpha·A <= BW·T_f. In steady state one leaves and
+    one comes, each direction of the link in the time of both: BW·(T_f + T_b). While it drains one comes in the time of
+    a backward: BW·T_b.
+
+    Args:
+        unit_bytes: A.
+        bandwidth: to the host's memory, bytes/s and direction.
+        forward_seconds: T_f of a unit: a microbatch through a chunk.
+        backward_seconds: T_b of the same.
+    """
+    assert unit_bytes > 0, "a unit keeps something"
+    bounds = {
+        "filling": bandwidth * forward_seconds / unit_bytes,
+        "steady": bandwidth * (forward_seconds + backward_seconds) / unit_bytes,
+        "draining": bandwidth * backward_seconds / unit_bytes,
+    }
+    phase = min(bounds, key=bounds.__getitem__)
+    return HiddenFraction(min(1.0, bounds[phase]), phase if bounds[phase] < 1 else None, bounds)
+
+
+def check_hidden(
+    fraction: float, unit_bytes: float, bandwidth: float, forward_seconds: float, backward_seconds: float
+) -> None:
+    """Raises `UserError`, with the numbers, where the host link cannot hide `fraction` of each unit."""
+    most = largest_hidden_fraction(unit_bytes, bandwidth, forward_seconds, backward_seconds)
+    if fraction <= most.fraction:
+        return
+    copy = fraction * unit_bytes / bandwidth
+    there_is = {
+        "filling": forward_seconds,
+        "steady": forward_seconds + backward_seconds,
+        "draining": backward_seconds,
+    }
+    phase = str(most.phase)
+    raise UserError(
+        f"memory.offload_fraction: {fraction:g} of the {unit_bytes / 2**30:.2f} GiB that a microbatch keeps in a chunk "
+        f"takes {copy * 1e3:.2f} ms to the host at {bandwidth / 1e9:g} GB/s, and while the pipeline is {phase} there "
+        f"are {there_is[phase] * 1e3:.2f} ms to hide it in; expected {int(most.fraction * 100) / 100:g} or less"
+    )
