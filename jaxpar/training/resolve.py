@@ -20,7 +20,9 @@ from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.validate import validate
-from jaxpar.memory.remat import layer_runs, recomputed, remat_name
+from jaxpar.memory.fraction import offload_share
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
+from jaxpar.memory.remat import layer_runs, offloaded, recomputed, remat_name
 from jaxpar.mesh.devices import Device
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
@@ -51,9 +53,10 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
     axes = _axes(config)
     schedule = choose_schedule(config)
     chunks = chunk_layers(config, schedule.chunks)
+    rows = config.data.batch_size // (axes.data * parallel.microbatches)
     asked = layer_runs(config.memory.remat, ACTIVATIONS, max(chunks))
     in_tiles = mlp_tiles(config, asked, schedule.splits_backward).number
-    runs = without_hidden(asked, in_tiles)
+    runs = _partly_offloaded(config, without_hidden(asked, in_tiles), layer_shape(config, axes, rows))
     request = attention_request(config, device, runs, node_devices)
     strategy = choose_context_strategy(parallel.context_strategy, request)
     layout = _context_layout(config, strategy.name, request)
@@ -67,7 +70,7 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
         pipe_ends=parallel.pipe_ends,
         pipe_ticks=parallel.pipe_ticks,
         microbatches=parallel.microbatches,
-        microbatch_rows=config.data.batch_size // (axes.data * parallel.microbatches),
+        microbatch_rows=rows,
         remat=remat_name(config.memory.remat),
         runs=runs,
         dtypes=Dtypes(
@@ -85,6 +88,19 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
         mlp_tiles=in_tiles,
         optimizer_offload=config.memory.optimizer_offload,
     )
+
+
+def _partly_offloaded(config: Config, runs: Sequence[LayerRun], shape: LayerShape) -> tuple[LayerRun, ...]:
+    """What layers keep, with `memory.offload_fraction` of it in host memory."""
+    fraction, names = config.memory.offload_fraction, offloaded(runs)
+    if fraction == 0:
+        return tuple(runs)
+    if names:
+        raise UserError(
+            f"memory.offload_fraction: {fraction:g} takes from all that is kept, and memory.remat offloads "
+            f"{', '.join(names)} by name; expected one of the two"
+        )
+    return offload_share(runs, activation_bytes(shape), fraction, config.memory.offload_smallest)
 
 
 def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:

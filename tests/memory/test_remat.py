@@ -66,6 +66,57 @@ def test_presets_are_those_that_a_configuration_can_name():
     assert {*PRESETS, "auto"} == set(get_args(get_args(field_types(MemoryConfig)["remat"])[0]))
 
 
+PER_LAYER = [
+    {"layers": "0-2", "preset": "full"},
+    {"layers": 3, "query": "offload"},
+    {"layers": "5-5", "preset": "none"},
+    {"layers": "6-7", "preset": "gemm_last"},
+]
+
+
+def test_a_list_says_it_for_the_layers_of_each_map_and_leaves_the_others_to_gemm_last():
+    runs = layer_runs(PER_LAYER, ACTIVATIONS, 9)
+    query = {"query": "offload"}
+    assert [(run.layers, run.activations) for run in runs] == [
+        (3, remat_map("full", ACTIVATIONS)),
+        (1, remat_map("gemm_last", ACTIVATIONS) | query),
+        (1, remat_map("gemm_last", ACTIVATIONS)),
+        (1, remat_map("none", ACTIVATIONS)),
+        (3, remat_map("gemm_last", ACTIVATIONS)),
+    ]
+    assert offloaded(runs) == ["query"]
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ([{"preset": "full"}], "memory.remat[0]: expected layers, as in {layers: 0-8, preset: full}"),
+        (
+            [{"layers": "7-9"}],
+            "memory.remat[0].layers: expected a layer or a range of layers from 0 to 8 of a chunk, as in 0-3, got "
+            "'7-9'",
+        ),
+        (
+            [{"layers": "first"}],
+            "memory.remat[0].layers: expected a layer or a range of layers from 0 to 8 of a chunk, as in 0-3, got "
+            "'first'",
+        ),
+        (
+            [{"layers": "0-3"}, {"layers": "3-4"}],
+            "memory.remat[1].layers: layer 3 stands in an earlier map too; expected each once",
+        ),
+        (
+            [{"layers": 0}, {"layers": 1, "qeury": "save"}],
+            "memory.remat[1]: 'qeury' is no activation; did you mean query?",
+        ),
+    ],
+)
+def test_a_wrong_list_is_one_sentence(written: list[dict[str, str | int]], sentence: str):
+    with pytest.raises(UserError) as error:
+        layer_runs(written, ACTIVATIONS, 9)
+    assert str(error.value) == sentence
+
+
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "llama": ({"tied": True}, 8),
     "qwen3": ({"qk_norm": True}, 8),

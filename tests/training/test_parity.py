@@ -30,13 +30,20 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "kv_heads": (8, 2),
     "packed": (True, False),
     "tied": (False, True),
-    "remat": ("none", "gemm_last", "full"),
+    "remat": ("none", "gemm_last", "selective", "full", "per layer", "offload", "half offloaded"),
     "loss_tiles": (1, 3),
     "mlp_tiles": (1, 3),
     "dropout": (0.0, 0.1),
     "vocab": (64, 61),
     "family": ("llama", "gpt2", "qwen3", "mistral"),
 }
+
+REMATS: dict[str, dict[str, Any]] = {
+    "per layer": {"remat": [{"layers": 0, "preset": "full"}, {"layers": 1, "preset": "none", "query": "recompute"}]},
+    "offload": {"remat": {"preset": "full", "layer_input": "offload", "value": "offload"}},
+    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
+}
+"""`memory` under the names that are no presets."""
 
 DEVICES = 8
 TOLERANCE = 1e-5
@@ -67,7 +74,8 @@ def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
     sections = {
         "model": model,
         "parallel": axes,
-        "memory": {name: row[name] for name in ("remat", "loss_tiles", "mlp_tiles")},
+        "memory": {name: row[name] for name in ("loss_tiles", "mlp_tiles")}
+        | REMATS.get(row["remat"], {"remat": row["remat"]}),
         "data": {"packed": row["packed"]},
     }
     return small(**{name: sections.get(name, {}) | more.get(name, {}) for name in sections | more})
