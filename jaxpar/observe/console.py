@@ -80,7 +80,7 @@ class ConsoleView(Listener):
             self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-        self._line(f"{step:>7}{loss:>9.4f}  held-out{_against(loss, baseline)}", "cyan")
+        self._line(f"{step:>7}{loss:>8.4f}  held-out{_against(loss, baseline)}", "cyan")
 
     def saved(self, step: int, path: str) -> None:
         place = Path(path)
@@ -151,18 +151,28 @@ def _columns(record: StepRecord) -> list[tuple[str, int, str]]:
     """(title, width, value) of a step's line; at most 79 characters in all."""
     columns = [
         ("step", 7, str(record.step)),
-        ("loss", 9, f"{record.loss:.4f}"),
+        ("loss", 8, f"{record.loss:.4f}"),
         ("grad norm", 10, _norm(record.grad_norm)),
         ("lr", 9, f"{record.learning_rate:.2e}"),
         ("tokens/s", 9, _count(record.tokens_per_second)),
         ("/device", 8, _count(record.tokens_per_second_per_device)),
     ]
     if record.mfu is not None:
-        columns.append(("MFU", 7, f"{record.mfu:.1%}"))
+        columns.append(("MFU", 6, f"{record.mfu:.1%}"))
     if record.memory_bytes is not None:
-        title = "memory" if record.memory_kind == "device" else "host mem"
-        columns.append((title, 11, _bytes(record.memory_bytes)))
+        columns.append(_memory(record, record.memory_bytes))
     return [*columns, ("ETA", 9, _clock(record.eta_s))]
+
+
+def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:
+    """In use, the peak so far and the limit of the fullest device; or what this process has of the host's memory."""
+    peak, limit = record.memory_peak_bytes, record.memory_limit_bytes
+    if record.memory_kind == "host":
+        return "host mem", 13, _bytes(in_use)
+    if peak is None or limit is None:
+        return "memory", 13, _bytes(in_use)
+    used = [f"{value / 2**30:.{1 if value < 100 * 2**30 else 0}f}" for value in (in_use, peak)]
+    return "GiB/peak/max", 13, f"{used[0]}/{used[1]}/{limit / 2**30:.0f}"
 
 
 def _against(loss: float, baseline: float | None) -> str:

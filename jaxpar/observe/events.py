@@ -81,7 +81,11 @@ class StepRecord:
     eval_loss: float | None = None
     """Held-out loss, where this step was evaluated."""
     memory_kind: MemoryKind = "device"
-    """Whose memory `memory_bytes` is."""
+    """Whose memory `memory_bytes` and the next two are."""
+    memory_peak_bytes: int | None = None
+    """The most that was in use so far."""
+    memory_limit_bytes: int | None = None
+    """What there is: of the device, as far as XLA may take it, or of the machine."""
     epochs: dict[str, float] | None = None
     """Source of data to how often it was gone through so far."""
     data_wait: float = 0.0

@@ -7,12 +7,14 @@ nothing: then it is the resident memory of the process, which all its virtual de
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from pathlib import Path
 
 import jax
 
+from jaxpar.mesh.devices import Device
 from jaxpar.observe.events import MemoryKind
 
 
@@ -24,27 +26,45 @@ def memory_kind() -> MemoryKind:
 def peak_bytes() -> int:
     """Largest memory in use since the process started, in bytes: the worst local device, or resident host memory."""
     reported = _reported("peak_bytes_in_use")
-    return max(reported) if reported else _host_peak()
+    return max(reported) if reported else host_peak()
 
 
 def bytes_in_use() -> int:
     """Memory in use now, in bytes: the worst local device, or resident host memory."""
     reported = _reported("bytes_in_use")
-    return max(reported) if reported else _host_now()
+    return max(reported) if reported else host_bytes()
 
 
-def _reported(key: str) -> list[int]:
-    stats = [device.memory_stats() for device in jax.local_devices()]
-    return [values[key] for values in stats if values and key in values]
+def limit_bytes() -> int:
+    """Memory that there is, in bytes: what XLA may take of the least local device, or the machine's."""
+    reported = _reported("bytes_limit")
+    return min(reported) if reported else host_limit()
 
 
-def _host_peak() -> int:
+def statistic(device: Device, key: str) -> int | None:
+    """A number of a device's allocator, such as `bytes_in_use`; None where it reports none."""
+    return (device.memory_stats() or {}).get(key)
+
+
+def host_bytes() -> int:
+    """Resident memory of this process, in bytes."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():  # macOS has no cheap way to ask
+        return host_peak()
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+
+def host_peak() -> int:
+    """The largest resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
 
 
-def _host_now() -> int:
-    statm = Path("/proc/self/statm")
-    if not statm.exists():  # macOS has no cheap way to ask
-        return _host_peak()
-    return int(statm.read_text().split()[1]) * resource.getpagesize()
+def host_limit() -> int:
+    """Memory of this machine, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _reported(key: str) -> list[int]:
+    numbers = [statistic(device, key) for device in jax.local_devices()]
+    return [number for number in numbers if number is not None]

@@ -26,6 +26,8 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
     scalars = {tag: values[field] for field, tag in _TAGS.items() if values[field] is not None}
     if record.memory_bytes is not None:
         scalars[f"memory/{record.memory_kind}_bytes"] = record.memory_bytes
+    if record.memory_peak_bytes is not None:
+        scalars[f"memory/{record.memory_kind}_peak_bytes"] = record.memory_peak_bytes
     return scalars | {f"epochs/{source}": epochs for source, epochs in (record.epochs or {}).items()}
 
 

@@ -18,7 +18,7 @@ from jaxpar.mesh import liveness
 from jaxpar.model.flops import mfu
 from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import strict_json
-from jaxpar.observe.memory import bytes_in_use, memory_kind, peak_bytes
+from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
 from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.spikes import Spike
 from jaxpar.training.errors import TrainingError
@@ -278,6 +278,8 @@ class _Loop:
                 loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
                 eval_loss=evaluated,
                 memory_kind=memory_kind(),
+                memory_peak_bytes=peak_bytes(),
+                memory_limit_bytes=limit_bytes(),
                 epochs=self.trainer.epochs(number),
                 data_wait=data_wait,
             )

@@ -22,6 +22,7 @@ from jaxpar.mesh.devices import Device, check_devices, devices_per_node, find_de
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.events import Listener, Summary
+from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.attend import mask_of
 from jaxpar.training.batches import BatchPlacer
@@ -83,6 +84,7 @@ class Trainer:
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
+        name_arrays(self, Trainer._arrays)
         liveness.at("ready to train")
 
     @property
@@ -200,6 +202,19 @@ class Trainer:
         """Dense peak of one device in FLOP/s; None where the catalogue does not know it."""
         gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
         return None if gpu is None else gpu.training_peak
+
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays of this run, by what they are for; what is no array yet is not made."""
+        shapes = {(leaf.shape, leaf.dtype) for leaf in self.functions.abstract_batch().values()}
+        named: dict[str, Any] = {"batches": [a for a in jax.live_arrays() if (a.shape, a.dtype) in shapes]}
+        if self._state is None:
+            return named
+        state = self._state
+        return named | {
+            "master weights": state.master,
+            "moments": state.optimizer._replace(average=None),
+            "average of the weights": state.optimizer.average,
+        }
 
     def fit(self, listeners: Iterable[Listener] | None = None) -> Summary:
         """Train to `run.steps`, evaluating and saving on the way; continues a run that its folder holds.

@@ -59,7 +59,8 @@ def test_the_run_is_told_whole(tmp_path: Path) -> None:
 def test_lines_fit_80_columns(tmp_path: Path, terminal: bool) -> None:
     shown, screen = view(terminal)
     shown.start(run_info(tmp_path))
-    shown.step(record(1_000_000, mfu=0.5, memory_bytes=2**37 - 1, eta_s=9 * 86400.0, grad_norm=1e-9))
+    memory = dict.fromkeys(("memory_bytes", "memory_peak_bytes", "memory_limit_bytes"), 100 * 2**30 - 2**28)
+    shown.step(record(1_000_000, loss=12.3456, mfu=0.5, **memory, eta_s=9 * 86400.0, grad_norm=1e-9))
     shown.evaluation(1_000_000, 12.5, 12.75)
     shown.close()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text(screen)).replace("\r", "\n").splitlines()
@@ -87,6 +88,15 @@ def test_what_is_not_known_has_no_column(tmp_path: Path) -> None:
     assert "MFU" not in text(screen) and "memory" not in text(screen)
     shown.step(record(2, memory_bytes=2**30, memory_kind="host"))
     assert "host mem" in text(screen)
+
+
+def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -> None:
+    shown, screen = view()
+    known = {"memory_peak_bytes": round(62.14 * 2**30), "memory_limit_bytes": round(75.3 * 2**30)}
+    shown.step(record(1, memory_bytes=round(51.26 * 2**30), **known))
+    assert re.search(r" GiB/peak/max .*\n.* 51\.3/62\.1/75 ", text(screen))
+    shown.step(record(2, memory_bytes=2**30, memory_kind="host", **known))
+    assert re.search(r" host mem .*\n.* 1\.00 GiB ", text(screen))
 
 
 def test_a_sample_cannot_move_the_cursor_or_be_taken_for_markup(tmp_path: Path) -> None:

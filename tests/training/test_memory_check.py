@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from jaxpar.config import DistributedConfig, UserError
 from jaxpar.mesh.devices import MOST_VIRTUAL, prepare_devices
+from jaxpar.observe import memory_report
 from jaxpar.training.memory_check import check_state_fits, check_step_fits, memory_limit
 from jaxpar.training.trainer import Trainer
 from tests.small_run import SmallRun, small
@@ -37,3 +39,15 @@ def test_a_machine_stands_in_for_so_many_devices_and_no_more(monkeypatch: pytest
     monkeypatch.setenv("XLA_FLAGS", "")
     with pytest.raises(UserError, match=f"takes 4096 devices.*at most {MOST_VIRTUAL}"):
         prepare_devices(4096, DistributedConfig())
+
+
+def test_a_trainer_names_what_lies_in_memory():
+    trainer = Trainer(small(), devices=jax.devices()[:1])
+    trainer.step()
+    held = {holding.name: holding for holding in memory_report().holdings}
+    leaves = jax.tree.leaves(trainer.state.master)
+    assert held["master weights"].arrays == len(leaves)
+    assert held["master weights"].device_bytes == sum(leaf.nbytes for leaf in leaves)
+    assert held["moments"].device_bytes == 2 * held["master weights"].device_bytes
+    batch = trainer.functions.abstract_batch()
+    assert held["batches"].arrays >= len(batch)

@@ -1,0 +1,144 @@
+"""What lies in the memory of this process's devices now, array by array, summed up by what the arrays are for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+
+from jaxpar.mesh.devices import Device
+from jaxpar.observe.amounts import size
+from jaxpar.observe.memory import host_bytes, host_limit, host_peak, statistic
+
+OTHER = "other arrays"
+PINNED = "pinned_host"
+
+_named: WeakKeyDictionary[Any, Callable[[Any], Mapping[str, Any]]] = WeakKeyDictionary()
+
+
+def name_arrays(owner: Any, arrays: Callable[[Any], Mapping[str, Any]]) -> None:
+    """Let `memory_report` call arrays by name: `arrays(owner)` gives trees of them, by what they are for.
+
+    It is asked as long as `owner` lives, and must not hold on to it.
+    """
+    _named[owner] = arrays
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Arrays of one kind."""
+
+    name: str
+    arrays: int
+    """How many there are."""
+    device_bytes: int
+    """On the device that holds most of all arrays."""
+    pinned_bytes: int
+    """In pinned memory of the host, for all devices of this process."""
+
+
+@dataclass(frozen=True)
+class DeviceHolding:
+    """One device, in bytes; None where it does not report a number."""
+
+    device: str
+    arrays: int
+    """In arrays that Python holds."""
+    in_use: int | None
+    """In arrays, and in temporaries of what runs now."""
+    peak: int | None
+    """The most that was in use since the process started."""
+    limit: int | None
+    """What XLA's allocator may take."""
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryReport:
+    """`print` shows it as a table."""
+
+    holdings: tuple[Holding, ...]
+    """Largest first."""
+    devices: tuple[DeviceHolding, ...]
+    host: int
+    """Resident memory of this process, which virtual CPU devices share, in bytes."""
+    host_peak: int
+    host_limit: int
+    """Memory of the machine, in bytes."""
+
+    def __str__(self) -> str:
+        fullest = max(self.devices, key=lambda device: device.arrays)
+        lines = [f"{f'memory of {fullest.device}':<30}{'arrays':>9}{'device':>12}{'pinned host':>14}"]
+        for held in self.holdings:
+            lines.append(f"  {held.name:<28}{held.arrays:>9}{size(held.device_bytes):>12}{size(held.pinned_bytes):>14}")
+        pinned = sum(held.pinned_bytes for held in self.holdings)
+        count = sum(held.arrays for held in self.holdings)
+        lines.append(f"  {'all arrays':<28}{count:>9}{size(fullest.arrays):>12}{size(pinned):>14}")
+        if fullest.in_use is not None:
+            lines.append(f"  {'temporaries, rounding':<28}{'':>9}{size(fullest.in_use - fullest.arrays):>12}")
+        lines += ["", f"{'device':<30}{'arrays':>9}{'in use':>12}{'peak':>14}{'limit':>12}"]
+        for device in self.devices:
+            numbers = [_size(value) for value in (device.arrays, device.in_use, device.peak, device.limit)]
+            lines.append(f"  {device.device:<28}{numbers[0]:>9}{numbers[1]:>12}{numbers[2]:>14}{numbers[3]:>12}")
+        whole = size(self.host), size(self.host_peak), size(self.host_limit)
+        lines.append(f"  {'this process, on the host':<28}{'':>9}{whole[0]:>12}{whole[1]:>14}{whole[2]:>12}")
+        if all(device.in_use is None for device in self.devices):
+            lines.append("These devices report nothing of their own: they lie in this process's memory.")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def memory_report() -> MemoryReport:
+    """What lies in memory now, on the devices of this process; with trainers' names, as `weights`, where there are any.
+
+    Arrays are counted, not read, so it is cheap enough for any step.
+    """
+    names: dict[int, str] = {}
+    for owner, arrays in list(_named.items()):
+        for name, tree in arrays(owner).items():
+            names |= {id(leaf): name for leaf in jax.tree.leaves(tree)}
+    on_device: dict[str, Counter[Device]] = {}
+    pinned: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for array in jax.live_arrays():
+        if array.is_deleted():
+            continue
+        name = names.get(id(array), OTHER)
+        part = prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+        devices = array.sharding.addressable_devices
+        count[name] += 1
+        if array.sharding.memory_kind == PINNED:
+            pinned[name] += part * len(devices)
+        else:
+            on_device.setdefault(name, Counter()).update(dict.fromkeys(devices, part))
+    held: Counter[Device] = Counter()
+    for kind in on_device.values():
+        held.update(kind)
+    local = jax.local_devices()
+    fullest = max(local, key=lambda device: held[device])
+    holdings = [
+        Holding(name, count[name], on_device.get(name, Counter())[fullest], pinned[name]) for name in sorted(count)
+    ]
+    return MemoryReport(
+        tuple(sorted(holdings, key=lambda held: -held.device_bytes)),
+        tuple(
+            DeviceHolding(
+                f"{device.platform}:{device.id}",
+                held[device],
+                *(statistic(device, key) for key in ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")),
+            )
+            for device in local
+        ),
+        host_bytes(),
+        host_peak(),
+        host_limit(),
+    )
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else size(value)
