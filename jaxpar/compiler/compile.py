@@ -50,7 +50,7 @@ def plan_for(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
     least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
     device = _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
-    return config, make_plan(config, device, cluster.gpus_per_host)
+    return config, make_plan(config, device, cluster.gpus_per_host, cluster)
 
 
 def compile_step(

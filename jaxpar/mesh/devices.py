@@ -19,6 +19,8 @@ import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
 from jaxpar.mesh import liveness
@@ -124,6 +126,18 @@ def devices_per_node(devices: Sequence[Device]) -> int:
     slices. Where it does not, as on CPUs, a process stands for a node.
     """
     return min(Counter(_node(device) for device in devices).values())
+
+
+def cluster_of(device: Device, devices: int, node_devices: int | None) -> Cluster | None:
+    """So many devices like `device` as a cluster of the catalogue's, in nodes of `node_devices` (None: all in one).
+
+    None where the catalogue does not know it.
+    """
+    gpu = gpu_of(device.device_kind)
+    if gpu is None:
+        return None
+    each = min(node_devices or devices, devices)
+    return parse_cluster(f"{gpu.short}:{-(-devices // each)}x{each}")
 
 
 def _node(device: Device) -> int:

@@ -20,10 +20,13 @@ from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.validate import validate
-from jaxpar.memory.fraction import offload_share
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
+from jaxpar.memory.fraction import kept_bytes, offload_share
+from jaxpar.memory.layer_shape import layer_shape
+from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import layer_runs, offloaded, recomputed, remat_name
-from jaxpar.mesh.devices import Device
+from jaxpar.mesh.devices import Device, cluster_of
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
 from jaxpar.training.tiles import loss_tiles, mlp_tiles, without_hidden
@@ -44,9 +47,10 @@ def with_vocab(config: Config, vocab: int) -> Config:
     return config
 
 
-def make_plan(config: Config, device: Device, node_devices: int | None = None) -> Plan:
+def make_plan(config: Config, device: Device, node_devices: int | None = None, cluster: Cluster | None = None) -> Plan:
     """The layout of a resolved `config` on devices like `device`, in nodes of `node_devices` (None: all in one).
 
+    `cluster` has the speeds of GPUs and links; by default those that the catalogue has for `device`.
     Raises `UserError` for a choice that does not support it.
     """
     parallel, precision = config.parallel, config.precision
@@ -56,7 +60,9 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
     rows = config.data.batch_size // (axes.data * parallel.microbatches)
     asked = layer_runs(config.memory.remat, ACTIVATIONS, max(chunks))
     in_tiles = mlp_tiles(config, asked, schedule.splits_backward).number
-    runs = _partly_offloaded(config, without_hidden(asked, in_tiles), layer_shape(config, axes, rows))
+    cluster = cluster or cluster_of(device, axes.devices, node_devices)
+    costs = _layer_costs(config, axes, rows, cluster)
+    runs = _partly_offloaded(config, without_hidden(asked, in_tiles), costs, known=cluster is not None)
     request = attention_request(config, device, runs, node_devices)
     strategy = choose_context_strategy(parallel.context_strategy, request)
     layout = _context_layout(config, strategy.name, request)
@@ -90,8 +96,19 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None) -
     )
 
 
-def _partly_offloaded(config: Config, runs: Sequence[LayerRun], shape: LayerShape) -> tuple[LayerRun, ...]:
-    """What layers keep, with `memory.offload_fraction` of it in host memory."""
+def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> LayerCosts:
+    """What a layer can keep, and at which costs; without GPUs that are known, at those of an H100."""
+    cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
+    return layer_costs(layer_shape(config, axes, rows), speeds_on(cluster, axes, config.precision.compute))
+
+
+def _partly_offloaded(
+    config: Config, runs: Sequence[LayerRun], costs: LayerCosts, *, known: bool
+) -> tuple[LayerRun, ...]:
+    """What layers keep, with `memory.offload_fraction` of it in host memory.
+
+    Raises `UserError` where a link that is `known` cannot hide the copies.
+    """
     fraction, names = config.memory.offload_fraction, offloaded(runs)
     if fraction == 0:
         return tuple(runs)
@@ -100,7 +117,11 @@ def _partly_offloaded(config: Config, runs: Sequence[LayerRun], shape: LayerShap
             f"memory.offload_fraction: {fraction:g} takes from all that is kept, and memory.remat offloads "
             f"{', '.join(names)} by name; expected one of the two"
         )
-    return offload_share(runs, activation_bytes(shape), fraction, config.memory.offload_smallest)
+    layers, unit = sum(run.layers for run in runs), kept_bytes(runs, costs.sizes)
+    times = layers * costs.forward_seconds, layers * costs.backward_seconds
+    if known:
+        check_hidden(fraction, unit, costs.host_bandwidth, *times)
+    return offload_share(runs, costs.sizes, fraction, config.memory.offload_smallest)
 
 
 def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:
