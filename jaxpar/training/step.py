@@ -14,7 +14,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
-from jaxpar.memory.streaming import PINNED, brought, rows_of_piece, to_host
+from jaxpar.memory.streaming import PINNED, brought, rows_of_piece, streamed, to_host
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
@@ -24,7 +24,7 @@ from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
 from jaxpar.model.embedding import vocab_axes
 from jaxpar.model.layer_loop import Keep
 from jaxpar.optim.moments import check_blocks
-from jaxpar.optim.norm import clip, global_norm, squares, squares_layout
+from jaxpar.optim.norm import global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import OptimizerState, make_optimizer
 from jaxpar.optim.schedule import learning_rate
 from jaxpar.pipeline.executor import evaluate, execute
@@ -33,7 +33,7 @@ from jaxpar.training.attend import make_attend
 from jaxpar.training.pipeline import forward_program, layer_order, pipeline_program, schedule_of
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
-from jaxpar.training.weight_update import UpdateFacts, WeightUpdate, updated_by_weights, weight_updates
+from jaxpar.training.weight_update import UpdateFacts, WeightUpdate, joined, weight_states, weight_updates
 
 type Layout = Any
 
@@ -264,12 +264,14 @@ class TrainStep:
 
     def _updated(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> tuple[Tree, OptimizerState]:
         """Master weights and what the optimizer keeps after a step; the same bits where the step is not finite."""
-        if self.offloads:
-            return updated_by_weights(self.weight_updates, state, gradients, facts)
-        gradients = clip(gradients, facts.norm, self.config.optimizer.clip_norm)
-        master, optimizer, _ = self.optimizer.update(gradients, state.optimizer, state.master, facts.applied)
-        keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(facts.finite, a, b), new, old)
-        return keep(master, state.master), keep(optimizer, state.optimizer)
+        weights, new = weight_states(state.master, state.optimizer), []
+        for update, weight, gradient in zip(self.weight_updates, weights, jax.tree.leaves(gradients), strict=True):
+            piece = lambda now, part, update=update: update(now, part, facts)
+            if self.offloads:
+                new.append(streamed(piece, weight, gradient, update.rows(weight)))
+            else:
+                new.append(piece(weight, gradient))
+        return joined(new, jax.tree.structure(gradients), average=state.optimizer.average is not None)
 
     @cached_property
     def weight_updates(self) -> list[WeightUpdate]:

@@ -8,17 +8,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import OptimizerConfig
-from jaxpar.memory.streaming import rows_of_piece, streamed
+from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.parameters import ParamSpec, Tree
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim import Optimizer, OptimizerState, clip, make_optimizer
-from jaxpar.optim.rule import is_stacked
-from jaxpar.training.state import TrainState
 
 
 class WeightState(NamedTuple):
@@ -52,11 +51,16 @@ class WeightUpdate:
     """Fewer rows at a time would cost as much as these."""
 
     def __call__(self, state: WeightState, gradient: Float[Array, "*shard"], facts: UpdateFacts) -> WeightState:
-        """The state after a step; the same bits where the step is not finite."""
+        """The state after a step; the same bits where the step is not finite.
+
+        The barriers keep XLA from fusing the update with what is around it: whether a product and a sum become one
+        operation, with one rounding, would otherwise depend on where the state rests.
+        """
+        state, gradient, facts = lax.optimization_barrier((state, gradient, facts))
         gradient = clip(gradient, facts.norm, self.clip_norm)
         master, optimizer, _ = self.optimizer.update(gradient, state.optimizer, state.master, facts.applied)
         new = WeightState(master, optimizer)
-        return jax.tree.map(lambda a, b: jnp.where(facts.finite, a, b), new, state)
+        return lax.optimization_barrier(jax.tree.map(lambda a, b: jnp.where(facts.finite, a, b), new, state))
 
     def rows(self, state: WeightState) -> int | None:
         """Rows of a piece of `state` (arrays or shapes of one device's part); None where it has to be whole."""
@@ -72,26 +76,12 @@ def weight_updates(
     def one(spec: ParamSpec, where: PartitionSpec) -> WeightUpdate:
         optimizer = make_optimizer(config, steps=steps, moments=moments, specs=spec, layout=where)
         group = prod(sizes[axis] for dim in range(1, len(spec.shape)) for axis in axes_of_dim(where, dim))
-        # Adafactor's means are over a whole matrix, and Muon's ranks each take a share of the layers.
-        by_rows = is_stacked(spec) or config.name != "adafactor"
+        # Adafactor's means are over a whole matrix, and of a part of the layers XLA would add them in another order.
+        # Muon's ranks each take a share of the layers.
         least = group if config.name == "muon" and spec.matrix else 1
-        return WeightUpdate(optimizer, config.clip_norm, by_rows, least)
+        return WeightUpdate(optimizer, config.clip_norm, config.name != "adafactor", least)
 
     return [one(*leaf) for leaf in zip(described, structure.flatten_up_to(layout), strict=True)]
-
-
-def updated_by_weights(
-    updates: list[WeightUpdate], state: TrainState, gradients: Tree, facts: UpdateFacts
-) -> tuple[Tree, OptimizerState]:
-    """Master weights and optimizer state, which are in host memory, after a step; one weight after the other."""
-    new = []
-    for update, weight, gradient in zip(
-        updates, weight_states(state.master, state.optimizer), jax.tree.leaves(gradients), strict=True
-    ):
-        one = lambda piece, part, update=update: update(piece, part, facts)
-        with jax.named_scope("streamed_state"):
-            new.append(streamed(one, weight, gradient, update.rows(weight)))
-    return joined(new, jax.tree.structure(gradients), average=state.optimizer.average is not None)
 
 
 def weight_states(master: Tree, optimizer: OptimizerState) -> list[WeightState]:

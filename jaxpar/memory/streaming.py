@@ -1,0 +1,123 @@
+"""Arrays that rest in pinned host memory and pass through the device in pieces of rows, one fetched ahead.
+
+While a piece is worked on, the next one is on its way to the device and the one before on its way back. The arrays are
+changed in place. XLA copies a whole array where it cannot see that a slice is read before another one is written, so
+each write waits for the read of the next piece of the same array, and for nothing else: the write of one array runs
+beside the read of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.typing import DTypeLike
+from jaxtyping import Array, Num
+
+from jaxpar.mesh.layer_order import Index
+
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+PINNED = "pinned_host"
+"""JAX's name of the host's memory that devices copy to and from by themselves, as shardings have it."""
+
+PIECE_BYTES = 2**27
+"""Bytes of a piece, all its arrays together, unless one row is larger: enough for a link's full speed."""
+
+
+def to_host(tree: Any) -> Any:
+    """`tree` with its arrays in pinned host memory."""
+    return jax.tree.map(lambda a: jax.device_put(a, HOST), tree)
+
+
+def rows_of_piece(tree: Any, least: int = 1) -> int:
+    """Rows (of the first dim, which all arrays have alike) that make a piece, at least `least` unless there are fewer.
+
+    A number that divides the rows is taken where it makes pieces at least half as large as they may be.
+    """
+    arrays = jax.tree.leaves(tree)
+    rows = arrays[0].shape[0]
+    assert all(a.shape[0] == rows for a in arrays), f"rows of {[a.shape for a in arrays]}"
+    row_bytes = sum(a.size * a.dtype.itemsize for a in arrays) // rows
+    most = min(rows, max(least, PIECE_BYTES // max(1, row_bytes), 1))
+    divides = max(n for n in range(1, most + 1) if rows % n == 0)
+    return divides if 2 * divides > most else most
+
+
+def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: int | None) -> Any:
+    """`state` (a tree of arrays in host memory) after `function` of each of its pieces, which has the same shapes.
+
+    Args:
+        function: a piece of `state` and the same rows of `along`, on the device, to the new piece.
+        state: arrays with the same first dim.
+        along: a tree of arrays on the device with that first dim too.
+        rows: rows of a piece, the last of which has what remains; None takes all at once, whatever the first dims.
+
+    Bytes to and from the device: all of `state`, once each.
+    """
+    if rows is None:
+        return to_host(function(jax.tree.map(lambda a: jax.device_put(a, DEVICE), state), along))
+    total = jax.tree.leaves(state)[0].shape[0]
+    pieces, rest = divmod(total, rows)
+
+    def turn(place: Index, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, piece = carry
+        following = _fetch(state, (place + 1) * rows, rows)
+        new = function(piece, _slice(along, place * rows, rows))
+        state, following = _after(state, following)
+        return _write(state, new, place * rows), following
+
+    state, piece = lax.fori_loop(0, pieces - 1, turn, (state, _fetch(state, 0, rows)))
+    first = (pieces - 1) * rows
+    following = _fetch(state, first + rows, rest) if rest else None
+    new = function(piece, _slice(along, first, rows))
+    if rest:
+        state, following = _after(state, following)
+    state = _write(state, new, first)
+    if rest:
+        state = _write(state, function(following, _slice(along, first + rows, rest)), first + rows)
+    return state
+
+
+def brought(a: Num[Array, "..."], dtype: DTypeLike, rows: int) -> Num[Array, "..."]:
+    """`a`, which is in host memory, on the device as `dtype`, without a whole copy in its own dtype there."""
+    if a.ndim == 0 or rows >= a.shape[0]:
+        return jax.device_put(a, DEVICE).astype(dtype)
+    pieces, rest = divmod(a.shape[0], rows)
+    made = jnp.zeros_like(jax.device_put(_slice(a, 0, 1), DEVICE), dtype, shape=a.shape)
+
+    def turn(place: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        made, piece = carry
+        following = _fetch(a, (place + 1) * rows, rows)
+        return lax.dynamic_update_slice_in_dim(made, piece.astype(dtype), place * rows, 0), following
+
+    made, piece = lax.fori_loop(0, pieces - 1, turn, (made, _fetch(a, 0, rows)))
+    last = [(piece, (pieces - 1) * rows), *([(_fetch(a, pieces * rows, rest), pieces * rows)] if rest else [])]
+    for piece, first in last:
+        made = lax.dynamic_update_slice_in_dim(made, piece.astype(dtype), first, 0)
+    return made
+
+
+def _slice(tree: Any, first: Index, rows: int) -> Any:
+    return jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, rows), tree)
+
+
+def _fetch(tree: Any, first: Index, rows: int) -> Any:
+    in_order = lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim))))
+    return jax.tree.map(lambda a: jax.device_put(in_order(a), DEVICE), _slice(tree, first, rows))
+
+
+def _after(state: Any, fetched: Any) -> tuple[Any, Any]:
+    """Both, each array of `state` held until what was fetched from it is there."""
+    leaves, structure = jax.tree.flatten(state)
+    pairs = [lax.optimization_barrier(pair) for pair in zip(leaves, jax.tree.leaves(fetched), strict=True)]
+    states, arrived = zip(*pairs, strict=True)
+    return structure.unflatten(states), structure.unflatten(arrived)
+
+
+def _write(state: Any, new: Any, first: Index) -> Any:
+    return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, jax.device_put(b, HOST), first, 0), state, new)
