@@ -33,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with memory over time and the schedule")
     parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
+    parser.add_argument(
+        "--remat-front",
+        action="store_true",
+        help="compile nothing; print what layers could keep between forward and backward, in bytes against time",
+    )
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-front: draw it, as .svg or .png")
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=600, help="for a compile (default 600)")
     parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing")
     options = parser.parse_args(arguments)
@@ -47,13 +53,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    if options.picture is not None and not options.remat_front:
+        raise UserError("--picture: expected --remat-front with it; the page of a compiled step is --html")
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
     from jaxpar.compiler.quiet import quiet_screen
 
     with quiet_screen():
         from jaxpar.compiler.inspection import Inspection
         from jaxpar.compiler.program.records import ProgramError
+        from jaxpar.compiler.remat_front.inspection import FrontInspection
 
+    if options.remat_front:
+        for name, given in (("--html", options.html), ("--diff", options.diff)):
+            if given is not None:
+                raise UserError(f"{name}: expected no --remat-front with it, which compiles nothing")
+        FrontInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
+        return 0
     inspection = Inspection(
         config=options.config,
         cluster=options.cluster,

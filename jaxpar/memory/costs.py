@@ -57,10 +57,13 @@ class Speeds:
     host: float
     """Link to the host's memory, each direction."""
 
+    def work(self, operation: Operation) -> float:
+        """Seconds of matmuls or memory traffic, whichever takes longer."""
+        return max(operation.flops / self.flops, operation.moved / self.memory)
+
     def seconds(self, operation: Operation) -> float:
-        """How long `operation` takes at these speeds."""
-        work = max(operation.flops / self.flops, operation.moved / self.memory)
-        return work + operation.sent / self.tensor + operation.sent_context / self.context
+        """How long `operation` takes by itself: its work, then its messages."""
+        return self.work(operation) + operation.sent / self.tensor + operation.sent_context / self.context
 
 
 def speeds_on(cluster: Cluster, axes: AxisSizes, dtype: str = "bfloat16") -> Speeds:
@@ -146,7 +149,8 @@ class LayerCosts:
     recomputations: Sequence[Recomputation]
     """Each activation but the layer's input is the output of one."""
     forward_seconds: float = 0.0
-    """Of the layer; copies to the host hide behind it."""
+    """Of the layer at its shortest, its messages hidden behind its work or the other way round; copies to the host hide
+    behind it."""
     backward_seconds: float = 0.0
     """Of the layer, with nothing made again; copies from the host hide behind it."""
     host_bandwidth: float = float("inf")
@@ -177,14 +181,16 @@ def layer_costs(shape: LayerShape, speeds: Speeds, measured: Mapping[str, float]
     """
     own = operations(shape)
     seconds = {one.name: speeds.seconds(one) for one in own}
+    work = {one.name: speeds.work(one) for one in own}
     for name, value in (measured or {}).items():
         if name not in seconds:
             near = did_you_mean(name, seconds) or f"; there are {', '.join(seconds)}"
             raise UserError(f"measured times: {name!r} is no operation of a layer{near}")
         if not value >= 0:
             raise UserError(f"measured times: {name}: expected seconds, 0 or more, got {value!r}")
-        seconds[name] = value
-    forward = sum(seconds.values())
+        seconds[name] = work[name] = value
+    links = sum(one.sent for one in own) / speeds.tensor, sum(one.sent_context for one in own) / speeds.context
+    forward = max(sum(work.values()), *links)
     return LayerCosts(
         sizes=activation_bytes(shape),
         recomputations=tuple(Recomputation(o.outputs, seconds[o.name], o.flops) for o in own if o.outputs),

@@ -74,12 +74,13 @@ def test_speeds_follow_the_links_that_axes_lie_on():
 
 
 def test_measured_times_take_the_place_of_the_roofline():
-    modelled = layer_costs(SHAPE, ROUND)
-    measured = layer_costs(SHAPE, ROUND, {"query": 2.5, "mlp_down": 1.0})
+    speeds = replace(ROUND, tensor=1e12, context=1e12)
+    modelled = layer_costs(SHAPE, speeds)
+    measured = layer_costs(SHAPE, speeds, {"query": 2.5, "mlp_down": 1.0})
     again = {o.outputs: o.seconds for o in measured.recomputations}
     assert again[("query",)] == 2.5
     assert again[("key",)] == next(o.seconds for o in modelled.recomputations if o.outputs == ("key",))
-    own = {o.name: ROUND.seconds(o) for o in operations(SHAPE)}
+    own = {o.name: ROUND.work(o) for o in operations(SHAPE)}
     least = modelled.forward_seconds - own["mlp_down"] - own["query"]
     assert measured.forward_seconds == pytest.approx(least + 3.5)
 
@@ -90,6 +91,14 @@ def test_measured_times_take_the_place_of_the_roofline():
 def test_times_that_are_of_nothing_are_refused(measured: dict[str, float], said: str):
     with pytest.raises(UserError, match=said):
         layer_costs(SHAPE, ROUND, measured)
+
+
+def test_a_layer_is_as_long_as_its_work_or_its_messages():
+    work = sum(ROUND.work(o) for o in operations(SHAPE))
+    quick, slow = replace(ROUND, tensor=1e12, context=1e12), replace(ROUND, tensor=1e12, context=1e-3)
+    assert layer_costs(SHAPE, quick).forward_seconds == pytest.approx(work)
+    sent = sum(o.sent_context for o in operations(SHAPE))
+    assert layer_costs(SHAPE, slow).forward_seconds == pytest.approx(sent / 1e-3)
 
 
 def test_copies_are_waited_for_when_a_layer_is_too_short_to_hide_them():

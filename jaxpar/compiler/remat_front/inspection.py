@@ -1,0 +1,60 @@
+"""From what the user typed to the front on the screen and in a picture: `python -m jaxpar.inspect --remat-front`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxpar.compiler.inspection import PLAIN_WIDTH
+from jaxpar.compiler.remat_front.front import make_front
+from jaxpar.compiler.remat_front.picture import draw_front
+from jaxpar.compiler.remat_front.text import print_front
+from jaxpar.config import UserError, load_config
+from jaxpar.hardware.cluster import parse_cluster
+
+FORMS = ("svg", "png")
+
+
+@dataclass(frozen=True)
+class FrontInspection:
+    """What the user asked for."""
+
+    config: Path
+    cluster: str
+    overrides: Sequence[str] = ()
+    """`section.key=value`."""
+    as_json: bool = False
+    picture: Path | None = None
+    """Where to draw it; the form is that of the name."""
+
+    def run(self) -> None:
+        """Search, and print. Raises `UserError` with one sentence."""
+        form = None if self.picture is None else _form(self.picture)
+        front = make_front(load_config(self.config, self.overrides), parse_cluster(self.cluster), self.config.stem)
+        if self.picture is not None and form is not None:
+            try:
+                self.picture.write_bytes(draw_front(front, form))
+            except OSError as error:
+                raise UserError(f"--picture {self.picture}: cannot be written ({error.strerror})") from error
+        if self.as_json:
+            print(json.dumps(front.to_dict(), indent=2))
+            return
+        console = Console()
+        console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
+        print_front(front, console)
+        if self.picture is not None:
+            console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
+
+
+def _form(picture: Path) -> str:
+    """`svg` or `png`. Raises `UserError` for another ending, and for a folder that does not exist."""
+    form = picture.suffix.lower().removeprefix(".")
+    if form not in FORMS:
+        raise UserError(f"--picture {picture}: expected a name that ends in .svg or .png")
+    if not picture.parent.is_dir():
+        raise UserError(f"--picture {picture}: the folder {picture.parent} does not exist")
+    return form

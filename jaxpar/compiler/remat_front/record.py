@@ -1,0 +1,97 @@
+"""What is said about what layers could keep; its fields are the JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """One choice for all layers, or a mix of two, on one device."""
+
+    name: str
+    """The preset that it is; empty for another."""
+    layer_bytes: float
+    """Kept on the device of one microbatch in one layer; the mean where layers differ."""
+    chunk_bytes: int
+    """The same in one chunk of layers."""
+    total_bytes: int
+    """The same of all units in flight."""
+    host_bytes: int
+    """In the host's memory, of all units in flight, for one device."""
+    flops_share: float
+    """FLOPs of matmuls and attention that run again, as a share of the step's."""
+    seconds: float
+    """Per step, on a roofline: what runs again, and copies that layers are too short to hide."""
+    time_share: float
+    """Of the step's time on the same roofline with nothing recomputed."""
+    fits: bool
+    """Whether `total_bytes` goes into what is left for activations."""
+    on_front: bool
+    """Whether no other choice, of those without host memory, has as few bytes and as little time."""
+    runs: tuple[tuple[int, dict[str, str]], ...]
+    """(layers, what happens to each activation) in the order of a chunk."""
+
+
+@dataclass(frozen=True)
+class RematFront:
+    """The front of a configuration on a cluster."""
+
+    config: str
+    """What the user calls the configuration."""
+    cluster: str
+    gpu: str
+    devices: int
+    axes: dict[str, int]
+    layers: int
+    """Of a chunk; the longest."""
+    chunks: int
+    """Of a pipe rank."""
+    microbatches: int
+    microbatch_rows: int
+    units: int
+    """Microbatches times chunks that a device keeps at the same time: a stash has this many slots on every rank."""
+    units_of_ranks: tuple[int, ...]
+    """How many of them each pipe rank fills under its schedule."""
+    usable_bytes: int
+    """What a program may take of a device."""
+    parts: dict[str, int]
+    """What takes it beside activations."""
+    room_bytes: int
+    """What is left for activations; below 0 where the rest does not fit."""
+    step_seconds: float
+    """A step on the roofline with nothing recomputed, without a pipeline's bubble and without transfers of weights."""
+    host_bandwidth: float
+    """Bytes per second and direction to the host's memory."""
+    points: tuple[FrontPoint, ...]
+    """The front without host memory, all layers alike, by rising bytes."""
+    host_points: tuple[FrontPoint, ...]
+    """The front with as much host memory as it wants."""
+    presets: tuple[FrontPoint, ...]
+    cheapest: FrontPoint | None
+    """The least time that fits, with one or two kinds of layers, without host memory; None where nothing fits."""
+    cheapest_with_host: FrontPoint | None
+    """The same with host memory."""
+    least_bytes: int
+    """The least that all units in flight take without host memory."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def hull(points: tuple[FrontPoint, ...]) -> tuple[FrontPoint, ...]:
+    """The lower convex hull of a front: chunks with layers of two of its neighbours reach what lies between them."""
+    found: list[FrontPoint] = []
+    for point in points:
+        while len(found) > 1 and _above(found[-2], found[-1], point):
+            found.pop()
+        found.append(point)
+    return tuple(found)
+
+
+def _above(left: FrontPoint, middle: FrontPoint, right: FrontPoint) -> bool:
+    """Whether `middle` lies on the line from `left` to `right`, or above it."""
+    rise = (right.seconds - left.seconds) * (middle.total_bytes - left.total_bytes)
+    return (middle.seconds - left.seconds) * (right.total_bytes - left.total_bytes) >= rise

@@ -1,0 +1,141 @@
+"""`python -m jaxpar.inspect --remat-front`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib.image
+import pytest
+
+from jaxpar.compiler.remat_front.record import FrontPoint, hull
+from jaxpar.config import load_config
+from jaxpar.inspect import main
+from jaxpar.memory.closed_forms import CLOSED_FORMS
+from jaxpar.memory.layer_shape import LayerShape
+from jaxpar.memory.remat import layer_runs
+
+LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+SHAPE = LayerShape(
+    rows=1, sequence=8192, embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336, gated=True, context=1, tensor=1
+)
+
+
+def run(*arguments: Any, config: Path = LLAMA, cluster: str = "h100:1x8") -> int:
+    common = "--config", config, "--cluster", cluster, "--remat-front"
+    return main([str(argument) for argument in (*common, *arguments)])
+
+
+def found(capfd: pytest.CaptureFixture[str], *arguments: Any, **where: Any) -> dict[str, Any]:
+    assert run("--json", *arguments, **where) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def test_presets_have_the_bytes_of_their_closed_forms(capfd: pytest.CaptureFixture[str]):
+    front = found(capfd)
+    presets = {point["name"]: point for point in front["presets"]}
+    for name, form in CLOSED_FORMS.items():
+        assert presets[name]["layer_bytes"] == form(SHAPE)
+        assert presets[name]["total_bytes"] == 32 * form(SHAPE)
+    assert presets["none"]["seconds"] == 0
+    assert presets["gemm_last"]["flops_share"] == 0
+    assert presets["gemm_last"]["time_share"] < 0.04
+    assert 0.2 < presets["full"]["flops_share"] < 0.33
+    assert [name for name, point in presets.items() if point["on_front"]] == ["none", "gemm_last", "full"]
+
+
+def test_the_front_falls_in_time_as_bytes_rise(capfd: pytest.CaptureFixture[str]):
+    front = found(capfd)
+    for points in (front["points"], front["host_points"]):
+        sizes, times = [p["total_bytes"] for p in points], [p["seconds"] for p in points]
+        assert sizes == sorted(set(sizes))
+        assert times == sorted(set(times), reverse=True)
+    assert not any(point["host_bytes"] for point in front["points"])
+    assert sum(front["parts"].values()) + front["room_bytes"] == front["usable_bytes"]
+
+
+def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    rows = ("--set", "data.sequence_length=16384")
+    assert run(*rows) == 0
+    out = capfd.readouterr().out
+    assert "gemm_last and full fit" in out
+    assert "Nothing was compiled" in out
+    assert "\x1b" not in out
+    front = found(capfd, *rows)
+    best = front["cheapest"]
+    assert best["fits"]
+    assert best["seconds"] < next(p["seconds"] for p in front["presets"] if p["name"] == "gemm_last")
+    # What was printed, in a file of its own, keeps what was said.
+    written = out.split("Cheapest that fits:")[1].split("With ")[0].splitlines()[1:]
+    lines = [line[2:] for line in written if line.startswith("  ")]
+    file = tmp_path / "chosen.yaml"
+    file.write_text(LLAMA.read_text() + "\n" + "\n".join(lines) + "\n")
+    assert run("--json", *rows, config=file) == 0
+    remat = load_config(file, ()).memory.remat
+    runs = layer_runs(remat, best["runs"][0][1], 32)
+    assert [(one.layers, one.activations) for one in runs] == [(n, own) for n, own in best["runs"]]
+
+
+def test_what_fits_nowhere_is_said(capfd: pytest.CaptureFixture[str]):
+    assert run("--set", "data.sequence_length=262144", cluster="v100-32:1x8") == 0
+    out = capfd.readouterr().out
+    assert "Nothing fits" in out
+    front = found(capfd, "--set", "data.sequence_length=262144", cluster="v100-32:1x8")
+    assert front["cheapest"] is None
+    assert not any(point["fits"] for point in front["presets"])
+
+
+def test_pipeline_ranks_are_told_with_their_units(capfd: pytest.CaptureFixture[str]):
+    layout = ("parallel.pipe=4", "parallel.fsdp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2")
+    front = found(capfd, *(part for key in layout for part in ("--set", key)))
+    assert front["units_of_ranks"] == [11, 9, 7, 5]
+    assert (front["layers"], front["chunks"]) == (4, 2)
+    none = next(point for point in front["presets"] if point["name"] == "none")
+    assert none["total_bytes"] == front["units"] * none["chunk_bytes"] == front["units"] * 4 * none["layer_bytes"]
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_the_picture_names_the_presets(form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    picture = tmp_path / f"front.{form}"
+    assert run("--picture", picture) == 0
+    assert f"Picture: {picture}" in capfd.readouterr().out
+    if form == "png":
+        height, width = matplotlib.image.imread(picture).shape[:2]
+        assert (width, height) == (1440, 864)
+        return
+    text = " ".join(ElementTree.parse(picture).getroot().itertext())
+    for said in ("gemm_last", "selective", "full", "none", "left for activations", "GiB"):
+        assert said in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--picture", "front.jpg"], "--picture front.jpg: expected a name that ends in .svg or .png"),
+        (["--picture", "nowhere/front.svg"], "the folder nowhere does not exist"),
+        (["--html", "page.html"], "--html: expected no --remat-front with it"),
+        (["--diff", "other.yaml"], "--diff: expected no --remat-front with it"),
+        (["--set", "memory.remat=everything"], "memory.remat"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
+    assert run(*arguments) == 2
+    out, err = capfd.readouterr()
+    assert said in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_a_picture_of_a_compiled_step_is_not_this_one(capfd: pytest.CaptureFixture[str]):
+    assert main(["--config", str(LLAMA), "--cluster", "h100:1x8", "--picture", "x.svg"]) == 2
+    assert "expected --remat-front" in capfd.readouterr().err
+
+
+def test_the_hull_leaves_out_what_two_kinds_of_layers_beat():
+    def point(size: int, seconds: float) -> FrontPoint:
+        return FrontPoint("", size, size, size, 0, 0.0, seconds, 0.0, True, True, ((1, {}),))
+
+    points = point(0, 10), point(1, 9), point(2, 4), point(3, 3), point(4, 2), point(5, 1.9)
+    assert [p.total_bytes for p in hull(points)] == [0, 2, 4, 5]
