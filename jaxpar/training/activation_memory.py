@@ -46,7 +46,10 @@ def chunk_bytes(step: TrainStep) -> ActivationBytes:
         return jnp.zeros(())
 
     mapped = step.shard_map(measure, (step.batch_layout(), step.master_layout), PartitionSpec())
-    jax.eval_shape(mapped, step.abstract_batch(), step.abstract_state().master)
+    # On the device, wherever they rest: what is measured does not depend on it.
+    put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    master = jax.tree.map(put, step.abstract_state().master, step.shardings(step.master_layout))
+    jax.eval_shape(mapped, step.abstract_batch(), master)
     return ActivationBytes(**found)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run fits, asked before anything is allocated."""
+"""What a step needs, what there is, and sizes for people."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from math import prod
 
 import jax
 
-from jaxpar.config import UserError
+from jaxpar.memory.streaming import PINNED
 from jaxpar.training.step import TrainStep
-
-ADVICE = (
-    "raise parallel.microbatches, choose memory.remat: full (and layer_input: offload) or parallel.zero: 3, or shard "
-    "over more devices"
-)
 
 
 def state_bytes(step: TrainStep) -> int:
-    """Bytes of master weights and moments on one device."""
+    """Bytes of one device's master weights and moments, wherever they rest."""
+    return _bytes_of(jax.tree.leaves(step.abstract_state()))
+
+
+def pinned_state_bytes(step: TrainStep) -> int:
+    """Those of them that rest in pinned memory of the host."""
     leaves = jax.tree.leaves(step.abstract_state())
+    return _bytes_of([leaf for leaf in leaves if leaf.sharding.memory_kind == PINNED])
+
+
+def _bytes_of(leaves: list[jax.ShapeDtypeStruct]) -> int:
     return sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
@@ -46,25 +50,3 @@ def memory_limit(step: TrainStep) -> tuple[int, int]:
     if statistics and "bytes_limit" in statistics:
         return statistics["bytes_limit"], 1
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), len(local)
-
-
-def check_state_fits(step: TrainStep) -> None:
-    """Raises `UserError` when weights and moments alone are more than the memory there is."""
-    limit, sharing = memory_limit(step)
-    needed = state_bytes(step) * sharing
-    if needed > limit:
-        where = "each device" if sharing == 1 else f"this machine's {sharing} devices"
-        raise UserError(
-            f"parallel: weights and optimizer state take {mebibytes(needed)} on {where}, and there are "
-            f"{mebibytes(limit)}; shard over more devices (parallel.fsdp with parallel.zero: 3), or choose a smaller "
-            "model"
-        )
-
-
-def check_step_fits(step: TrainStep, needed: int | None) -> None:
-    """Raises `UserError` when the compiled step needs `needed` bytes per device, and a GPU has less."""
-    limit, sharing = memory_limit(step)
-    if needed is not None and sharing == 1 and needed > limit:
-        raise UserError(
-            f"parallel: the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}; {ADVICE}"
-        )

@@ -27,7 +27,8 @@ from jaxpar.observe.timer import StepTimer
 from jaxpar.training.attend import mask_of
 from jaxpar.training.batches import BatchPlacer
 from jaxpar.training.host_memory import check_offload
-from jaxpar.training.memory_check import check_state_fits, check_step_fits, needed_bytes
+from jaxpar.training.memory_check import needed_bytes
+from jaxpar.training.out_of_memory import check_state_fits, check_step_fits, explained
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 from jaxpar.training.state import TrainState
 from jaxpar.training.step import StepMetrics, TrainStep
@@ -112,7 +113,8 @@ class Trainer:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
         with self.timer.compiling():
             lowered = self.functions.train.lower(self.functions.abstract_state(), self.functions.abstract_batch())
-            compiled = lowered.compile()
+            with explained(self.functions):
+                compiled = lowered.compile()
         check_step_fits(self.functions, needed_bytes(compiled))
         return compiled
 
@@ -123,7 +125,11 @@ class Trainer:
 
     def step(self) -> StepMetrics:
         """Take one step; returns before the devices are done (reading a metric waits for them)."""
-        compiled, state = self.compiled, self.state
+        compiled = self.compiled
+        with explained(self.functions, needed_bytes(compiled)):
+            return self._step(compiled, self.state)
+
+    def _step(self, compiled: jax.stages.Compiled, state: TrainState) -> StepMetrics:
         if self._batches is None:
             self._batches = self._placed_batches(int(state.step))
         with self.timer.fetching():
@@ -229,7 +235,9 @@ class Trainer:
         from jaxpar.training.listeners import default_listeners
         from jaxpar.training.loop import fit
 
-        return fit(self, default_listeners(self.config) if listeners is None else listeners)
+        # Steps run ahead of this process: what one of them lacks may come out wherever a result is waited for.
+        with explained(self.functions):
+            return fit(self, default_listeners(self.config) if listeners is None else listeners)
 
     def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], int]]:
         """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""

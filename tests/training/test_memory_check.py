@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import pytest
 
 from jaxpar.config import DistributedConfig, UserError
 from jaxpar.mesh.devices import MOST_VIRTUAL, prepare_devices
 from jaxpar.observe import memory_report
-from jaxpar.training.memory_check import check_state_fits, check_step_fits, memory_limit
+from jaxpar.training import memory_check, out_of_memory
+from jaxpar.training.memory_check import mebibytes, memory_limit, state_bytes
+from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes, fixed_bytes
+from jaxpar.training.out_of_memory import check_state_fits, check_step_fits, explained
+from jaxpar.training.step import TrainStep
 from jaxpar.training.trainer import Trainer
 from tests.small_run import SmallRun, small
 
@@ -27,12 +33,102 @@ def test_a_small_run_fits():
     check_step_fits(step, memory_limit(step)[0])
 
 
-def test_a_step_larger_than_a_gpu_names_what_would_make_it_smaller():
+WIDE: dict[str, int] = {"layers": 4, "embed": 64, "heads": 8, "kv_heads": 8, "mlp": 256}
+"""Activations are most of what its step takes."""
+
+
+def wide_step(**sections: Any) -> TrainStep:
+    data = {"sequence_length": 256, "batch_size": 32}
+    return SmallRun(small(**{"model": WIDE, "data": data, **sections})).step
+
+
+def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step(memory={"remat": "none"})
+    estimate = estimate_memory(step)
+    needed = round(1.1 * estimate.device)
+    limit = needed - estimate.saved_activations // 3
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (limit, 1))
+    with pytest.raises(UserError) as raised:
+        check_step_fits(step, needed)
+    text = str(raised.value)
+    assert f"the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}" in text
+    assert f"{mebibytes(estimate.saved_activations)} of saved activations" in text
+    assert "the nearest that fits: parallel.microbatches: 2 (about " in text
+
+
+def test_changes_are_made_together_where_none_suffices_alone(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step(memory={"remat": "none"}, data={"sequence_length": 256, "batch_size": 4})
+    needed = estimated_bytes(step)
+    both = wide_step(
+        memory={"remat": "full"}, data={"sequence_length": 256, "batch_size": 4}, parallel={"microbatches": 4}
+    )
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (estimated_bytes(both), 1))
+    with pytest.raises(UserError, match=r"the nearest that fits: .* with .*; not enough alone: parallel"):
+        check_step_fits(step, needed)
+
+
+def test_where_nothing_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step()
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (2**20, 1))
+    with pytest.raises(
+        UserError, match=r"no change of settings on these devices fits \(at least .*\): shard over more"
+    ):
+        check_step_fits(step, estimated_bytes(step))
+
+
+def exhausted() -> Exception:
+    return jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3221225472 bytes.")
+
+
+def test_memory_that_runs_out_in_a_step_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(small(), devices=jax.devices()[:1])
+    real = trainer.compiled
+
+    class Failing:
+        memory_analysis = real.memory_analysis
+
+        def __call__(self, *_: Any) -> None:
+            raise exhausted()
+
+    trainer.__dict__["compiled"] = Failing()
+    needed = memory_check.needed_bytes(real)
+    assert needed is not None
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (needed, 1))
+    with pytest.raises(UserError) as raised:
+        trainer.step()
+    start = f"parallel: XLA found no room for 3.00 GiB more on a device; the step needs {mebibytes(needed)} per device"
+    assert str(raised.value).startswith(start)
+    assert "the nearest that fits: " in str(raised.value)
+
+
+def test_memory_that_runs_out_while_compiling_is_a_sentence():
     step = SmallRun(small()).step
-    limit, sharing = memory_limit(step)
-    assert sharing == 1
-    with pytest.raises(UserError, match=r"the step needs .* memory.remat: full"):
-        check_step_fits(step, limit + 1)
+    sentence = r"XLA found no room for 3\.00 GiB more on a device; the step needs about"
+    with pytest.raises(UserError, match=sentence), explained(step):
+        raise exhausted()
+
+
+def test_other_errors_of_xla_pass():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), explained(SmallRun(small()).step):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+def test_the_trainer_refuses_a_step_before_it_allocates(monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(small(), devices=jax.devices()[:1])
+    limit = state_bytes(trainer.functions) + 2**10
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (limit, 1))
+    with pytest.raises(UserError, match=r"the step needs .* per device, and there are"):
+        trainer.step()
+    assert trainer.steps_done == 0
+
+
+def test_what_layers_keep_is_all_that_remat_changes_in_an_estimate():
+    none, full = (wide_step(memory={"remat": remat}) for remat in ("none", "full"))
+    kept = [estimate_memory(step).saved_activations for step in (none, full)]
+    input_of_a_layer = 4 * 32 * 256 * WIDE["embed"]
+    assert kept[1] == WIDE["layers"] * input_of_a_layer < kept[0] / 10
+    assert estimated_bytes(none) - fixed_bytes(none) == kept[0]
+    assert estimate_memory(none).optimizer == estimate_memory(full).optimizer == state_bytes(full)
 
 
 def test_a_machine_stands_in_for_so_many_devices_and_no_more(monkeypatch: pytest.MonkeyPatch):

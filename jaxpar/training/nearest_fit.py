@@ -1,0 +1,97 @@
+"""What to change in a plan that does not fit: the cheapest change of settings whose estimate does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.overrides import with_overrides
+from jaxpar.training.memory_estimate import estimated_bytes
+from jaxpar.training.step import TrainStep
+
+type Rebuild = Callable[[Config], TrainStep]
+"""The step of another configuration on the same devices; raises `UserError` where there is none."""
+
+
+class Fit(NamedTuple):
+    """Settings, and what a step takes with them."""
+
+    settings: tuple[str, ...]
+    """`section.key=value`, as on the command line."""
+    bytes: int
+    """Estimated, on one device."""
+
+
+class Search(NamedTuple):
+    """What was found."""
+
+    nearest: Fit | None
+    """None where nothing that was tried fits."""
+    least: Fit | None
+    """The smallest of what was tried; None where nothing could be tried."""
+    alone: tuple[Fit, ...] = ()
+    """Cheaper changes that by themselves were not enough."""
+
+
+def nearest_fit(step: TrainStep, limit: int, rebuild: Rebuild, needed: int | None = None) -> Search:
+    """The cheapest change of `step`'s configuration that takes at most `limit` bytes on a device.
+
+    Each change of `changes` is tried alone, then they are made one after the other, each kept where it makes the step
+    smaller. Estimates are shifted by what the estimate of `step` itself misses of `needed`, XLA's own number.
+    """
+    config = step.config
+    own = estimated_bytes(step)
+    shift = 0 if needed is None else needed - own
+
+    def fit(settings: tuple[str, ...]) -> Fit | None:
+        try:
+            changed = rebuild(with_overrides(config, settings))
+            return Fit(settings, estimated_bytes(changed) + shift)
+        except UserError:  # what this model or these devices do not support is no way out
+            return None
+
+    tried: list[Fit] = []
+    for setting in changes(config):
+        if (found := fit((setting,))) is None:
+            continue
+        if found.bytes <= limit:
+            return Search(found, found, tuple(tried))
+        tried.append(found)
+    best = Fit((), own + shift)
+    for setting in [single.settings[0] for single in tried]:
+        key = setting.partition("=")[0]
+        kept = tuple(other for other in best.settings if other.partition("=")[0] != key)
+        found = fit((*kept, setting))
+        if found is not None and found.bytes < best.bytes:
+            best = found
+            if best.bytes <= limit:
+                return Search(best, best, tuple(tried))
+    return Search(None, best if best.settings else None, tuple(tried))
+
+
+def changes(config: Config) -> Iterator[str]:
+    """Settings that make a step smaller, the cheapest in time first: what only shards more; smaller microbatches; more
+    recomputation; what crosses the link to the host; and fewer bits, which change the numbers."""
+    parallel, memory = config.parallel, config.memory
+    for zero in range(parallel.zero + 1, 3):
+        yield f"parallel.zero={zero}"
+    most = config.data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert)
+    for microbatches in range(parallel.microbatches + 1, most + 1):
+        if most % microbatches == 0:
+            yield f"parallel.microbatches={microbatches}"
+    if memory.remat in ("none", "selective"):
+        yield "memory.remat=gemm_last"
+    if parallel.zero < 3:
+        yield "parallel.zero=3"
+    if memory.remat != "full":
+        yield "memory.remat=full"
+    for fraction in (0.25, 0.5, 0.75, 1.0):
+        if fraction > memory.offload_fraction and memory.remat != "full":
+            yield f"memory.offload_fraction={fraction}"
+    yield "memory.remat={preset: full, layer_input: offload}"
+    if memory.optimizer_offload == "none":
+        yield "memory.optimizer_offload=host"
+    if config.optimizer.name != "adafactor":
+        for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
+            yield f"precision.moments={moments}"

@@ -1,0 +1,123 @@
+"""Memory that does not suffice: asked before anything is allocated, and told in a sentence where XLA finds out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.validate import validate
+from jaxpar.mesh.devices import devices_per_node
+from jaxpar.training.host_memory import check_offload
+from jaxpar.training.memory_check import mebibytes, memory_limit, pinned_state_bytes, state_bytes
+from jaxpar.training.memory_estimate import MemoryEstimate, estimate_memory, estimated_bytes
+from jaxpar.training.nearest_fit import Fit, Search, nearest_fit
+from jaxpar.training.resolve import make_plan
+from jaxpar.training.step import TrainStep
+
+EXHAUSTED = "RESOURCE_EXHAUSTED"
+"""How XLA begins to say that memory did not suffice."""
+ROOM = 0.97
+"""Share of the memory that a plan should leave untouched at most, where XLA has run out of it."""
+MORE_DEVICES = "shard over more devices (parallel.fsdp with parallel.zero: 3), or choose a smaller model"
+
+
+def check_state_fits(step: TrainStep) -> None:
+    """Raises `UserError` when weights and moments alone are more than the memory there is."""
+    limit, sharing = memory_limit(step)
+    needed = (state_bytes(step) - pinned_state_bytes(step) * (sharing == 1)) * sharing
+    if needed <= limit:
+        return
+    where = "each device" if sharing == 1 else f"this machine's {sharing} devices"
+    way_out = MORE_DEVICES if sharing > 1 else _way_out(_search(step, limit, None))
+    raise UserError(
+        f"parallel: weights and optimizer state take {mebibytes(needed)} on {where}, and there are "
+        f"{mebibytes(limit)}; {way_out}"
+    )
+
+
+def check_step_fits(step: TrainStep, needed: int | None) -> None:
+    """Raises `UserError` when the compiled step needs `needed` bytes per device, and a GPU has less."""
+    limit, sharing = memory_limit(step)
+    if needed is not None and sharing == 1 and needed > limit:
+        raise UserError(
+            f"parallel: the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}; by shapes, "
+            f"{_by_class(estimate_memory(step))}; {_way_out(_search(step, limit, needed))}"
+        )
+
+
+@contextmanager
+def explained(step: TrainStep, needed: int | None = None) -> Iterator[None]:
+    """Turns XLA's error that memory did not suffice into a `UserError`; others pass.
+
+    `needed` is what XLA itself says that the compiled step needs per device, where that is known.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        raise UserError(_explanation(step, str(error), needed)) from error
+
+
+def _explanation(step: TrainStep, error: str, needed: int | None) -> str:
+    limit, sharing = memory_limit(step)
+    each = limit // sharing
+    total = needed or estimated_bytes(step)
+    # What XLA says that it needs can be less than there is: the rest was taken, or in pieces that are too small.
+    goal = int(ROOM * min(each, total))
+    asked = re.search(r"allocat\w*\s+(?:of\s+)?(\d+(?:\.\d+)?\s?[KMGT]?i?B?(?:ytes)?(?:\s?bytes)?)", error)
+    found = f"for {_readable(asked[1])} more" if asked else "for what it wanted to allocate"
+    return (
+        f"parallel: XLA found no room {found} on a device; the step needs "
+        f"{'' if needed else 'about '}{mebibytes(total)} per device, and there are {mebibytes(each)}; by shapes, "
+        f"{_by_class(estimate_memory(step))}; {_way_out(_search(step, goal, needed))}"
+    )
+
+
+def _readable(size: str) -> str:
+    """`1048576 bytes` as people read it; other units stay."""
+    digits = size.removesuffix("bytes").strip()
+    return mebibytes(int(digits)) if digits.isdigit() else size.strip()
+
+
+def _by_class(estimate: MemoryEstimate) -> str:
+    """`2.00 GiB of weights, ...`, largest first."""
+    names = {
+        "optimizer": "master weights and moments",
+        "weights": "weights",
+        "gradients": "gradients",
+        "saved_activations": "saved activations",
+        "temporaries": "temporaries",
+    }
+    sizes = estimate._asdict()
+    largest = sorted(names, key=lambda name: -sizes[name])
+    return "about " + ", ".join(f"{mebibytes(sizes[name])} of {names[name]}" for name in largest if sizes[name])
+
+
+def _search(step: TrainStep, limit: int, needed: int | None) -> Search:
+    devices = list(step.mesh.devices.flat)
+
+    def rebuild(config: Config) -> TrainStep:
+        validate(config)
+        changed = TrainStep(config, make_plan(config, devices[0], devices_per_node(devices)), step.mesh)
+        check_offload(changed)
+        return changed
+
+    return nearest_fit(step, limit, rebuild, needed)
+
+
+def _way_out(search: Search) -> str:
+    alone = f"; not enough alone: {', '.join(map(_shown, search.alone))}" if search.alone else ""
+    if search.nearest is not None:
+        return f"the nearest that fits: {_shown(search.nearest)}{alone}"
+    least = f" (at least {_shown(search.least)})" if search.least else ""
+    return f"no change of settings on these devices fits{least}: {MORE_DEVICES}{alone}"
+
+
+def _shown(fit: Fit) -> str:
+    settings = " with ".join(setting.replace("=", ": ", 1) for setting in fit.settings)
+    return f"{settings} (about {mebibytes(fit.bytes)})"
