@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
@@ -266,11 +267,14 @@ class TrainStep:
         """Master weights and what the optimizer keeps after a step; the same bits where the step is not finite."""
         weights, new = weight_states(state.master, state.optimizer), []
         for update, weight, gradient in zip(self.weight_updates, weights, jax.tree.leaves(gradients), strict=True):
-            piece = lambda now, part, update=update: update(now, part, facts)
-            if self.offloads:
-                new.append(streamed(piece, weight, gradient, update.rows(weight)))
-            else:
-                new.append(piece(weight, gradient))
+            if not self.offloads:
+                new.append(update(weight, gradient, facts))
+                continue
+            # XLA would fetch the first piece of every weight at once, and keep what the forward read of it until now.
+            weight, facts = lax.optimization_barrier((weight, facts))
+            piece = lambda now, part, update=update, facts=facts: update(now, part, facts)
+            weight, facts = lax.optimization_barrier((streamed(piece, weight, gradient, update.rows(weight)), facts))
+            new.append(weight)
         return joined(new, jax.tree.structure(gradients), average=state.optimizer.average is not None)
 
     @cached_property
