@@ -38,9 +38,14 @@ class Room:
         return sum(self.parts.values())
 
     @property
+    def left_bytes(self) -> int:
+        """What is left for activations; below 0 where the rest alone does not fit."""
+        return self.usable_bytes - self.taken_bytes
+
+    @property
     def unit_bytes(self) -> int:
-        """What one microbatch may keep in one chunk; below 0 where the rest alone does not fit."""
-        return (self.usable_bytes - self.taken_bytes) // self.units
+        """What one microbatch may keep in one chunk."""
+        return self.left_bytes // self.units
 
 
 def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:

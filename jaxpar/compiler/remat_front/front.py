@@ -31,6 +31,9 @@ from jaxpar.training.room import Room, memory_room
 TRAINING = 3
 """Forward, and a backward of twice the work."""
 
+IN_TRANSIT = 2
+"""Layers whose offloaded activations are on the device all the same: the one that computes, and the next."""
+
 
 def make_front(config: Config, cluster: Cluster, name: str) -> RematFront:
     """What the layers of `config` could keep on `cluster`; its own `memory.remat` plays no part.
@@ -71,6 +74,7 @@ class _Maker:
             config=name,
             cluster=self.cluster.name,
             gpu=self.cluster.gpu.name,
+            gpus_per_host=self.cluster.gpus_per_host,
             devices=self.plan.axes.devices,
             axes=dict(self.plan.axes),
             layers=self.layers,
@@ -81,7 +85,7 @@ class _Maker:
             units_of_ranks=tuple(simulate(schedule_of(self.plan)).peak_in_flight),
             usable_bytes=self.room.usable_bytes,
             parts=dict(self.room.parts),
-            room_bytes=self.room.usable_bytes - self.room.taken_bytes,
+            room_bytes=self.room.left_bytes,
             step_seconds=self._step_seconds(costs),
             host_bandwidth=costs.host_bandwidth,
             points=tuple(alike(point, _name_of(point.named(costs), presets)) for point in front),
@@ -93,8 +97,9 @@ class _Maker:
         )
 
     def _cheapest(self, costs: LayerCosts, front: Sequence[Point], host_bytes: int) -> FrontPoint | None:
+        on_their_way = IN_TRANSIT * sum(costs.sizes.values()) if host_bytes else 0
         try:
-            runs = cheapest(costs, self.layers, self.room.unit_bytes, host_bytes)
+            runs = cheapest(costs, self.layers, self.room.unit_bytes - on_their_way // self.room.units, host_bytes)
         except NothingFits:
             return None
         return self._point(costs, runs, "", front)
@@ -115,6 +120,7 @@ class _Maker:
         triples = {(p.device_bytes, p.picoseconds) for p in front}
         per_step = seconds * self._layers_per_step
         total = chunk * self.room.units
+        on_their_way = IN_TRANSIT * max(point.host_bytes for _, point in each)
         return FrontPoint(
             name=name,
             layer_bytes=chunk / self.layers,
@@ -124,7 +130,7 @@ class _Maker:
             flops_share=again / step,
             seconds=per_step,
             time_share=per_step / self._step_seconds(costs),
-            fits=chunk <= self.room.unit_bytes,
+            fits=total + on_their_way <= self.room.left_bytes,
             on_front=len(each) == 1 and not host and (each[0][1].device_bytes, each[0][1].picoseconds) in triples,
             runs=tuple((layers, {key: str(value) for key, value in own.items()}) for layers, own in runs),
         )

@@ -7,10 +7,15 @@ from itertools import pairwise, product
 from typing import Any
 
 from jaxpar.compiler.remat_front.record import FrontPoint, RematFront, hull
+from jaxpar.observe.amounts import seconds, size
 
 GIB = 2**30
 BLUE, GREEN, RED, GRAY, INK = "#2f6db3", "#3a8f5c", "#c8452d", "#8a94a0", "#1d2530"
-NEAR = [(dx, dy) for r in (1.0, 1.6, 2.4, 3.4) for dx, dy in product((16 * r, -16 * r), (15 * r, -15 * r))]
+NEAR = [
+    (sign_x * dx, sign_y * dy)
+    for dx, dy in sorted(product((16, 26, 40, 60, 90, 130), (15, 24, 36, 52, 75)), key=lambda offset: sum(offset))
+    for sign_x, sign_y in product((1, -1), (1, -1))
+]
 """Where a label may stand from its point, in points (1/72 inch), best first."""
 
 
@@ -26,7 +31,7 @@ def draw_front(front: RematFront, form: str) -> bytes:
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         _curve(axes, front.points, BLUE, "save or recompute")
-        _curve(axes, front.host_points, GREEN, "or offload, as much as the host link hides and more")
+        _curve(axes, front.host_points, GREEN, "save, recompute or offload")
         _room(axes, front)
         _frame(axes, front)
         _label_presets(figure, axes, front)
@@ -103,7 +108,7 @@ def _label_presets(figure: Any, axes: Any, front: RematFront) -> None:
 def _note(axes: Any, point: FrontPoint, offset: tuple[float, float]) -> Any:
     """The name of a preset, `offset` points (1/72 inch) from its mark."""
     return axes.annotate(
-        f"{point.name}\n{point.total_bytes / GIB:.1f} GiB, {point.seconds * 1e3:.0f} ms",
+        f"{point.name}\n{size(point.total_bytes)}, {seconds(point.seconds) if point.seconds else 'no time'}",
         (point.total_bytes / GIB, point.seconds * 1e3),
         offset,
         textcoords="offset points",
@@ -111,6 +116,7 @@ def _note(axes: Any, point: FrontPoint, offset: tuple[float, float]) -> Any:
         va="bottom" if offset[1] > 0 else "top",
         fontsize=9,
         color=INK,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.8, "shrinkB": 4},
         zorder=6,
     )

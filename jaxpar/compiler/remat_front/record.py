@@ -27,7 +27,7 @@ class FrontPoint:
     time_share: float
     """Of the step's time on the same roofline with nothing recomputed."""
     fits: bool
-    """Whether `total_bytes` goes into what is left for activations."""
+    """Whether `total_bytes` goes into what is left for activations, and what is on its way to or from the host."""
     on_front: bool
     """Whether no other choice, of those without host memory, has as few bytes and as little time."""
     runs: tuple[tuple[int, dict[str, str]], ...]
@@ -42,6 +42,7 @@ class RematFront:
     """What the user calls the configuration."""
     cluster: str
     gpu: str
+    gpus_per_host: int
     devices: int
     axes: dict[str, int]
     layers: int

@@ -58,7 +58,10 @@ def suggestions(front: RematFront) -> list[str]:
         found.append(f"Cheapest that fits: {_cost(best)}.\n{yaml(best)}")
     other = front.cheapest_with_host
     if other is not None and other.host_bytes and (best is None or other.seconds < best.seconds):
-        found.append(f"With {size(other.host_bytes)} of host memory for each GPU: {_cost(other)}.\n{yaml(other)}")
+        all_ = size(other.host_bytes * front.gpus_per_host)
+        found.append(
+            f"With {size(other.host_bytes)} of host memory for each GPU ({all_} a host): {_cost(other)}.\n{yaml(other)}"
+        )
     return found
 
 
@@ -71,7 +74,8 @@ def yaml(point: FrontPoint) -> str:
         return f"  memory:\n    remat: {own}"
     lines, first = ["  memory:", "    remat:"], 0
     for (layers, _), (preset, different) in zip(point.runs, maps, strict=True):
-        lines.append(f"      - {{{LAYERS}: {first}-{first + layers - 1}, {_inside(preset, different)}}}")
+        own = f"{first}-{first + layers - 1}" if layers > 1 else f"{first}"
+        lines.append(f"      - {{{LAYERS}: {own}, {_inside(preset, different)}}}")
         first += layers
     return "\n".join(lines)
 
