@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxpar.memory.streaming import DEVICE
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Tree
 
@@ -38,7 +39,8 @@ def broken_gradients(squares: Tree, order: LayerOrder) -> Broken:
 
 def broken_weights(weights: Tree) -> list[str]:
     """Names of the weights that are not finite. Collective over the processes of a job."""
-    finite = jax.jit(lambda tree: jax.tree.map(lambda weight: jnp.isfinite(weight).all(), tree))(weights)
+    look = jax.jit(lambda weight: jnp.isfinite(jax.device_put(weight, DEVICE)).all())
+    finite = jax.tree.map(look, weights)
     return [name for name, value in _named(_fetch(finite)).items() if not value]
 
 

@@ -66,12 +66,13 @@ class SavedState:
     def _moved(self, function: Callable[[jax.Array, NamedSharding], jax.Array], state: State, like: State) -> State:
         """`state` with `function` of its stacks of layers, which come to lie as in `like`; the rest is untouched.
 
-        `function` gets each stack's sharding in a checkpoint too. One stack is moved after the other.
+        `function` gets each stack's sharding in a checkpoint too. One stack is moved after the other, on the device.
         """
         moved = []
         for stack, target, saved in zip(*map(self._layers, (state, like, self.abstract)), strict=True):
-            move = jax.jit(lambda stack, where=saved.sharding: function(stack, where), out_shardings=target.sharding)
-            moved.append(move(stack))
+            where = _on_device(saved.sharding)
+            move = jax.jit(lambda stack, where=where: function(stack, where), out_shardings=_on_device(target.sharding))
+            moved.append(jax.device_put(move(jax.device_put(stack, _on_device(stack.sharding))), target.sharding))
         return self._with_layers(state, moved)
 
     def _layers(self, state: State) -> list[Any]:
@@ -101,7 +102,14 @@ def _fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
         if shape[dim] % (sizes["pipe"] * int(np.prod([sizes[axis] for axis in axes]))) == 0:
             dims[dim] = (*axes, "pipe")
             break
-    return NamedSharding(sharding.mesh, PartitionSpec(*[axes or None for axes in dims]))
+    return NamedSharding(
+        sharding.mesh, PartitionSpec(*[axes or None for axes in dims]), memory_kind=sharding.memory_kind
+    )
+
+
+def _on_device(sharding: NamedSharding) -> NamedSharding:
+    """The same parts, in the devices' own memory."""
+    return NamedSharding(sharding.mesh, sharding.spec)
 
 
 def _is_stack(path: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.folders import step_folder
@@ -110,11 +111,18 @@ def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:
     return like._replace(optimizer=like.optimizer._replace(average=like.master if saved else None))
 
 
+def _copied(weight: jax.Array) -> jax.Array:
+    """A copy in the same memory; it is made on the device."""
+    assert isinstance(weight.sharding, NamedSharding), "a state lies on the mesh"
+    on_device = jax.device_put(weight, NamedSharding(weight.sharding.mesh, weight.sharding.spec))
+    return jax.device_put(jnp.copy(on_device), weight.sharding)
+
+
 def _as_wanted(state: TrainState, like: TrainState) -> TrainState:
     """A restored `state` with the moving average that `like` has; a new one begins with the weights."""
     average = state.optimizer.average
     if like.optimizer.average is None:
         average = None
     elif average is None:
-        average = jax.jit(lambda master: jax.tree.map(jnp.copy, master))(state.master)
+        average = jax.tree.map(_copied, state.master)
     return state._replace(optimizer=state.optimizer._replace(average=average))

@@ -1,0 +1,89 @@
+"""Master weights and moments that rest outside the device: the same bits, through checkpoints of either kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.memory import streaming
+from tests.small_run import SmallRun, small
+from tests.training.runs import assert_same_bits, fit, run_config, saved_state
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights pass in several pieces too."""
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
+
+
+def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[float, float]], Any]:
+    """Loss and gradient norm of some steps, and the last state as NumPy."""
+    sections["memory"] = {"optimizer_offload": offload} | sections.get("memory", {})
+    run = SmallRun(small(**sections))
+    state, told = run.step.initial_state(), []
+    for step in range(STEPS):
+        state, metrics = run.step.train(state, run.batch(step))
+        told.append((float(metrics.loss), float(metrics.grad_norm)))
+    resting = {leaf.sharding.memory_kind for leaf in jax.tree.leaves((state.master, state.optimizer))}
+    assert resting == {"device" if offload == "none" else "pinned_host"}
+    return told, jax.device_get(state)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "adamw, one device": {},
+    "adamw with an average, fsdp, zero 3": {"parallel": {"fsdp": 2, "zero": 3}, "optimizer": {"ema": 0.9}},
+    "adamw, padded pipeline, zero 1": {
+        "model": {"layers": 3},
+        "parallel": {"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 4},
+    },
+    "muon, tensor, zero 1": {"parallel": {"fsdp": 2, "tensor": 2, "zero": 1}, "optimizer": {"name": "muon"}},
+    "lion, tied, zero 2": {
+        "model": {"tied": True},
+        "parallel": {"fsdp": 2, "zero": 2},
+        "optimizer": {"name": "lion"},
+    },
+    "adafactor, zero 3": {"parallel": {"fsdp": 2, "zero": 3}, "optimizer": {"name": "adafactor"}},
+    "adamw, float16": {"precision": {"compute": "float16"}, "parallel": {"fsdp": 2, "zero": 1}},
+    "adamw, moments in 8 bits": {
+        "model": {"embed": 64, "mlp": 128},
+        "precision": {"moments": "int8"},
+        "parallel": {"fsdp": 2, "zero": 3},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if place > 2 else ()) for place, name in enumerate(CASES)]
+)
+def test_the_state_is_the_same_bits_as_on_the_device(name: str):
+    sections = {"model": {"layers": 4}} | CASES[name]
+    told, state = states_of("none", **sections)
+    found, streamed = states_of("host", **sections)
+    assert found == told
+    assert_same_bits(streamed, state)
+
+
+UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1}
+
+
+def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
+    """Checkpoints do not tell where it rested; layers are moved to their order in them, and back."""
+
+    def run(name: str, steps: int, offload: str) -> Any:
+        sections = {"model": {"layers": 4}, "parallel": UNEVEN, "memory": {"optimizer_offload": offload}}
+        config = run_config(
+            tmp_path, steps, run={"name": name}, evaluation={"batches": 1, "sample_tokens": 2}, **sections
+        )
+        summary, _ = fit(config)
+        return config, summary
+
+    whole, summary = run("whole", 6, "none")
+    for steps, offload in ((2, "none"), (4, "host"), (6, "none")):
+        parts, found = run("parts", steps, offload)
+    assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
+    assert_same_bits(saved_state(parts, 6), saved_state(whole, 6))
