@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
@@ -161,3 +163,19 @@ def test_a_second_kind_of_layer_uses_up_a_budget():
     assert len(runs) == 2
     used = sum(n * point_of(costs, treatments).device_bytes for n, treatments in runs)
     assert 0.99 < used / (32.5 * gemm_last) <= 1
+
+
+@pytest.mark.parametrize("share", [0.7, 0.55, 0.25])
+@pytest.mark.parametrize("host_share", [0.0, 0.1])
+def test_more_kinds_of_layers_would_gain_next_to_nothing(share: float, host_share: float):
+    """No choice at all takes less than the linear relaxation, in which layers are divisible and of any kinds."""
+    costs = model_costs()
+    layers, everything = 32, sum(model_costs().sizes.values())
+    budget, host = (round(part * layers * everything) for part in (share, host_share))
+    points = np.array([triple(p) for p in layer_front(costs, offload=host > 0)], float).T
+    least = linprog(
+        points[1], A_ub=points[[0, 2]], b_ub=[budget, host], A_eq=np.ones((1, points.shape[1])), b_eq=[layers]
+    ).fun
+    runs = cheapest(costs, layers, budget, host)
+    found = sum(n * point_of(costs, treatments).picoseconds for n, treatments in runs)
+    assert least * (1 - 1e-9) <= found <= 1.02 * least
