@@ -63,7 +63,7 @@ def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
 def layer_runs(
     remat: Written | Sequence[Mapping[str, str | int]], activations: Iterable[str], layers: int
 ) -> tuple[LayerRun, ...]:
-    """What `memory.remat` does with each of `activations` in a chunk of so many layers, neighbours that do alike joined.
+    """What `memory.remat` does with each of `activations` in a chunk of so many layers; neighbours alike are joined.
 
     A list has a map for some of the layers each; those that none is of are treated by `gemm_last`.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
@@ -35,3 +36,8 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mes
         )
     everything.sort(key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(everything).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def abstract_mesh(axes: AxisSizes) -> Any:
+    """The mesh of a layout without devices, in place of a `Mesh` where a step is traced and not run."""
+    return AbstractMesh(tuple(dict(axes).values()), tuple(dict(axes)), axis_types=(AxisType.Auto,) * len(AXES))

@@ -8,6 +8,7 @@ from math import prod
 import jax
 
 from jaxpar.memory.streaming import PINNED
+from jaxpar.mesh.devices import Device
 from jaxpar.training.step import TrainStep
 
 
@@ -46,7 +47,22 @@ def memory_limit(step: TrainStep) -> tuple[int, int]:
     A GPU has its own; virtual CPU devices share the machine's memory.
     """
     local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]
-    statistics = local[0].memory_stats()
-    if statistics and "bytes_limit" in statistics:
-        return statistics["bytes_limit"], 1
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), len(local)
+    limit = _own_limit(local[0])
+    return (host_bytes(), len(local)) if limit is None else (limit, 1)
+
+
+def usable_bytes(device: Device) -> int:
+    """Bytes that a program may take of `device`: its own, or its share of the machine's memory."""
+    limit = _own_limit(device)
+    return host_bytes() // jax.local_device_count() if limit is None else limit
+
+
+def host_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _own_limit(device: Device) -> int | None:
+    """What a device with memory of its own says a program may take of it."""
+    statistics = device.memory_stats() if isinstance(device, jax.Device) else None
+    return statistics["bytes_limit"] if statistics and "bytes_limit" in statistics else None

@@ -21,13 +21,16 @@ from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.validate import validate
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.hardware.memory import pool_bytes
 from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
 from jaxpar.memory.fraction import kept_bytes, offload_share
 from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.memory.pipeline_offload import check_hidden
-from jaxpar.memory.remat import layer_runs, offloaded, recomputed, remat_name
+from jaxpar.memory.remat import AUTO, layer_runs, offloaded, recomputed, remat_name
 from jaxpar.mesh.devices import Device, cluster_of
 from jaxpar.model.activations import ACTIVATIONS
+from jaxpar.training.auto_remat import auto_runs
+from jaxpar.training.memory_check import usable_bytes
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
 from jaxpar.training.tiles import loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
@@ -50,19 +53,33 @@ def with_vocab(config: Config, vocab: int) -> Config:
 def make_plan(config: Config, device: Device, node_devices: int | None = None, cluster: Cluster | None = None) -> Plan:
     """The layout of a resolved `config` on devices like `device`, in nodes of `node_devices` (None: all in one).
 
-    `cluster` has the speeds of GPUs and links; by default those that the catalogue has for `device`.
+    `cluster` has the speeds of GPUs and links and the memory; by default those that are known of `device`.
     Raises `UserError` for a choice that does not support it.
     """
+    axes = _axes(config)
+    usable = usable_bytes(device) if cluster is None else pool_bytes(cluster.device_bytes)
+    cluster = cluster or cluster_of(device, axes.devices, node_devices)
+    rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
+    costs = _layer_costs(config, axes, rows, cluster)
+    schedule = choose_schedule(config)
+    layers = max(chunk_layers(config, schedule.chunks))
+    if config.memory.remat == AUTO:
+        least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, layers))
+        asked = auto_runs(config, least, costs, usable)
+    else:
+        asked = layer_runs(config.memory.remat, ACTIVATIONS, layers)
+    kept = without_hidden(asked, mlp_tiles(config, asked, schedule.splits_backward).number)
+    kept = _partly_offloaded(config, kept, costs, known=cluster is not None)
+    return _plan_keeping(config, device, node_devices, kept)
+
+
+def _plan_keeping(config: Config, device: Device, node_devices: int | None, asked: Sequence[LayerRun]) -> Plan:
+    """The layout in which layers keep what `asked` says, but for a feed-forward in tiles."""
     parallel, precision = config.parallel, config.precision
     axes = _axes(config)
     schedule = choose_schedule(config)
-    chunks = chunk_layers(config, schedule.chunks)
-    rows = config.data.batch_size // (axes.data * parallel.microbatches)
-    asked = layer_runs(config.memory.remat, ACTIVATIONS, max(chunks))
     in_tiles = mlp_tiles(config, asked, schedule.splits_backward).number
-    cluster = cluster or cluster_of(device, axes.devices, node_devices)
-    costs = _layer_costs(config, axes, rows, cluster)
-    runs = _partly_offloaded(config, without_hidden(asked, in_tiles), costs, known=cluster is not None)
+    runs = without_hidden(asked, in_tiles)
     request = attention_request(config, device, runs, node_devices)
     strategy = choose_context_strategy(parallel.context_strategy, request)
     layout = _context_layout(config, strategy.name, request)
@@ -72,11 +89,11 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None, c
         zero=parallel.zero,
         schedule=schedule.name,
         virtual_stages=schedule.virtual_stages,
-        stage_layers=chunks,
+        stage_layers=chunk_layers(config, schedule.chunks),
         pipe_ends=parallel.pipe_ends,
         pipe_ticks=parallel.pipe_ticks,
         microbatches=parallel.microbatches,
-        microbatch_rows=rows,
+        microbatch_rows=config.data.batch_size // (axes.data * parallel.microbatches),
         remat=remat_name(config.memory.remat),
         runs=runs,
         dtypes=Dtypes(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import LayerRun
-from jaxpar.memory.remat import joined
+from jaxpar.memory.remat import Treatment, joined
 from jaxpar.training.memory_check import mebibytes
 
 GIB = 2**30
@@ -30,7 +30,8 @@ def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, 
                 f"memory.remat.{name}: expected recompute, because memory.mlp_tiles: {mlp_tiles} has these activations "
                 "for one tile at a time, got offload"
             )
-    return joined(LayerRun(run.layers, run.activations | dict.fromkeys(HIDDEN, "recompute")) for run in runs)
+    hidden: dict[str, Treatment] = dict.fromkeys(HIDDEN, "recompute")
+    return joined(LayerRun(run.layers, run.activations | hidden) for run in runs)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def loss_tiles(config: Config) -> Tiles:
 def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Tiles:
     """As many as make tiles of about `model.embed` tokens, unless the configuration says another number.
 
-    `runs` is what layers keep. By itself it takes one where tiles would cost time, because hidden activations are saved, or save little.
-    Raises `UserError` where tiles are asked for and the schedule splits the backward.
+    `runs` is what layers keep. By itself it takes one where tiles would cost time, because hidden activations are
+    saved, or save little. Raises `UserError` where tiles are asked for and the schedule splits the backward.
     """
     model, asked = config.model, config.memory.mlp_tiles
     if asked is not None:

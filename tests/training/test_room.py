@@ -42,5 +42,4 @@ def test_a_pipeline_keeps_as_many_units_as_its_stash_has_slots():
     config, plan = plan_for(load_config(CONFIGS / "llama3_8b.yaml", overrides), on)
     room = memory_room(config, plan, on.device_bytes)
     assert room.units >= 11  # of the published schedule on the first rank; ticks of all ranks take more
-    assert room.parts["sent between chunks"] % (8192 * 4096 * 2) == 0
     assert room.unit_bytes == (on.device_bytes - room.taken_bytes) // room.units

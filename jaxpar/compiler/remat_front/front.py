@@ -19,20 +19,17 @@ from jaxpar.memory.pareto import (
     NothingFits,
     Point,
     alike_front,
-    cheapest,
     point_of,
     recomputed_flops,
 )
 from jaxpar.memory.remat import DEFAULT, PRESETS, Treatment, remat_map
 from jaxpar.pipeline.simulate import simulate
+from jaxpar.training.auto_remat import ESTIMATED, IN_TRANSIT, cheapest_runs
 from jaxpar.training.pipeline import schedule_of
 from jaxpar.training.room import Room, memory_room
 
 TRAINING = 3
 """Forward, and a backward of twice the work."""
-
-IN_TRANSIT = 2
-"""Layers whose offloaded activations are on the device all the same: the one that computes, and the next."""
 
 
 def make_front(config: Config, cluster: Cluster, name: str) -> RematFront:
@@ -42,7 +39,7 @@ def make_front(config: Config, cluster: Cluster, name: str) -> RematFront:
     """
     asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
     config, plan = plan_for(asked, cluster)
-    room = memory_room(config, plan, pool_bytes(cluster.device_bytes))
+    room = memory_room(config, plan, int(ESTIMATED * pool_bytes(cluster.device_bytes)))
     return _Maker(config, plan, cluster, room).make(name)
 
 
@@ -97,12 +94,12 @@ class _Maker:
         )
 
     def _cheapest(self, costs: LayerCosts, front: Sequence[Point], host_bytes: int) -> FrontPoint | None:
-        on_their_way = IN_TRANSIT * sum(costs.sizes.values()) if host_bytes else 0
         try:
-            runs = cheapest(costs, self.layers, self.room.unit_bytes - on_their_way // self.room.units, host_bytes)
+            runs = cheapest_runs(self.room, costs, self.layers, host_bytes)
         except NothingFits:
             return None
-        return self._point(costs, runs, "", front)
+        named = [(run.layers, {name: run.activations[name] for name in costs.sizes}) for run in runs]
+        return self._point(costs, named, "", front)
 
     def _point(
         self,

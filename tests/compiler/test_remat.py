@@ -1,0 +1,99 @@
+"""GEMM-last in the programs that XLA makes: what two large models keep, and that no matmul runs twice for it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.program.costs import Cost
+from jaxpar.compiler.program.recomputation import runs_again
+from jaxpar.compiler.report import Analysis, Report
+from jaxpar.config import load_config
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.plan import Plan
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.memory.closed_forms import CLOSED_FORMS
+from jaxpar.memory.layer_shape import layer_shape
+from jaxpar.model.flops import matmul_parameters
+from jaxpar.training.activation_memory import chunk_bytes
+from jaxpar.training.step import TrainStep
+from tests.compiler.inspected import inspected
+from jaxpar.mesh.build import abstract_mesh
+
+LLAMA = ("configs/llama3_8b.yaml", ("parallel.replica=1",), "h100:1x8")
+GPT = (
+    "configs/gpt3_175b_32k.yaml",
+    (
+        *(f"parallel.{axis}={size}" for axis, size in {"pipe": 8, "fsdp": 2, "context": 2, "tensor": 8}.items()),
+        "parallel.zero=1", "parallel.microbatches=8", "data.batch_size=16",
+    ),
+    "h800:32x8",
+)  # fmt: skip
+"""Configuration, what is set in it, and the cluster; the second is laid out as Kuaishou did, in 8 stages."""
+MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
+
+
+def step_of(model: str, remat: str) -> TrainStep:
+    """The training step, traced only."""
+    file, settings, cluster = MODELS[model]
+    config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=blockwise"])
+    config, plan = plan_for(config, parse_cluster(cluster))
+    return TrainStep(config, plan, abstract_mesh(plan.axes))
+
+
+@cache
+def compiled(model: str) -> tuple[Analysis, Report]:
+    """It under `gemm_last`, compiled."""
+    return inspected(step_of(model, "gemm_last").config, MODELS[model][2])
+
+
+def closed_form(preset: str, step: TrainStep) -> int:
+    """Bytes of a layer and microbatch."""
+    plan: Plan = step.plan
+    return CLOSED_FORMS[preset](layer_shape(step.config, plan.axes, plan.microbatch_rows))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("preset", CLOSED_FORMS)
+def test_what_a_chunk_keeps_is_the_closed_form(model: str, preset: str):
+    step = step_of(model, preset)
+    assert chunk_bytes(step).stash == step.order.layers_per_chunk * closed_form(preset, step)
+
+
+@pytest.mark.parametrize(("model", "saved"), [("llama3-8b", 0.43), ("gpt3-175b", 0.37)])
+def test_gemm_last_keeps_less_than_none_by(model: str, saved: float):
+    kept = {preset: chunk_bytes(step_of(model, preset)).stash for preset in ("none", "gemm_last")}
+    assert 1 - kept["gemm_last"] / kept["none"] >= saved
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_the_program_keeps_as_much_as_the_closed_form_says(model: str):
+    step, (_, report) = step_of(model, "gemm_last"), compiled(model)
+    kept = step.program.slots["stash"] * step.order.layers_per_chunk * closed_form("gemm_last", step)
+    assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_no_matmul_but_attentions_own_runs_twice(model: str):
+    """Attention's backward makes the scores again: of its seven matmuls one."""
+    analysis, report = compiled(model)
+    assert report.compiler_recomputes == 0
+    again = [cost for cost in analysis.costs if cost.flops and runs_again(cost.op)]
+    assert {cost.kind for cost in again} == {"attention"}
+    assert report.recompute_flops == pytest.approx(report.flops_by_kind["attention"] / 7, rel=1e-3)
+    elementwise: list[Cost] = [cost for cost in analysis.costs if not cost.flops and runs_again(cost.op)]
+    assert elementwise, "norms and the non-linearity do"
+
+
+@pytest.mark.long
+def test_the_whole_step_multiplies_what_the_model_asks_for():
+    """Under 2% more was promised; it is nothing."""
+    step, (_, report) = step_of("llama3-8b", "gemm_last"), compiled("llama3-8b")
+    rows, part, length = step.batch_shape
+    tokens = rows * part * length / step.plan.axes.devices
+    asked = 6 * matmul_parameters(step.config.model, padded_vocab(step.config.model)) * tokens
+    assert report.flops_by_kind["matmul"] == pytest.approx(asked, rel=1e-4)
