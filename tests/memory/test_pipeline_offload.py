@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.plan import AxisSizes
+from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.closed_forms import CLOSED_FORMS
+from jaxpar.memory.costs import layer_costs, speeds_on
 from jaxpar.memory.layer_shape import LayerShape
 from jaxpar.memory.pipeline_offload import (
     check_hidden,
@@ -24,6 +28,8 @@ from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.simulate import simulate
 
 GIB = 2**30
+LLAMA_7B = LayerShape(rows=1, sequence=4096, embed=4096, heads=32, kv_heads=32, head_dim=128, mlp=11008, gated=True)
+LLAMA_65B = LayerShape(rows=1, sequence=8192, embed=8192, heads=64, kv_heads=64, head_dim=128, mlp=22016, gated=True)
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to this, times the tensor ranks."""
 
@@ -116,10 +122,34 @@ def test_the_phase_that_binds_is_named():
 
 
 def test_a_share_that_is_not_hidden_is_refused_with_the_numbers():
-    unit = dict(unit_bytes=GIB, bandwidth=64e9, forward_seconds=10e-3, backward_seconds=20e-3)
+    unit = dict(unit_bytes=GIB, bandwidth=64e9, forward_seconds=10e-3, backward_seconds=20e-3, attained=1)
     check_hidden(0.59, **unit)
     with pytest.raises(UserError) as caught:
         check_hidden(0.9, **unit)
     said = str(caught.value)
-    for part in ("0.9 of the 1.00 GiB", "15.10 ms", "64 GB/s", "filling", "10.00 ms", "expected 0.59 or less"):
+    for part in ("0.9 of the 1.00 GiB", "15.10 ms", "64 GB/s", "filling", "10.00 ms to hide", "expected at most 0.59"):
         assert part in said
+    check_hidden(1.0, **unit | {"attained": 0.5})
+    with pytest.raises(UserError, match=r"11\.11 ms \(at 90% of the roofline\)"):
+        check_hidden(0.9, **unit | {"attained": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "recompute", "layout", "shape"),
+    [
+        (0.5, "none", AxisSizes(pipe=4), replace(LLAMA_7B, sequence=12288)),
+        (0.75, "none", AxisSizes(pipe=4, replica=2, context=2, tensor=4), replace(LLAMA_65B, sequence=32768)),
+    ],
+    ids=["7b", "65b 32k"],
+)
+def test_shares_that_were_published_are_not_refused(
+    fraction: float, recompute: str, layout: AxisSizes, shape: LayerShape
+):
+    """kwai/Megatron-Kwai, examples/atc24: 10_run_7b_4gpus_offload.sh and 12_run_65b_64gpus_offload.sh, on H800s."""
+    cluster = parse_cluster("h800:8x8")
+    shape = replace(shape, context=layout.context, tensor=layout.tensor)
+    costs = layer_costs(shape, speeds_on(cluster, layout))
+    unit = CLOSED_FORMS[recompute](shape)
+    check_hidden(fraction, unit, cluster.host_bandwidth, costs.forward_seconds, costs.backward_seconds)
+    with pytest.raises(UserError, match="while the pipeline is filling"):
+        check_hidden(1.0, unit, cluster.host_bandwidth, 0.4 * costs.forward_seconds, costs.backward_seconds)
