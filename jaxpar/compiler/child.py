@@ -48,8 +48,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     config, plan = config_from_dict(request["config"]), Plan.from_json(json.dumps(request["plan"]))
     step = TrainStep(config, plan, build_mesh(plan.axes, topology.devices))
     start = time.perf_counter()
-    lowered = step.train.trace(step.abstract_state(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
-    if step.offloads:
+    lowered = step.train.trace(step.abstract_input(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
+    if step.plan.optimizer_offload == "host":
         state = step.abstract_state()
         _rest_on_host(lowered, len(jax.tree.leaves((state.master, state.optimizer))))
     compiled = lowered.compile()

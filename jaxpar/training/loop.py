@@ -241,7 +241,8 @@ class _Loop:
             return self.lookout.loss(float(loss))
         self.skipped += 1
         liveness.at(f"looking into step {number}")
-        self.lookout.skipped(number, metrics, self.trainer.state.master, self.saves.newest)
+        weights = self.trainer.functions.readable_weights(self.trainer.state.master)
+        self.lookout.skipped(number, metrics, weights, self.saves.newest)
         return None
 
     def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxpar.memory.filed import in_memory
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 from jaxpar.mesh.rules import axes_of_dim
 
@@ -40,7 +41,8 @@ class SavedState:
         return self._with_layers(self._abstract, [self._saved_leaf(leaf) for leaf in self._layers(self._abstract)])
 
     def outgoing(self, state: State) -> State:
-        """`state` with its layers in order, to be saved."""
+        """`state` with its layers in order, to be saved; what rests in files is copied to the host's memory."""
+        state = in_memory(state)
         if self._order.in_order:
             return state
         rows = jnp.asarray(self._order.row_of_layer)

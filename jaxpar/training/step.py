@@ -31,6 +31,7 @@ from jaxpar.optim.schedule import learning_rate
 from jaxpar.pipeline.executor import evaluate, execute
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
+from jaxpar.training.filed_update import FiledUpdate
 from jaxpar.training.pipeline import forward_program, layer_order, pipeline_program, schedule_of
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
@@ -83,6 +84,7 @@ class TrainStep:
         self.state_layout = state_layout(self.master_layout, self.optimizer)
         self.offloads = plan.optimizer_offload != "none"
         """Whether master weights and moments rest elsewhere than on the device."""
+        self.filed = FiledUpdate(self) if plan.optimizer_offload == "file" else None
         self.squares_layout = squares_layout(self.master_layout, self.specs)
         self.learning_rate = learning_rate(config.optimizer, config.run.steps)
         self.schedule = schedule_of(plan)
@@ -166,7 +168,8 @@ class TrainStep:
 
     def initial_state(self) -> TrainState:
         """The state before the first step, made shard by shard; the weights are the same bits on every mesh."""
-        return self._make_initial()
+        state = self._make_initial()
+        return state if self.filed is None else self.filed.rest(state)
 
     @cached_property
     def _make_initial(self) -> Any:
@@ -175,23 +178,31 @@ class TrainStep:
         return jax.jit(self._initial, out_shardings=self.shardings(self.state_layout))
 
     def _initial_by_weights(self) -> TrainState:
-        """Each array made on the device and sent to rest before the next one is made."""
-        shardings, leaves = self.state_shardings, range(len(jax.tree.leaves(self.state_layout)))
-        made = [
-            jax.device_put(
-                jax.jit(lambda leaf=leaf: jax.tree.leaves(self._initial())[leaf], out_shardings=where)(), rest
-            )
-            for leaf, where, rest in zip(
-                leaves, jax.tree.leaves(self.shardings(self.state_layout)), jax.tree.leaves(shardings), strict=True
-            )
-        ]
+        """Each array made on the device and sent to rest before the next one is made.
+
+        For files it is returned as what makes it, master weights and moments only.
+        """
+        shardings, made = self.state_shardings, []
+        on_device = jax.tree.leaves(self.shardings(self.state_layout))
+        for number, (where, rest) in enumerate(zip(on_device, jax.tree.leaves(shardings), strict=True)):
+            make = jax.jit(lambda number=number: jax.tree.leaves(self._initial())[number], out_shardings=where)
+            later = self.filed is not None and rest.memory_kind == PINNED
+            made.append(make if later else jax.device_put(make(), rest))
         return jax.tree.unflatten(jax.tree.structure(shardings), made)
 
     @cached_property
     def train(self) -> Any:
-        """Compiled (state, batch) -> (state, `StepMetrics`); the old state's buffers are reused."""
+        """Compiled (state, batch) -> (state, `StepMetrics`); the old state's buffers are reused.
+
+        Where the state rests in files, what `advance` needs of it.
+        """
         whole: Any = PartitionSpec()
         metrics = StepMetrics(*[whole] * len(StepMetrics._fields))._replace(squares=self.squares_layout)
+        if self.filed is not None:
+            lean, facts = self.state_layout._replace(optimizer=None), UpdateFacts(whole, whole, whole)
+            results = self.master_layout, facts, lean._replace(master=None), metrics
+            measured = self.shard_map(self._measured, (lean, self.batch_layout()), results)
+            return jax.jit(wraps(self._train)(measured), out_shardings=self.shardings(results))
         layouts = (self.state_layout, self.batch_layout())
         step = self.shard_map(self._train, layouts, (self.state_layout, metrics))
 
@@ -202,6 +213,22 @@ class TrainStep:
             return step(state, batch)
 
         return jax.jit(train, donate_argnums=0, out_shardings=(self.state_shardings, self.shardings(metrics)))
+
+    def abstract_input(self) -> TrainState:
+        """Shapes, dtypes and shardings of what `train` reads of the state."""
+        return self.abstract_state() if self.filed is None else self.filed.abstract_lean()
+
+    def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        """Take a step with `train`, compiled or not."""
+        if self.filed is None:
+            return train(state, batch)
+        gradients, facts, following, metrics = train(self.filed.lean(state), batch)
+        self.filed.apply(state, gradients, facts)
+        return following._replace(master=state.master, optimizer=state.optimizer), metrics
+
+    def readable_weights(self, weights: Tree) -> Tree:
+        """Master weights of a state, or their average, as `evaluate` and samples read them."""
+        return weights if self.filed is None else jax.tree.map(self.filed.readable, weights)
 
     @cached_property
     def evaluate(self) -> Any:
@@ -221,7 +248,7 @@ class TrainStep:
 
     def stored_weights(self, master: Tree) -> Tree:
         """Master weights from where they rest to storage placement, inside the step's map."""
-        if self.offloads:
+        if self.plan.optimizer_offload == "host":
             dtype = self.placements.storage.dtype
             with jax.named_scope("stored_weights"):
                 master = jax.tree.map(lambda weight: brought(weight, dtype, rows_of_piece(weight)), master)
@@ -246,22 +273,28 @@ class TrainStep:
         return reduce_sum(nll, [axis for axis in AXES if axis not in alike])
 
     def _train(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+        gradients, facts, following, metrics = self._measured(state, batch)
+        master, optimizer = self._updated(state, gradients, facts)
+        return following._replace(master=master, optimizer=optimizer), metrics
+
+    def _measured(self, state: TrainState, batch: Batch) -> tuple[Tree, UpdateFacts, TrainState, StepMetrics]:
+        """Gradients and what the update must know; the state after the step, less what the update makes; metrics."""
         loss, gradients, count = self._gradients(state, batch)
         sums = squares(gradients, self.master_layout, self.specs)
         norm = global_norm(sums, self.squares_layout)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
-        master, optimizer = self._updated(state, gradients, UpdateFacts(norm, finite, state.applied))
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
         following = TrainState(
-            master=master,
-            optimizer=optimizer,
+            master=None,
+            optimizer=None,
             step=state.step + 1,
             applied=state.applied + finite.astype(jnp.int32),
             skipped_in_row=skipped,
             loss_scale=next_loss_scale(state.loss_scale, finite, self.config.precision),
         )
         rate = self.learning_rate(state.applied)
-        return following, StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value, sums)
+        metrics = StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value, sums)
+        return gradients, UpdateFacts(norm, finite, state.applied), following, metrics
 
     def _updated(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> tuple[Tree, OptimizerState]:
         """Master weights and what the optimizer keeps after a step; the same bits where the step is not finite."""

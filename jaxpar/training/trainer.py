@@ -97,7 +97,8 @@ class Trainer:
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self._state, self._batches = state, None
+        filed = self.functions.filed
+        self._state, self._batches = state if filed is None else filed.rest(state), None
 
     def drop_state(self) -> None:
         """Free the state's memory, before another one is restored in its place."""
@@ -112,7 +113,7 @@ class Trainer:
     def compiled(self) -> jax.stages.Compiled:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
         with self.timer.compiling():
-            lowered = self.functions.train.lower(self.functions.abstract_state(), self.functions.abstract_batch())
+            lowered = self.functions.train.lower(self.functions.abstract_input(), self.functions.abstract_batch())
             with explained(self.functions):
                 compiled = lowered.compile()
         check_step_fits(self.functions, needed_bytes(compiled))
@@ -135,7 +136,7 @@ class Trainer:
         with self.timer.fetching():
             batch, self.last_pairs = next(self._batches)
         with self.timer.step():
-            self._state, metrics = compiled(state, batch)
+            self._state, metrics = self.functions.advance(compiled, state, batch)
         return metrics
 
     def evaluate(self) -> float:
@@ -152,7 +153,8 @@ class Trainer:
     @property
     def evaluated_weights(self) -> Tree:
         """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`."""
-        return self.state.optimizer.average if self.config.evaluation.ema else self.state.master
+        average = self.config.evaluation.ema
+        return self.functions.readable_weights(self.state.optimizer.average if average else self.state.master)
 
     def baseline(self) -> float | None:
         """Loss of a bigram model on the held-out batches, in nats per token; None when nothing is held out."""
@@ -215,7 +217,7 @@ class Trainer:
         named: dict[str, Any] = {"batches": [a for a in jax.live_arrays() if (a.shape, a.dtype) in shapes]}
         if self._state is None:
             return named
-        state = self._state
+        state = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else leaf.on_device, self._state)
         return named | {
             "master weights": state.master,
             "moments": state.optimizer._replace(average=None),

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from jaxpar.memory import streaming
+from jaxpar.memory.filed import FiledArray, in_memory
 from tests.small_run import SmallRun, small
 from tests.training.runs import assert_same_bits, fit, run_config, saved_state
 
@@ -27,11 +28,15 @@ def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[floa
     run = SmallRun(small(**sections))
     state, told = run.step.initial_state(), []
     for step in range(STEPS):
-        state, metrics = run.step.train(state, run.batch(step))
+        state, metrics = run.step.advance(run.step.train, state, run.batch(step))
         told.append((float(metrics.loss), float(metrics.grad_norm)))
-    resting = {leaf.sharding.memory_kind for leaf in jax.tree.leaves((state.master, state.optimizer))}
-    assert resting == {"device" if offload == "none" else "pinned_host"}
-    return told, jax.device_get(state)
+    resting = {_resting_place(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
+    assert resting == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
+    return told, jax.device_get(in_memory(state))
+
+
+def _resting_place(leaf: Any) -> str:
+    return "file" if isinstance(leaf, FiledArray) else leaf.sharding.memory_kind
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -60,12 +65,13 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if place > 2 else ()) for place, name in enumerate(CASES)]
 )
-def test_the_state_is_the_same_bits_as_on_the_device(name: str):
+def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
     sections = {"model": {"layers": 4}} | CASES[name]
     told, state = states_of("none", **sections)
-    found, streamed = states_of("host", **sections)
-    assert found == told
-    assert_same_bits(streamed, state)
+    for offload in ("host", "file"):
+        found, streamed = states_of(offload, run={"dir": str(tmp_path)}, **sections)
+        assert found == told
+        assert_same_bits(streamed, state)
 
 
 UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1}
@@ -83,7 +89,7 @@ def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
         return config, summary
 
     whole, summary = run("whole", 6, "none")
-    for steps, offload in ((2, "none"), (4, "host"), (6, "none")):
+    for steps, offload in ((1, "none"), (2, "host"), (4, "file"), (5, "host"), (6, "none")):
         parts, found = run("parts", steps, offload)
     assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
     assert_same_bits(saved_state(parts, 6), saved_state(whole, 6))

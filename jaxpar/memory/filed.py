@@ -1,0 +1,107 @@
+"""Arrays over a mesh whose parts rest in files: each process has those of its own devices.
+
+The files are scratch. They have their room on the disk from the start, and no name as soon as they are open: whatever
+ends a process frees them, and no later one can take them for its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxpar.config.errors import UserError
+from jaxpar.memory.streaming import PINNED
+
+type _Place = tuple[tuple[int, int], ...]
+"""Which part of the whole array: first and last index along each dim."""
+
+type Parts = list[tuple[jax.Device, np.ndarray]]
+"""Rows of each device's part, on the host."""
+
+
+class FiledArray:
+    """An array of which this process's parts lie in files in `folder`.
+
+    Args:
+        folder: where the files are made.
+        like: shape, dtype and sharding.
+
+    Raises:
+        UserError: the disk has no room, or the folder cannot be written to.
+    """
+
+    def __init__(self, folder: Path, like: jax.ShapeDtypeStruct):
+        assert isinstance(like.sharding, NamedSharding), "a state lies on the mesh"
+        self.shape, self.dtype = like.shape, np.dtype(like.dtype)
+        self.sharding = NamedSharding(like.sharding.mesh, like.sharding.spec)
+        self.local_shape = self.sharding.shard_shape(self.shape)
+        self.on_device: jax.Array | None = None
+        """What the next step reads of it, in another dtype; None where it reads nothing."""
+        self._place_of = {
+            device: _place(index, self.shape)
+            for device, index in self.sharding.addressable_devices_indices_map(self.shape).items()
+        }
+        self._parts = {place: _scratch(folder, self.local_shape, self.dtype) for place in set(self._place_of.values())}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, those of other processes too."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def read(self, first: int, rows: int) -> Parts:
+        """Some rows of every part."""
+        read = {place: np.array(part[first : first + rows]) for place, part in self._parts.items()}
+        return [(device, read[place]) for device, place in self._place_of.items()]
+
+    def placed(self, parts: Parts) -> jax.Array:
+        """What `read` gave, on the devices."""
+        rows = parts[0][1].shape[0] * (self.shape[0] // self.local_shape[0])
+        arrays = [jax.device_put(part, device) for device, part in parts]
+        return jax.make_array_from_single_device_arrays((rows, *self.shape[1:]), self.sharding, arrays)
+
+    def write(self, first: int, piece: jax.Array) -> None:
+        """Put rows back that lie on the devices as `placed` has them, or in host memory likewise."""
+        written = set()
+        for shard in piece.addressable_shards:
+            place = self._place_of[shard.device]
+            if place not in written:
+                written.add(place)
+                rows = np.asarray(shard.data)
+                self._parts[place][first : first + rows.shape[0]] = rows
+
+    def in_memory(self) -> jax.Array:
+        """A copy in pinned host memory."""
+        pinned = self.sharding.with_memory_kind(PINNED)
+        copy = lambda index: np.array(self._parts[_place(index, self.shape)])
+        return jax.make_array_from_callback(self.shape, pinned, copy)
+
+
+def in_memory(tree: Any) -> Any:
+    """`tree` with its filed arrays in pinned host memory."""
+    return jax.tree.map(lambda leaf: leaf.in_memory() if isinstance(leaf, FiledArray) else leaf, tree)
+
+
+def _place(index: Any, shape: tuple[int, ...]) -> _Place:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _scratch(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Room for an array in a file without a name."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f".resting-state-{os.getpid()}"
+        with path.open("w+b") as file:
+            path.unlink()
+            os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, np.uint8, "r+", shape=(size,)).view(dtype).reshape(shape)
+    except OSError as error:
+        raise UserError(
+            f"memory.offload_dir: {folder} cannot take {size / 2**20:.1f} MiB more of master weights and moments "
+            f"({error.strerror}); expected a folder on a disk with room for all of them"
+        ) from error

@@ -1,0 +1,168 @@
+"""Steps whose master weights and moments rest in files (ZeRO-Infinity): the update, a piece of a weight at a time.
+
+The compiled step makes the gradients, from a copy of the weights in storage dtype that stays on the device. Then one
+piece after the other is read ahead by a thread, updated on the device, and written back by another thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jaxpar.memory.filed import FiledArray
+from jaxpar.mesh.parameters import Tree
+from jaxpar.training.state import TrainState
+from jaxpar.training.weight_update import UpdateFacts, WeightState, weight_states
+
+if TYPE_CHECKING:
+    from jaxpar.training.step import TrainStep
+
+WRITES = 2
+"""Pieces on their way back at the same time."""
+
+
+class Piece(NamedTuple):
+    """Rows of a weight and of its moments."""
+
+    weight: int
+    """Number of the weight among the leaves."""
+    first: int
+    rows: int
+
+
+class FiledUpdate:
+    """The update of a step's weights in files."""
+
+    def __init__(self, step: TrainStep):
+        self._step = step
+        self._compiled: dict[tuple[int, int], Any] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        run, chosen = self._step.config.run, self._step.config.memory.offload_dir
+        return Path(chosen).expanduser() if chosen is not None else Path(run.dir).expanduser() / run.name
+
+    def rest(self, state: TrainState) -> TrainState:
+        """`state` with its master weights and moments in new files; leaves of arrays may be functions that make them."""
+        like = self._step.abstract_state()
+        wanted = like.master, like.optimizer
+        filed = jax.tree.map(self._rest_one, wanted, (state.master, state.optimizer))
+        for weight in jax.tree.leaves(filed[0]):
+            weight.on_device = self.fetched(weight)
+        return state._replace(master=filed[0], optimizer=filed[1])
+
+    def _rest_one(self, like: jax.ShapeDtypeStruct, leaf: Any) -> FiledArray:
+        filed = FiledArray(self.folder, like)
+        filed.write(0, leaf() if callable(leaf) else leaf)
+        return filed
+
+    def readable(self, weight: FiledArray) -> jax.Array:
+        """A filed weight as the step reads it: what is on the device, or fetched for the while."""
+        return self.fetched(weight) if weight.on_device is None else weight.on_device
+
+    def fetched(self, weight: FiledArray) -> jax.Array:
+        """All of a filed weight on the device, in storage dtype."""
+        whole = weight.placed(weight.read(0, weight.local_shape[0]))
+        return jax.jit(lambda a: a.astype(self._step.placements.storage.dtype), out_shardings=weight.sharding)(whole)
+
+    def lean(self, state: TrainState) -> TrainState:
+        """What the compiled step reads of `state`: weights in storage dtype, and no moments."""
+        weights = jax.tree.map(lambda leaf: leaf.on_device, state.master)
+        return state._replace(master=weights, optimizer=None)
+
+    def abstract_lean(self) -> TrainState:
+        """Shapes, dtypes and shardings of `lean`."""
+        state, dtype = self._step.abstract_state(), self._step.placements.storage.dtype
+
+        def one(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            assert isinstance(leaf.sharding, NamedSharding), "a state lies on the mesh"
+            on_device = NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=on_device)
+
+        return state._replace(master=jax.tree.map(one, state.master), optimizer=None)
+
+    def apply(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> None:
+        """Update the files of `state`, and its weights on the device. Returns when all is written.
+
+        Gradients are dropped one by one; nothing is touched where the step is not finite.
+        """
+        if not bool(facts.finite):
+            return
+        weights, left = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients)
+        pieces = list(self._pieces(weights))
+        with ThreadPoolExecutor(1, "read-state") as reader, ThreadPoolExecutor(1, "write-state") as writer:
+            coming: deque[Future[Any]] = deque()
+            going: deque[Future[None]] = deque()
+            for place, piece in enumerate(pieces):
+                for ahead in pieces[place + len(coming) : place + 2]:
+                    coming.append(reader.submit(_read, weights[ahead.weight], ahead))
+                weight = weights[piece.weight]
+                now = jax.tree.map(FiledArray.placed, weight, coming.popleft().result(), is_leaf=_is_parts)
+                update = self._update(weight, piece)
+                new, weight.master.on_device = update(
+                    now, left[piece.weight], weight.master.on_device, facts, jnp.int32(piece.first)
+                )
+                if place + 1 == len(pieces) or pieces[place + 1].weight != piece.weight:
+                    left[piece.weight] = None
+                going.append(writer.submit(_write, weight, piece, new))
+                while len(going) > WRITES:
+                    going.popleft().result()
+            for write in going:
+                write.result()
+
+    def _pieces(self, weights: list[WeightState]) -> Iterator[Piece]:
+        for number, (weight, update) in enumerate(zip(weights, self._step.weight_updates, strict=True)):
+            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.local_shape, leaf.dtype), weight)
+            total = weight.master.local_shape[0]
+            rows = update.rows(shapes) or total
+            for first in range(0, total, rows):
+                yield Piece(number, first, min(rows, total - first))
+
+    def _update(self, weight: WeightState, piece: Piece) -> Any:
+        """Compiled (piece, whole gradient, weights on the device, facts, first row) -> (new piece, weights)."""
+        key = piece.weight, piece.rows
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(weight, piece)
+        return self._compiled[key]
+
+    def _compile(self, weight: WeightState, piece: Piece) -> Any:
+        update, rows = self._step.weight_updates[piece.weight], piece.rows
+        layout = jax.tree.map(lambda leaf: leaf.sharding.spec, weight)
+
+        def function(
+            now: WeightState,
+            gradient: Float[Array, "*shard"],
+            stored: Float[Array, "*shard"],
+            facts: UpdateFacts,
+            first: Int[Array, ""],
+        ) -> tuple[WeightState, Float[Array, "*shard"]]:
+            new = update(now, lax.dynamic_slice_in_dim(gradient, first, rows), facts)
+            return new, lax.dynamic_update_slice_in_dim(stored, new.master.astype(stored.dtype), first, 0)
+
+        whole: Any = PartitionSpec()
+        master = layout.master
+        layouts = layout, master, master, UpdateFacts(whole, whole, whole), whole
+        mapped = self._step.shard_map(function, layouts, (layout, master))
+        return jax.jit(mapped, donate_argnums=(0, 2), out_shardings=self._step.shardings((layout, master)))
+
+
+def _is_parts(leaf: Any) -> bool:
+    return isinstance(leaf, list)
+
+
+def _read(weight: WeightState, piece: Piece) -> Any:
+    return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)
+
+
+def _write(weight: WeightState, piece: Piece, new: WeightState) -> None:
+    jax.tree.map(lambda leaf, rows: leaf.write(piece.first, rows), weight, new)
