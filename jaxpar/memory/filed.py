@@ -20,8 +20,8 @@ from jaxpar.memory.streaming import PINNED
 type _Place = tuple[tuple[int, int], ...]
 """Which part of the whole array: first and last index along each dim."""
 
-type Parts = list[tuple[jax.Device, np.ndarray]]
-"""Rows of each device's part, on the host."""
+type Parts = list[tuple[Any, np.ndarray]]
+"""Devices, and rows of the part of each, on the host."""
 
 
 class FiledArray:

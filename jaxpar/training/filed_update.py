@@ -53,7 +53,7 @@ class FiledUpdate:
         return Path(chosen).expanduser() if chosen is not None else Path(run.dir).expanduser() / run.name
 
     def rest(self, state: TrainState) -> TrainState:
-        """`state` with its master weights and moments in new files; leaves of arrays may be functions that make them."""
+        """`state` with its master weights and moments in new files; in place of an array may be what makes it."""
         like = self._step.abstract_state()
         wanted = like.master, like.optimizer
         filed = jax.tree.map(self._rest_one, wanted, (state.master, state.optimizer))
@@ -63,7 +63,7 @@ class FiledUpdate:
 
     def _rest_one(self, like: jax.ShapeDtypeStruct, leaf: Any) -> FiledArray:
         filed = FiledArray(self.folder, like)
-        filed.write(0, leaf() if callable(leaf) else leaf)
+        filed.write(0, leaf if isinstance(leaf, jax.Array) else leaf())
         return filed
 
     def readable(self, weight: FiledArray) -> jax.Array:
@@ -98,7 +98,8 @@ class FiledUpdate:
         """
         if not bool(facts.finite):
             return
-        weights, left = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients)
+        weights: list[Any] = weight_states(state.master, state.optimizer)  # of filed arrays
+        left = jax.tree.leaves(gradients)
         pieces = list(self._pieces(weights))
         with ThreadPoolExecutor(1, "read-state") as reader, ThreadPoolExecutor(1, "write-state") as writer:
             coming: deque[Future[Any]] = deque()
@@ -120,7 +121,7 @@ class FiledUpdate:
             for write in going:
                 write.result()
 
-    def _pieces(self, weights: list[WeightState]) -> Iterator[Piece]:
+    def _pieces(self, weights: list[Any]) -> Iterator[Piece]:
         for number, (weight, update) in enumerate(zip(weights, self._step.weight_updates, strict=True)):
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.local_shape, leaf.dtype), weight)
             total = weight.master.local_shape[0]

@@ -28,7 +28,7 @@ MORE_DEVICES = "shard over more devices (parallel.fsdp with parallel.zero: 3), o
 def check_state_fits(step: TrainStep) -> None:
     """Raises `UserError` when weights and moments alone are more than the memory there is."""
     limit, sharing = memory_limit(step)
-    needed = (state_bytes(step) - pinned_state_bytes(step) * (sharing == 1)) * sharing
+    needed = (state_bytes(step) - pinned_state_bytes(step) * (sharing == 1 or step.filed is not None)) * sharing
     if needed <= limit:
         return
     where = "each device" if sharing == 1 else f"this machine's {sharing} devices"

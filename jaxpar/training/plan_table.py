@@ -22,6 +22,7 @@ from jaxpar.training.batches import row_order
 from jaxpar.training.host_memory import offloaded_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
 from jaxpar.training.resolve import attention_request
+from jaxpar.training.resting_state import resting_rows
 from jaxpar.training.step import TrainStep
 from jaxpar.training.tiles import loss_tiles, mlp_tiles
 from pallas_kernels.masks import Mask
@@ -57,6 +58,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         *_pipeline_rows(step),
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(step),
+        *resting_rows(step),
         _tiles_row(step),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
         *_context_rows(step),

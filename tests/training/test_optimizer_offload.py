@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+from jaxpar.config import UserError
 from jaxpar.memory import streaming
 from jaxpar.memory.filed import FiledArray, in_memory
+from jaxpar.training.memory_check import mebibytes, state_bytes
+from jaxpar.training.resting_state import check_resting_state, require_pinned_state, resting_rows, streamed_bytes
+from jaxpar.training.step import TrainStep
 from tests.small_run import SmallRun, small
 from tests.training.runs import assert_same_bits, fit, run_config, saved_state
 
@@ -93,3 +99,65 @@ def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
         parts, found = run("parts", steps, offload)
     assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
     assert_same_bits(saved_state(parts, 6), saved_state(whole, 6))
+
+
+def step_of(offload: str, **sections: dict[str, Any]) -> TrainStep:
+    return SmallRun(small(memory={"optimizer_offload": offload}, parallel={"fsdp": 2, "zero": 1}, **sections)).step
+
+
+def test_a_machine_without_room_in_memory_is_one_sentence():
+    step = step_of("host")
+    needed = 2 * state_bytes(step)
+    check_resting_state(step, limit=needed)
+    sentence = (
+        rf"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for 2 devices, and this machine has "
+        r".* MiB; expected memory.optimizer_offload: file, or more machines"
+    )
+    with pytest.raises(UserError, match=sentence):
+        check_resting_state(step, limit=needed - 2**20)
+
+
+def test_a_disk_without_room_is_one_sentence():
+    step = step_of("file", run={"dir": "/somewhere"})
+    with pytest.raises(
+        UserError, match=r"file takes .* MiB on disk for 2 devices, and /somewhere/\S+ has 0.0 MiB free"
+    ):
+        check_resting_state(step, limit=0)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    step = step_of("file", run={"dir": str(tmp_path)})
+    with pytest.raises(
+        UserError, match=r"memory.offload_dir: .* cannot take 0.0 MiB more .*\(No space left on device\)"
+    ):
+        step.initial_state()
+
+
+def test_a_device_without_pinned_memory_is_one_sentence():
+    with pytest.raises(
+        UserError, match=r"memory.optimizer_offload: host needs pinned_host memory, and Apple M2 has only"
+    ):
+        require_pinned_state("Apple M2", ["device"])
+
+
+def test_the_plan_says_where_the_state_rests_and_what_moves():
+    """AdamW has 12 bytes a parameter, of which 4 go to the device twice from host memory."""
+    rows = [row for offload in ("none", "host", "file") for row in resting_rows(step_of(offload))]
+    assert [name for name, *_ in rows] == ["optimizer offload"] * 2
+    host = step_of("host")
+    there, back = streamed_bytes(host)
+    scalars = 4 * len(jax.tree.leaves(host.abstract_state()._replace(master=None, optimizer=None)))
+    assert (there, back) == (pytest.approx(4 / 3 * back, abs=scalars), state_bytes(host))
+    assert "in pinned host memory; a step moves" in rows[0][2]
+    assert "in files in " in rows[1][2]
+
+
+def test_files_have_no_name_while_they_are_in_use(tmp_path: Path):
+    """So a run that is killed leaves nothing, and no file of another run is ever read."""
+    state = step_of("file", run={"dir": str(tmp_path)}).initial_state()
+    assert all(isinstance(leaf, FiledArray) for leaf in jax.tree.leaves(state.optimizer))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

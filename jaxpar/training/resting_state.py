@@ -1,0 +1,96 @@
+"""Where master weights and moments rest: whether there is room for them, and what their way to the device costs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import jax
+
+from jaxpar.config import UserError
+from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.mesh.placements import bytes_per_device
+from jaxpar.training.host_memory import PINNED, offloaded_bytes
+from jaxpar.training.memory_check import mebibytes, state_bytes
+from jaxpar.training.step import TrainStep
+
+
+def streamed_bytes(step: TrainStep) -> tuple[int, int]:
+    """(to the device, from the device) of master weights and moments, for one device and step.
+
+    All of them go there and come back. From host memory the master weights go a second time, at the beginning of a
+    step, which makes the weights of the forward from them; from files those are made by the update.
+    """
+    state = state_bytes(step)
+    if step.plan.optimizer_offload == "none":
+        return 0, 0
+    again = bytes_per_device(step.specs, step.placements.optimizer, step.plan.axes) if step.filed is None else 0
+    return state + again, state
+
+
+def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
+    """Raises `UserError` where master weights and moments are to rest where there is no place for them.
+
+    Args:
+        step: the step.
+        limit: bytes of host memory, or free on the disk; by default, what there is. Other processes on the machine are
+            not counted.
+    """
+    kind = step.plan.optimizer_offload
+    if kind == "none":
+        return
+    local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]
+    needed = state_bytes(step) * len(local)
+    if step.filed is not None:
+        folder = step.filed.folder
+        free = shutil.disk_usage(_existing(folder)).free if limit is None else limit
+        if needed > free:
+            raise UserError(
+                f"memory.optimizer_offload: file takes {mebibytes(needed)} on disk for {len(local)} devices, and "
+                f"{folder} has {mebibytes(free)} free; expected memory.offload_dir on a larger disk, or a smaller model"
+            )
+        return
+    memories = [memory.kind for memory in local[0].addressable_memories()]
+    require_pinned_state(local[0].device_kind, memories)
+    if limit is None:
+        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    activations = offloaded_bytes(step) * len(local)
+    if needed + activations > limit:
+        devices = f"{len(local)} devices"
+        beside = f", and offloaded activations {mebibytes(activations)}" if activations else ""
+        raise UserError(
+            f"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for {devices}{beside}, and "
+            f"this machine has {mebibytes(limit)}; expected memory.optimizer_offload: file, or more machines"
+        )
+
+
+def require_pinned_state(device: str, memories: list[str]) -> None:
+    """Raises `UserError` where a kind of device has no pinned host memory for the state."""
+    if PINNED not in memories:
+        raise UserError(
+            f"memory.optimizer_offload: host needs {PINNED} memory, and {device} has only {', '.join(memories)}; "
+            "expected none or file"
+        )
+
+
+def resting_rows(step: TrainStep) -> list[tuple[str, str, str]]:
+    """Row of the plan's table: where the state rests and what that costs; nothing where it is on the device."""
+    if step.plan.optimizer_offload == "none":
+        return []
+    there, back = streamed_bytes(step)
+    where = "pinned host memory" if step.filed is None else f"files in {step.filed.folder}"
+    moved = f"a step moves {mebibytes(there)} to the device and {mebibytes(back)} back"
+    gpu = gpu_of(step.mesh.devices.flat[0].device_kind)
+    cost = ""
+    if gpu is not None:
+        cost = f", {max(there, back) / gpu.pcie.bandwidth:.2f} s at the least over {gpu.pcie.name}"
+    return [("optimizer offload", mebibytes(state_bytes(step)), f"per device, in {where}; {moved}{cost}")]
+
+
+def _existing(folder: Path) -> Path:
+    """The folder itself, or what there is above it."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
