@@ -43,21 +43,18 @@ class MemoryEstimate(NamedTuple):
 def estimate_memory(step: TrainStep) -> MemoryEstimate:
     """What `step` takes, within about 10% of what XLA allocates for GPUs. Takes the tracing of one layer.
 
-    A sum over what lives at the same time: state, storage weights, accumulated gradients and the stash, with a layer in
-    its backward or the head in the loss. What XLA fuses or orders otherwise is not known here.
+    State, storage weights, accumulated gradients and the stash, and what works on them: the head in the loss or a layer
+    in its backward, whichever takes more. What XLA fuses or orders otherwise is not known here.
     """
     resting, host = state_sizes(step)
     chunk, slots = chunk_bytes(step), step.program.slots
     buffers = chunk.sent * sum(slots[name] for name in ("arrivals", "cotangents", "outputs"))
-    saved = slots["stash"] * chunk.stash + slots["kept"] * chunk.kept
-    in_layer, in_head = _layer(step), _head(step)
-    work = max(in_layer, in_head, key=sum)
-    storage = _storage(step)
+    work = max(_in_head(step), _in_layer(step), key=sum)
     return MemoryEstimate(
         optimizer=resting,
-        weights=storage + work.weights + _held(step, "weights"),
-        gradients=_bytes(step, step.placements.gradient) + work.gradients + _held(step, "gradients"),
-        saved_activations=saved,
+        weights=work.weights + _held(step, "weights"),
+        gradients=work.gradients + _held(step, "gradients"),
+        saved_activations=slots["stash"] * chunk.stash + slots["kept"] * chunk.kept,
         temporaries=buffers + work.temporaries + _batch(step),
         host=host + slots["stash"] * chunk.offloaded,
     )
@@ -89,62 +86,101 @@ class _Work(NamedTuple):
     temporaries: int
 
 
-def _layer(step: TrainStep) -> _Work:
-    """A layer's backward: its weights, the gradients of its widest matrix, activations made again, and cotangents."""
-    config, axes = step.config, step.plan.axes
-    gathers = step.placements.compute.layout["layers"] != step.placements.storage.layout["layers"]
-    each = _each(step, step.placements.compute, "layers")
-    rows = step.order.rows // axes.pipe
-    layer = sum(each) // rows
-    made = activation_bytes(layer_shape(config, axes, step.plan.microbatch_rows))
-    again = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in step.plan.runs)
-    width = jnp.dtype(step.placements.gradient.dtype).itemsize / jnp.dtype(step.placements.compute.dtype).itemsize
-    return _Work(
-        weights=(2 if gathers else 1) * layer,
-        gradients=int(layer * width) if gathers else 0,
-        temporaries=2 * sum(made.values()) - again,
-    )
+def _in_head(step: TrainStep) -> _Work:
+    """In the loss: the gathered head, its whole gradient, a tile's logits in float32, and their gradient.
 
-
-def _head(step: TrainStep) -> _Work:
-    """The loss: the gathered head, its whole gradient (with what it adds up to on the way to the shards), and a tile's
-    logits in float32 with their gradient."""
+    A pipeline has layers gathered at the same time. In tiles the head's gradient adds up from zeros as large as itself,
+    which XLA keeps for every run of ticks with a loss; with tensor parallelism it makes them anew. One microbatch alone
+    needs no gradients of the ends before they are made, nor its embedding any more.
+    """
     config, plan = step.config, step.plan
     part = "embedding" if config.model.tied else "head"
-    weights = sum(_each(step, step.placements.compute, part))
-    width = jnp.dtype(step.placements.gradient.dtype).itemsize / jnp.dtype(step.placements.compute.dtype).itemsize
     gathers = step.placements.compute.layout[part] != step.placements.storage.layout[part]
+    head = sum(_each(step, step.placements.compute, part))
     ranks = plan.axes.tensor * (plan.axes.pipe if plan.pipe_ends == "shared" else 1)
     tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context // plan.loss_tiles
     logits = 4 * tokens * padded_vocab(config.model) // ranks
-    return _Work(weights * gathers, int(weights * width) * (1 + gathers), 2 * logits)
+    weights, gradients = _stored(step), _accumulated(step)
+    if _alone(step):
+        gradients = {"layers": gradients["layers"]}
+        weights = {name: size for name, size in weights.items() if name != "embedding" or config.model.tied}
+    layers = _gathered_layers(step) if _gathers_layers(step) and plan.axes.pipe > 1 else 0
+    keeps_zeros = plan.loss_tiles > 1 and plan.axes.tensor == 1 and (gathers or not _alone(step))
+    zeros = sum(run.head for loop in step.program.loops for run in loop.runs) if keeps_zeros else 0
+    return _Work(
+        weights=sum(weights.values()) + gathers * head + layers,
+        gradients=sum(gradients.values()) + int((1 + zeros) * head * _widening(step)),
+        temporaries=logits * (3 if plan.loss_tiles == 1 else 4) // 2,
+    )
 
 
-def _storage(step: TrainStep) -> int:
-    """Storage weights, where they are not the master weights themselves."""
-    storage, optimizer = step.placements.storage, step.placements.optimizer
-    same = not step.offloads and storage.dtype == optimizer.dtype and storage.layout == optimizer.layout
-    return 0 if same else _bytes(step, storage)
+def _in_layer(step: TrainStep) -> _Work:
+    """In a layer's backward: its weights and the next one's, its whole gradients, activations made again, cotangents.
+
+    One microbatch alone needs no ends any more, nor the gradient of the embedding yet.
+    """
+    config, plan = step.config, step.plan
+    made = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
+    kept = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in plan.runs)
+    weights, gradients = _stored(step), _accumulated(step)
+    if _alone(step):
+        weights = {"layers": weights["layers"]}
+        gradients = {name: size for name, size in gradients.items() if name != "embedding" or config.model.tied}
+    return _Work(
+        weights=sum(weights.values()) + _gathered_layers(step),
+        gradients=sum(gradients.values()) + int(_layer(step) * _widening(step)) * _gathers_layers(step),
+        temporaries=2 * sum(made.values()) - kept,
+    )
+
+
+def _alone(step: TrainStep) -> bool:
+    """Whether one microbatch goes through a step without a pipeline, so that nothing accumulates."""
+    return step.plan.microbatches == 1 and step.plan.axes.pipe == 1
+
+
+def _stored(step: TrainStep) -> dict[str, int]:
+    """Bytes of storage weights by part; none where they are the master weights themselves."""
+    storage, master = step.placements.storage, step.placements.optimizer
+    same = not step.offloads and storage.dtype == master.dtype and storage.layout == master.layout
+    return {part: 0 if same else sum(_each(step, storage, part)) for part in step.specs}
+
+
+def _accumulated(step: TrainStep) -> dict[str, int]:
+    """Bytes of accumulated gradients by part."""
+    return {part: sum(_each(step, step.placements.gradient, part)) for part in step.specs}
+
+
+def _layer(step: TrainStep) -> int:
+    """A layer's weights in compute placement."""
+    return sum(_each(step, step.placements.compute, "layers")) * step.plan.axes.pipe // step.order.rows
+
+
+def _gathers_layers(step: TrainStep) -> bool:
+    return step.placements.compute.layout["layers"] != step.placements.storage.layout["layers"]
+
+
+def _gathered_layers(step: TrainStep) -> int:
+    """The layer that computes, and the one that is gathered meanwhile."""
+    return (2 if _gathers_layers(step) else 1) * _layer(step)
+
+
+def _widening(step: TrainStep) -> float:
+    """Bytes of a gradient for each byte of the weight in compute dtype."""
+    return jnp.dtype(step.placements.gradient.dtype).itemsize / jnp.dtype(step.placements.compute.dtype).itemsize
 
 
 def _held(step: TrainStep, what: str) -> int:
     """Chunks that are held whole, or their gradients."""
     if not step.program.holds:
         return 0
-    placement = step.placements.compute if what == "weights" else step.placements.gradient
-    width = jnp.dtype(placement.dtype).itemsize / jnp.dtype(step.placements.compute.dtype).itemsize
-    layer = sum(_each(step, step.placements.compute, "layers")) // (step.order.rows // step.plan.axes.pipe)
-    return int(width * layer * step.order.layers_per_chunk * step.program.slots[what])
+    width = 1 if what == "weights" else _widening(step)
+    return int(width * _layer(step) * step.order.layers_per_chunk * step.program.slots[what])
 
 
 def _batch(step: TrainStep) -> int:
     return sum(
         prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in step.abstract_batch().values()
     )
-
-
-def _bytes(step: TrainStep, placement: Placement) -> int:
-    return sum(sum(_each(step, placement, part)) for part in step.specs)
 
 
 def _each(step: TrainStep, placement: Placement, part: str) -> list[int]:

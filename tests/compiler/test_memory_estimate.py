@@ -1,0 +1,40 @@
+"""What a step is estimated to take, against what XLA allocates for it on H100s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes
+from jaxpar.training.step import TrainStep
+from tests.compiler.inspected import inspected, wide
+from tests.traced import mesh_of
+
+pytestmark = pytest.mark.long
+
+MODEL = {"layers": 8, "embed": 1024, "heads": 8, "kv_heads": 8, "mlp": 3072, "vocab": 16384}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp": {"parallel": {"fsdp": 8, "microbatches": 2}},
+    "pipeline-full-int8": {
+        "parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "zero": 2, "microbatches": 4},
+        "memory": {"remat": "full"},
+        "precision": {"compute": "bfloat16", "moments": "int8"},
+    },
+}
+
+
+def config_of(layout: str) -> Config:
+    return wide(model=MODEL, data={"sequence_length": 2048, "batch_size": 32}, **LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_estimate_is_within_a_tenth_of_what_xla_allocates(layout: str):
+    analysis, report = inspected(config_of(layout), "h100:1x8")
+    plan = analysis.compilation.plan
+    step = TrainStep(config_of(layout), plan, mesh_of(**dict(plan.axes)))
+    assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.1)
+    estimate = estimate_memory(step)
+    assert estimate.optimizer == pytest.approx(report.classes["optimizer"], rel=0.01)
+    assert estimate.saved_activations == pytest.approx(report.classes["saved_activations"], rel=0.1)
