@@ -1,4 +1,4 @@
-"""State in pinned host memory, read from the GPU program: what moves, what the device no longer holds, what overlaps."""
+"""State in pinned host memory, read from the GPU program: what moves, and what the device no longer holds."""
 
 from __future__ import annotations
 

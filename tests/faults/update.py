@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+OFFLOADED = "tests/training/test_optimizer_offload.py::test_the_state_is_the_same_bits_as_on_the_device"
 
 UPDATE = (
     Fault(
@@ -37,10 +38,27 @@ UPDATE = (
     Fault(
         name="step_without_numbers_applied",
         says="A step whose gradients are not finite is applied.",
-        file="jaxpar/training/step.py",
-        old="master=keep(master, state.master),",
-        new="master=master,",
+        file="jaxpar/training/weight_update.py",
+        old="jnp.where(facts.finite, a, b)",
+        new="a",
         caught_by=("tests/precision/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
+    ),
+    Fault(
+        name="piece_not_written_back",
+        says="The last piece of each weight in host memory stays as it was.",
+        file="jaxpar/memory/streaming.py",
+        old="    state = _write(state, new, first)",
+        new="    state = _write(state, piece, first)",
+        caught_by=(f"{OFFLOADED}[adamw, one device]",),
+    ),
+    Fault(
+        name="moments_of_another_piece",
+        says="Of a weight in files, every piece is updated with the moments of the first.",
+        file="jaxpar/training/filed_update.py",
+        old="    return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)",
+        new="    read = lambda first: jax.tree.map(lambda leaf: leaf.read(first, piece.rows), weight)\n"
+        "    return read(piece.first)._replace(optimizer=read(0).optimizer)",
+        caught_by=(f"{OFFLOADED}[adamw, one device]",),
     ),
     Fault(
         name="clipping_by_the_local_norm",
@@ -124,8 +142,8 @@ UPDATE = (
         name="average_not_evaluated",
         says="The weights are evaluated where the moving average of them is asked for.",
         file="jaxpar/training/trainer.py",
-        old="return self.state.optimizer.average if self.config.evaluation.ema else self.state.master",
-        new="return self.state.master",
+        old="self.state.optimizer.average if average else self.state.master",
+        new="self.state.master",
         caught_by=("tests/training/test_average.py::test_evaluation_uses_the_average_where_it_is_asked_to",),
     ),
     Fault(
