@@ -84,6 +84,8 @@ def changes(config: Config) -> Iterator[str]:
         yield "memory.remat=gemm_last"
     if parallel.zero < 3:
         yield "parallel.zero=3"
+    if memory.remat not in ("auto", "full"):
+        yield "memory.remat=auto"
     if memory.remat != "full":
         yield "memory.remat=full"
     for fraction in (0.25, 0.5, 0.75, 1.0):

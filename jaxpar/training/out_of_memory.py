@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import jax
@@ -50,17 +50,17 @@ def check_step_fits(step: TrainStep, needed: int | None) -> None:
 
 
 @contextmanager
-def explained(step: TrainStep, needed: int | None = None) -> Iterator[None]:
+def explained(step: TrainStep, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
     """Turns XLA's error that memory did not suffice into a `UserError`; others pass.
 
-    `needed` is what XLA itself says that the compiled step needs per device, where that is known.
+    `needed` gives what XLA itself says that the compiled step needs per device, or None where that is not known.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if EXHAUSTED not in str(error):
             raise
-        raise UserError(_explanation(step, str(error), needed)) from error
+        raise UserError(_explanation(step, str(error), needed())) from error
 
 
 def _explanation(step: TrainStep, error: str, needed: int | None) -> str:

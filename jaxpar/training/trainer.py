@@ -126,10 +126,14 @@ class Trainer:
         """Memory per device that the compiled step needs, as the compiler says: arguments, temporaries and output."""
         return needed_bytes(self.compiled)
 
+    def _needed(self) -> int | None:
+        """`predicted_bytes`, where the step is compiled already."""
+        return self.predicted_bytes if "compiled" in vars(self) else None
+
     def step(self) -> StepMetrics:
         """Take one step; returns before the devices are done (reading a metric waits for them)."""
         compiled = self.compiled
-        with explained(self.functions, needed_bytes(compiled)):
+        with explained(self.functions, self._needed):
             return self._step(compiled, self.state)
 
     def _step(self, compiled: jax.stages.Compiled, state: TrainState) -> StepMetrics:
@@ -240,7 +244,7 @@ class Trainer:
         from jaxpar.training.loop import fit
 
         # Steps run ahead of this process: what one of them lacks may come out wherever a result is waited for.
-        with explained(self.functions):
+        with explained(self.functions, self._needed):
             return fit(self, default_listeners(self.config) if listeners is None else listeners)
 
     def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], int]]:
