@@ -9,11 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.memory import pool_bytes
 
 CUDA = (12, 9)
 """Version of the CUDA toolkit whose ptxas compiles the kernels (extra `compile`)."""
 CUDNN = (9, 10)
 """Version of cuDNN that XLA takes for granted when it chooses a layout or a fusion."""
+
+OWN_SHARE = (80, 100)
+"""Share of a described GPU's memory that XLA plans with, where no allocator says what there is. On a GPU it plans with
+the allocator's limit, and beyond it recomputes of its own accord."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ def target_config(gpu: GPU) -> str:
     chip, (major, minor) = _CHIPS[gpu.compute_capability], gpu.compute_capability
     features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"  # sm_90a and sm_100a: wgmma, TMA, tcgen05
     kind = gpu.device_kinds[0]
+    # As much as makes XLA plan with what programs may take: a program is then compiled as it is where it runs.
+    memory = -(-pool_bytes(gpu.device_bytes) * OWN_SHARE[1] // OWN_SHARE[0])
     l2 = 62914560 if gpu.short == "h200" else chip.l2_bytes
     return f"""
 gpu_device_info {{
@@ -79,7 +86,7 @@ gpu_device_info {{
   memory_bandwidth: {int(gpu.hbm_bandwidth)}
   l2_cache_size: {l2}
   clock_rate_ghz: {chip.clock_ghz}
-  device_memory_size: {gpu.device_bytes}
+  device_memory_size: {memory}
   cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}
   pcie_bandwidth: {chip.pcie_bytes}
   ecc_enabled: true

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jaxpar.compiler.targets import target_config
-from jaxpar.hardware.catalogue import GPUS, gpu_named
+from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
+from jaxpar.hardware.memory import pool_bytes
 from tests.gpu_compile import in_child
 
 
@@ -32,6 +35,14 @@ def test_xla_takes_every_target_and_numbers_hosts_in_order():
         assert kind in gpu.device_kinds
         assert capability == "{}.{}".format(*gpu.compute_capability)
         assert hosts == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.short)
+def test_xla_plans_with_what_programs_may_take_of_a_gpu(gpu: GPU):
+    """XLA takes 80% of a GPU that it only has described to it (GetSchedulerMemoryLimit in gpu_hlo_schedule.cc)."""
+    found = re.search(r"device_memory_size: (\d+)", target_config(gpu))
+    assert found is not None
+    assert int(found[1]) * 80 // 100 == pool_bytes(gpu.device_bytes)
 
 
 @pytest.mark.parametrize(("short", "links"), [("a100-80", 12), ("a800", 8), ("h100", 18), ("h800", 8), ("b200", 18)])
