@@ -87,6 +87,11 @@ def test_what_fits_nowhere_is_said(capfd: pytest.CaptureFixture[str]):
     assert not any(point["fits"] for point in front["presets"])
 
 
+def test_a_feed_forward_in_tiles_is_noted(capfd: pytest.CaptureFixture[str]):
+    assert run("--set", "memory.mlp_tiles=4") == 0
+    assert "Note: memory.mlp_tiles: 4 recomputes" in capfd.readouterr().out
+
+
 def test_pipeline_ranks_are_told_with_their_units(capfd: pytest.CaptureFixture[str]):
     layout = ("parallel.pipe=4", "parallel.fsdp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2")
     front = found(capfd, *(part for key in layout for part in ("--set", key)))

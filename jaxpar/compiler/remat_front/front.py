@@ -91,6 +91,7 @@ class _Maker:
             cheapest=self._cheapest(costs, front, 0),
             cheapest_with_host=self._cheapest(costs, front, NO_LIMIT),
             least_bytes=front[0].device_bytes * self.layers * self.room.units,
+            notes=self._notes,
         )
 
     def _cheapest(self, costs: LayerCosts, front: Sequence[Point], host_bytes: int) -> FrontPoint | None:
@@ -131,6 +132,13 @@ class _Maker:
             on_front=len(each) == 1 and not host and (each[0][1].device_bytes, each[0][1].picoseconds) in triples,
             runs=tuple((layers, {key: str(value) for key, value in own.items()}) for layers, own in runs),
         )
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        tiles = self.config.memory.mlp_tiles or 1
+        if tiles == 1:
+            return ()
+        return (f"memory.mlp_tiles: {tiles} recomputes the feed-forward's hidden activations, whatever is said here",)
 
     @property
     def _layers_per_step(self) -> float:

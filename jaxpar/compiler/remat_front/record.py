@@ -76,6 +76,8 @@ class RematFront:
     """The same with host memory."""
     least_bytes: int
     """The least that all units in flight take without host memory."""
+    notes: tuple[str, ...] = ()
+    """What of this the configuration rules out."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

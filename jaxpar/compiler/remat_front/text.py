@@ -28,6 +28,8 @@ def print_front(front: RematFront, console: Console) -> None:
     console.print(_table(front))
     for text in suggestions(front):
         console.print(text, soft_wrap=True, highlight=False)
+    for note in front.notes:
+        console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
     console.print(
         Text(
             "Nothing was compiled: bytes follow from shapes, what is left for them is an estimate, and times are those "
