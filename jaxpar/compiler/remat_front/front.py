@@ -99,7 +99,9 @@ class _Maker:
             runs = cheapest_runs(self.room, costs, self.layers, host_bytes)
         except NothingFits:
             return None
-        named = [(run.layers, {name: run.activations[name] for name in costs.sizes}) for run in runs]
+        named: list[tuple[int, Mapping[str, Treatment]]] = [
+            (run.layers, {name: run.activations[name] for name in costs.sizes}) for run in runs
+        ]
         return self._point(costs, named, "", front)
 
     def _point(
