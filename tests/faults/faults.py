@@ -5,9 +5,10 @@ from __future__ import annotations
 from tests.faults.communication import COMMUNICATION
 from tests.faults.layers import LAYERS
 from tests.faults.loss import LOSS
+from tests.faults.memory import MEMORY
 from tests.faults.pipeline import PIPELINE
 from tests.faults.prepared import PREPARED
 from tests.faults.tokens import TOKENS
 from tests.faults.update import UPDATE
 
-FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE)
+FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE, *MEMORY)
