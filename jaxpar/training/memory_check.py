@@ -7,6 +7,7 @@ from math import prod
 
 import jax
 
+from jaxpar.checkpoint.processes import from_first
 from jaxpar.memory.streaming import PINNED
 from jaxpar.mesh.devices import Device
 from jaxpar.training.step import TrainStep
@@ -51,10 +52,11 @@ def memory_limit(step: TrainStep) -> tuple[int, int]:
     return (host_bytes(), len(local)) if limit is None else (limit, 1)
 
 
-def usable_bytes(device: Device) -> int:
-    """Bytes that a program may take of `device`: its own, or its share of the machine's memory."""
-    limit = _own_limit(device)
-    return host_bytes() // jax.local_device_count() if limit is None else limit
+def usable_bytes() -> int:
+    """Bytes that a program may take of a device: its own, or its share of the machine's memory, where processes see
+    different ones as the first has it."""
+    limit = _own_limit(jax.local_devices()[0])
+    return from_first(lambda: host_bytes() // jax.local_device_count() if limit is None else limit)
 
 
 def host_bytes() -> int:
@@ -64,5 +66,5 @@ def host_bytes() -> int:
 
 def _own_limit(device: Device) -> int | None:
     """What a device with memory of its own says a program may take of it."""
-    statistics = device.memory_stats() if isinstance(device, jax.Device) else None
+    statistics = device.memory_stats()
     return statistics["bytes_limit"] if statistics and "bytes_limit" in statistics else None

@@ -51,23 +51,29 @@ def nearest_fit(step: TrainStep, limit: int, rebuild: Rebuild, needed: int | Non
         except UserError:  # what this model or these devices do not support is no way out
             return None
 
+    # What `auto` chose was too much: it goes by estimates too.
+    base = ("memory.remat=full",) if config.memory.remat == "auto" else ()
     tried: list[Fit] = []
     for setting in changes(config):
-        if (found := fit((setting,))) is None:
+        if (found := fit(_joined(base, setting))) is None:
             continue
         if found.bytes <= limit:
             return Search(found, found, tuple(tried))
         tried.append(found)
     best = Fit((), own + shift)
-    for setting in [single.settings[0] for single in tried]:
-        key = setting.partition("=")[0]
-        kept = tuple(other for other in best.settings if other.partition("=")[0] != key)
-        found = fit((*kept, setting))
+    for setting in [single.settings[-1] for single in tried]:
+        found = fit(_joined(best.settings or base, setting))
         if found is not None and found.bytes < best.bytes:
             best = found
             if best.bytes <= limit:
                 return Search(best, best, tuple(tried))
     return Search(None, best if best.settings else None, tuple(tried))
+
+
+def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:
+    """`settings` with one more, in place of another value of the same key."""
+    key = setting.partition("=")[0]
+    return (*(other for other in settings if other.partition("=")[0] != key), setting)
 
 
 def changes(config: Config) -> Iterator[str]:
@@ -82,10 +88,10 @@ def changes(config: Config) -> Iterator[str]:
             yield f"parallel.microbatches={microbatches}"
     if memory.remat in ("none", "selective"):
         yield "memory.remat=gemm_last"
-    if parallel.zero < 3:
-        yield "parallel.zero=3"
     if memory.remat not in ("auto", "full"):
         yield "memory.remat=auto"
+    if parallel.zero < 3:
+        yield "parallel.zero=3"
     if memory.remat != "full":
         yield "memory.remat=full"
     for fraction in (0.25, 0.5, 0.75, 1.0):

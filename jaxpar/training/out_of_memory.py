@@ -99,11 +99,13 @@ def _by_class(estimate: MemoryEstimate) -> str:
 
 
 def _search(step: TrainStep, limit: int, needed: int | None) -> Search:
+    """Asks no other process, since memory may have run out in this one alone."""
     devices = list(step.mesh.devices.flat)
 
     def rebuild(config: Config) -> TrainStep:
         validate(config)
-        changed = TrainStep(config, make_plan(config, devices[0], devices_per_node(devices)), step.mesh)
+        plan = make_plan(config, devices[0], devices_per_node(devices), usable=limit)
+        changed = TrainStep(config, plan, step.mesh)
         check_offload(changed)
         return changed
 

@@ -50,14 +50,21 @@ def with_vocab(config: Config, vocab: int) -> Config:
     return config
 
 
-def make_plan(config: Config, device: Device, node_devices: int | None = None, cluster: Cluster | None = None) -> Plan:
+def make_plan(
+    config: Config,
+    device: Device,
+    node_devices: int | None = None,
+    cluster: Cluster | None = None,
+    usable: int | None = None,
+) -> Plan:
     """The layout of a resolved `config` on devices like `device`, in nodes of `node_devices` (None: all in one).
 
     `cluster` has the speeds of GPUs and links and the memory; by default those that are known of `device`.
+    `usable` is what a program may take of a device, in bytes; by default the processes of the job agree on it.
     Raises `UserError` for a choice that does not support it.
     """
     axes = _axes(config)
-    usable = usable_bytes(device) if cluster is None else pool_bytes(cluster.device_bytes)
+    own = usable_bytes if cluster is None else lambda: pool_bytes(cluster.device_bytes)
     cluster = cluster or cluster_of(device, axes.devices, node_devices)
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     costs = _layer_costs(config, axes, rows, cluster)
@@ -65,7 +72,7 @@ def make_plan(config: Config, device: Device, node_devices: int | None = None, c
     layers = max(chunk_layers(config, schedule.chunks))
     if config.memory.remat == AUTO:
         least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, layers))
-        asked = auto_runs(config, least, costs, usable)
+        asked = auto_runs(config, least, costs, own() if usable is None else usable)
     else:
         asked = layer_runs(config.memory.remat, ACTIVATIONS, layers)
     kept = without_hidden(asked, mlp_tiles(config, asked, schedule.splits_backward).number)

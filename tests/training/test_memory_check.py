@@ -56,6 +56,24 @@ def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(
     assert "the nearest that fits: parallel.microbatches: 2 (about " in text
 
 
+ONE_ROW = {"sequence_length": 1024, "batch_size": 1}
+
+
+def test_where_there_is_no_smaller_microbatch_layers_keep_less(monkeypatch: pytest.MonkeyPatch):
+    """`auto` keeps what fits; where it was `auto` that kept too much, layers keep their inputs alone."""
+    step = wide_step(memory={"remat": "gemm_last"}, data=ONE_ROW)
+    needed, saved = estimated_bytes(step), estimate_memory(step).saved_activations
+    limit = needed - saved // 5
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (limit, 1))
+    with pytest.raises(UserError, match=r"the nearest that fits: memory\.remat: auto \(about ") as raised:
+        check_step_fits(step, needed)
+    assert "not enough alone" not in str(raised.value)
+    step = wide_step(memory={"remat": "auto"}, data=ONE_ROW)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (estimated_bytes(step) - saved // 5, 1))
+    with pytest.raises(UserError, match=r"the nearest that fits: memory\.remat: full \(about "):
+        check_step_fits(step, estimated_bytes(step))
+
+
 def test_changes_are_made_together_where_none_suffices_alone(monkeypatch: pytest.MonkeyPatch):
     step = wide_step(memory={"remat": "none"}, data={"sequence_length": 256, "batch_size": 4})
     needed = estimated_bytes(step)
