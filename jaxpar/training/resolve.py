@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import gcd
 
 from jaxpar.attention import (
@@ -64,7 +65,7 @@ def make_plan(
     Raises `UserError` for a choice that does not support it.
     """
     axes = _axes(config)
-    own = usable_bytes if cluster is None else lambda: pool_bytes(cluster.device_bytes)
+    own = usable_bytes if cluster is None else partial(pool_bytes, cluster.device_bytes)
     cluster = cluster or cluster_of(device, axes.devices, node_devices)
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     costs = _layer_costs(config, axes, rows, cluster)
