@@ -45,10 +45,7 @@ def _train(file: str | None, overrides: Sequence[str]) -> int:
 
     config = load_config(file, overrides)
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
-    import jax
-
     from jaxpar.training.errors import TrainingError
-    from jaxpar.training.memory_check import ADVICE
     from jaxpar.training.trainer import Trainer
 
     try:
@@ -56,12 +53,6 @@ def _train(file: str | None, overrides: Sequence[str]) -> int:
     except TrainingError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
         return depart(1, str(error))
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        text = f"the devices ran out of memory ({str(error).splitlines()[0]}); {ADVICE}"
-        print(f"jaxpar: {text}", file=sys.stderr)
-        return depart(1, text)
     return 0
 
 
