@@ -53,9 +53,10 @@ class FiledArray:
         """Bytes of all parts, those of other processes too."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
-    def read(self, first: int, rows: int) -> Parts:
-        """Some rows of every part."""
-        read = {place: np.array(part[first : first + rows]) for place, part in self._parts.items()}
+    def read(self, first: int, rows: int | None) -> Parts:
+        """Some rows of every part, or all from `first` on."""
+        last = None if rows is None else first + rows
+        read = {place: np.array(part[first:last]) for place, part in self._parts.items()}
         return [(device, read[place]) for device, place in self._place_of.items()]
 
     def placed(self, parts: Parts) -> jax.Array:

@@ -36,7 +36,8 @@ class Piece(NamedTuple):
     weight: int
     """Number of the weight among the leaves."""
     first: int
-    rows: int
+    rows: int | None
+    """None for all of each array, however many rows it has."""
 
 
 class FiledUpdate:
@@ -44,7 +45,7 @@ class FiledUpdate:
 
     def __init__(self, step: TrainStep):
         self._step = step
-        self._compiled: dict[tuple[int, int], Any] = {}
+        self._compiled: dict[tuple[int, int | None], Any] = {}
 
     @property
     def folder(self) -> Path:
@@ -62,6 +63,8 @@ class FiledUpdate:
         return state._replace(master=filed[0], optimizer=filed[1])
 
     def _rest_one(self, like: jax.ShapeDtypeStruct, leaf: Any) -> FiledArray:
+        if isinstance(leaf, FiledArray):
+            return leaf
         filed = FiledArray(self.folder, like)
         filed.write(0, leaf if isinstance(leaf, jax.Array) else leaf())
         return filed
@@ -72,7 +75,7 @@ class FiledUpdate:
 
     def fetched(self, weight: FiledArray) -> jax.Array:
         """All of a filed weight on the device, in storage dtype."""
-        whole = weight.placed(weight.read(0, weight.local_shape[0]))
+        whole = weight.placed(weight.read(0, None))
         return jax.jit(lambda a: a.astype(self._step.placements.storage.dtype), out_shardings=weight.sharding)(whole)
 
     def lean(self, state: TrainState) -> TrainState:
@@ -124,8 +127,10 @@ class FiledUpdate:
     def _pieces(self, weights: list[Any]) -> Iterator[Piece]:
         for number, (weight, update) in enumerate(zip(weights, self._step.weight_updates, strict=True)):
             shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.local_shape, leaf.dtype), weight)
-            total = weight.master.local_shape[0]
-            rows = update.rows(shapes) or total
+            total, rows = weight.master.local_shape[0], update.rows(shapes)
+            if rows is None:
+                yield Piece(number, 0, None)
+                continue
             for first in range(0, total, rows):
                 yield Piece(number, first, min(rows, total - first))
 
@@ -147,7 +152,8 @@ class FiledUpdate:
             facts: UpdateFacts,
             first: Int[Array, ""],
         ) -> tuple[WeightState, Float[Array, "*shard"]]:
-            new = update(now, lax.dynamic_slice_in_dim(gradient, first, rows), facts)
+            part = gradient if rows is None else lax.dynamic_slice_in_dim(gradient, first, rows)
+            new = update(now, part, facts)
             return new, lax.dynamic_update_slice_in_dim(stored, new.master.astype(stored.dtype), first, 0)
 
         whole: Any = PartitionSpec()

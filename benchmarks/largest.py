@@ -1,0 +1,138 @@
+"""The largest model whose step fits one GPU, with its master weights and moments on the device, on the host, in files.
+
+    python -m benchmarks.largest --json largest.json        # one H100 with 80 GB; about 15 minutes
+
+Models have the widths of Llama 3 8B and as many layers as go in. Each is a compile with XLA's GPU compiler
+(`jaxpar.compiler`, which remembers results) of one row of 2048 tokens under full rematerialisation; it fits if what XLA
+asks of the device goes into the pool that training has. What a layer takes is the same for all of them, so two compiles
+foretell the number, and those at it and above it settle it. Nothing runs, so nothing is timed: the seconds are those
+of the bytes over the link, each way at its full speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpar.compiler.compile import compile_step, plan_for
+from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.counting import parameter_count
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.mesh.build import abstract_mesh
+from jaxpar.training.resting_state import streamed_bytes
+from jaxpar.training.step import TrainStep
+
+TIERS = ("none", "host", "file")
+FIRST, SECOND = 6, 12
+"""Layers of the compiles that the others are foretold from."""
+HOST_BYTES = 2e12
+"""Memory of a large host."""
+COMMON = (
+    "parallel.replica=1", "parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "memory.remat=full",
+    "data.batch_size=1", "data.sequence_length=2048", "attention.backend=blockwise",
+)  # fmt: skip
+
+
+def most_layers(needs: Callable[[int], int], usable: int) -> int:
+    """The most layers for which `needs`, which grows by about as much for each, is at most `usable`; 0 for none."""
+    first, second = needs(FIRST), needs(SECOND)
+    each = (second - first) / (SECOND - FIRST)
+    layers = max(1, int(FIRST + (usable - first) / each))
+    while layers and needs(layers) > usable:
+        layers -= 1
+    while needs(layers + 1) <= usable:
+        layers += 1
+    return layers
+
+
+def measure(config: str, cluster: Cluster, tier: str) -> dict[str, Any]:
+    """The deepest model of `config`'s widths under a tier."""
+    reports: dict[int, Report] = {}
+
+    def configured(layers: int) -> Config:
+        return load_config(Path(config), [*COMMON, f"model.layers={layers}", f"memory.optimizer_offload={tier}"])
+
+    def needs(layers: int) -> int:
+        if layers not in reports:
+            analysis = Analysis(compile_step(configured(layers), cluster), cluster)
+            reports[layers] = make_report(analysis, Path(config).stem)
+            asked = reports[layers].allocated_bytes / 2**30
+            print(
+                f"{tier}, {layers} layers: {asked:.2f} GiB ({reports[layers].compile_seconds:.0f} s)", file=sys.stderr
+            )
+        return reports[layers].allocated_bytes
+
+    needs(FIRST)
+    usable = reports[FIRST].device_bytes - reports[FIRST].reserve_bytes
+    layers = most_layers(needs, usable)
+    row: dict[str, Any] = {"tier": tier, "cluster": cluster.name, "layers": layers, "usable_bytes": usable}
+    if not layers:
+        return row
+    report, chosen = reports[layers], configured(layers)
+    there, back = _moved(chosen, cluster)
+    return row | {
+        "parameters": parameter_count(chosen.model, padded=False),
+        "allocated_bytes": report.allocated_bytes,
+        "refused_bytes": reports[layers + 1].allocated_bytes,
+        "classes": dict(report.classes),
+        "host_bytes": report.host_bytes,
+        "disk_bytes": back if tier == "file" else 0,
+        "to_device_bytes": there,
+        "from_device_bytes": back,
+        "link_seconds": max(there, back) / cluster.gpu.pcie.bandwidth,
+    }
+
+
+def _moved(config: Config, cluster: Cluster) -> tuple[int, int]:
+    config, plan = plan_for(config, cluster)
+    return streamed_bytes(TrainStep(config, plan, abstract_mesh(plan.axes)))
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The results for people."""
+    lines = [
+        f"{'state':8}{'layers':>7}{'parameters':>12}{'device GiB':>12}{'one more':>10}{'host GiB':>10}{'disk GiB':>10}"
+        f"{'link s/step':>13}"
+    ]
+    for row in rows:
+        if not row["layers"]:
+            lines.append(f"{row['tier']:8}{'none fits':>7}")
+            continue
+        sizes = [row[name] / 2**30 for name in ("allocated_bytes", "refused_bytes", "host_bytes", "disk_bytes")]
+        lines.append(
+            f"{row['tier']:8}{row['layers']:7}{row['parameters'] / 1e9:11.2f}B{sizes[0]:12.2f}{sizes[1]:10.2f}"
+            f"{sizes[2]:10.1f}{sizes[3]:10.1f}{row['link_seconds']:13.2f}"
+        )
+        if row["host_bytes"] > HOST_BYTES:
+            lines.append(f"        more than {HOST_BYTES / 1e12:g} TB of host memory")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.largest", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", default="configs/llama3_8b.yaml", help="the model, whose layers are replaced")
+    parser.add_argument("--cluster", default="h100:1x1", help="as for jaxpar.inspect: one GPU")
+    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS), help="memory.optimizer_offload")
+    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    options = parser.parse_args(arguments)
+    try:
+        cluster = parse_cluster(options.cluster)
+        rows = [measure(options.config, cluster, tier) for tier in options.tiers]
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The search for the most layers that fit, with sizes by decree: nothing is compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.largest import FIRST, most_layers, table
+
+
+class Sizes:
+    """What a number of layers needs, and what was asked; beyond a depth there comes something on top."""
+
+    def __init__(self, jump_at: int, jump: int):
+        self.jump_at, self.jump, self.asked = jump_at, jump, []
+
+    def __call__(self, layers: int) -> int:
+        self.asked.append(layers)
+        return 50 + 10 * layers + (self.jump if layers >= self.jump_at else 0)
+
+
+@pytest.mark.parametrize("jump", [0, -25, 35])
+@pytest.mark.parametrize("limit", [65, 160, 305, 1000])
+def test_as_many_layers_as_go_in_and_not_one_more(limit: int, jump: int) -> None:
+    sizes = Sizes(jump_at=15, jump=jump)
+    layers = most_layers(sizes, limit)
+    assert sizes(layers) <= limit < sizes(layers + 1)
+    assert len(set(sizes.asked)) <= 8
+
+
+def test_nothing_where_not_even_one_layer_fits() -> None:
+    assert most_layers(Sizes(100, 0), 55) == 0
+
+
+def test_the_table_has_a_line_for_each_tier() -> None:
+    measured = {
+        "tier": "host", "layers": FIRST, "parameters": 13.5e9, "allocated_bytes": 72 * 2**30, "refused_bytes": 76 * 2**30,
+        "host_bytes": 2**41, "disk_bytes": 0, "link_seconds": 3.4,
+    }  # fmt: skip
+    lines = table([measured, {"tier": "file", "layers": 0}]).splitlines()
+    assert lines[1].split() == ["host", "6", "13.50B", "72.00", "76.00", "2048.0", "0.0", "3.40"]
+    assert lines[2].strip() == "more than 2 TB of host memory"
+    assert lines[3].split() == ["file", "none", "fits"]
