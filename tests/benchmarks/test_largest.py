@@ -33,7 +33,8 @@ def test_nothing_where_not_even_one_layer_fits() -> None:
 
 def test_the_table_has_a_line_for_each_tier() -> None:
     measured = {
-        "tier": "host", "layers": FIRST, "parameters": 13.5e9, "allocated_bytes": 72 * 2**30, "refused_bytes": 76 * 2**30,
+        "tier": "host", "layers": FIRST, "parameters": 13.5e9, "allocated_bytes": 72 * 2**30,
+        "refused_bytes": 76 * 2**30,
         "host_bytes": 2**41, "disk_bytes": 0, "link_seconds": 3.4,
     }  # fmt: skip
     lines = table([measured, {"tier": "file", "layers": 0}]).splitlines()
