@@ -118,7 +118,9 @@ class _Loop:
                     continue
                 previous = metrics
                 stop = asked_to_stop(next(turns)) and number < steps
-                if number in (first, steps) or self._pauses(number) or stop:
+                # A step whose state is in files is over when the call returns: nothing runs to account for it beside.
+                over = self.trainer.functions.filed is not None
+                if over or number in (first, steps) or self._pauses(number) or stop:
                     number, previous = self._complete(number, metrics, stop), None
                 if stop:
                     return number
