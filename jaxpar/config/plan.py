@@ -93,7 +93,7 @@ class Plan:
     axes: AxisSizes
     """The mesh."""
     zero: Literal[0, 1, 2, 3]
-    """What is sharded over fsdp and expert: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    """What is sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     schedule: str
     """The pipeline schedule, or the path of its table; `one-stage` without a pipeline."""
     virtual_stages: int

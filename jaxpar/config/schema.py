@@ -119,7 +119,7 @@ class ParallelConfig:
     tensor: int = 1
     """Tensor parallelism, with sequence parallelism between the matmuls."""
     zero: Literal[0, 1, 2, 3] = 3
-    """What is sharded over fsdp and expert: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    """What is sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     microbatches: int = 1
     """Parts into which the batch of a step is split; gradients accumulate over them."""
     schedule: str = "auto"

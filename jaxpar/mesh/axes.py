@@ -17,7 +17,7 @@ DATA_AXES = ("replica", "fsdp", "expert")
 SEQUENCE_AXES = ("context", "tensor")
 """Axes that split a sequence between blocks; inside attention and the MLP only `context` does."""
 
-SHARD_AXES = ("fsdp", "expert")
+SHARD_AXES = ("fsdp", "expert", "context")
 """Axes over which ZeRO shards dense weights, gradients and optimizer state."""
 
 

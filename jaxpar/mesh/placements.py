@@ -9,14 +9,15 @@ A ZeRO stage is a choice of placements and nothing else:
 | 2     | compute | sharded  | sharded   |
 | 3     | sharded | sharded  | sharded   |
 
-`compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp and expert axes. HSDP is
+`compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp, expert and context axes, all
+over which ranks multiply with the same weights but for replicas. HSDP is
 stage 3 with `replica` above 1: the weights are sharded inside a replica and the gradients summed across them.
 
 **Under a pipeline** the weights outside the layers are gathered once a step at every stage, not once a microbatch, and
 so are their gradients reduced: embedding and head are used in most ticks. Gradients of stage 2 accumulate as under
 stage 1, and are reduced once a step: a pipeline takes many microbatches through the same weights.
 
-**Dims that do not divide.** The fsdp and expert axes split the first of `SHARD_ORDER` whose size, after tensor
+**Dims that do not divide.** These axes split the first of `SHARD_ORDER` whose size, after tensor
 parallelism, divides by their product. A weight without such a dim rests whole, and so does every
 vector (norms, biases of one dim).
 """
@@ -80,7 +81,7 @@ def place(
 
 
 def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes) -> Rules:
-    """`rules` with fsdp and expert added to the logical axis of `spec` that can take them."""
+    """`rules` with `SHARD_AXES` added to the logical axis of `spec` that can take them."""
     axes = tuple(axis for axis in SHARD_AXES if getattr(sizes, axis) > 1)
     if not axes or len(spec.axes) - ("layers" in spec.axes) < 2:
         return rules

@@ -143,7 +143,7 @@ def encode(form: Form, moment: Float[Array, "*shard"], step: Int[Array, ""], *, 
     scales = _largest(magnitudes, form)
     relative = magnitudes / _spread(jnp.where(scales > 0, scales, 1.0), form)
     table = magnitude_table(signed)
-    lower = _last_not_above(table, relative)
+    lower = last_not_above(table, relative)
     upper = jnp.minimum(lower + 1, len(table) - 1)
     below, above = _look_up(table, lower), _look_up(table, upper)
     index = jnp.where(relative - below > _threshold(step) * (above - below), upper, lower)
@@ -187,13 +187,22 @@ def _look_up(table: np.ndarray, indices: Int[Array, "*shard"]) -> Float[Array, "
     return jnp.asarray(table).at[indices].get(mode="promise_in_bounds")
 
 
-def _last_not_above(table: np.ndarray, values: Float[Array, "*shard"]) -> Int[Array, "*shard"]:
-    """Index of the last entry that is no larger; the table begins with the least and has a power of two of them."""
-    index, stride = jnp.zeros(values.shape, jnp.int32), len(table) // 2
-    while stride:
-        index = jnp.where(values >= _look_up(table, index + stride), index + stride, index)
-        stride //= 2
-    return index
+def last_not_above(table: np.ndarray, values: Float[Array, "*shard"]) -> Int[Array, "*shard"]:
+    """Index of the last magnitude of `table` that is no larger than each of `values`, from 0 to 1.
+
+    By arithmetic, and put right by the neighbours: a search of log2(256) dependent look-ups would not become one kernel.
+    """
+    widening = int(len(table) == 256)
+    decade, power = jnp.zeros(values.shape, jnp.int32), 10.0 ** (DECADES - 1)
+    for exponent in range(1 - DECADES, 0):
+        above = values >= 10.0**exponent
+        decade, power = decade + above, jnp.where(above, 10.0 ** -(exponent + 1), power)
+    count = jnp.left_shift(1, decade + widening)
+    middle = jnp.floor((values * power - 0.1) / 0.9 * count - 0.5).astype(jnp.int32)
+    first = count - (1 << widening) + widening
+    index = jnp.clip(first + middle, 0, len(table) - 1)
+    index -= _look_up(table, index) > values
+    return index + (_look_up(table, jnp.minimum(index + 1, len(table) - 1)) <= values) * (index < len(table) - 1)
 
 
 def _largest(values: Float[Array, "*shard"], blocks: Blocks) -> Float[Array, "*blocks"]:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
+from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.lockstep import lockstep_ticks
@@ -113,7 +115,7 @@ def holds_chunks(plan: Plan) -> bool:
 
     With one chunk a rank all its layers would be held from the first tick to the last, which ZeRO-2 is for.
     """
-    sharded = plan.zero == 3 and plan.axes.fsdp * plan.axes.expert > 1
+    sharded = plan.zero == 3 and prod(plan.axes[axis] for axis in SHARD_AXES) > 1
     return sharded and plan.schedule == "breadth-first" and plan.virtual_stages > 1
 
 

@@ -12,7 +12,7 @@ from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.counting import parameter_count
 from jaxpar.config.plan import Plan
 from jaxpar.memory.remat import offloaded
-from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
 from jaxpar.pipeline.durations import Durations
@@ -182,7 +182,7 @@ def _zero_words(step: TrainStep) -> str:
     """What is sharded, and which matrices are not because no dim of theirs divides."""
     axes = step.plan.axes
     words = ZERO_WORDS[step.plan.zero]
-    if step.plan.zero == 0 or axes.fsdp * axes.expert == 1:
+    if step.plan.zero == 0 or prod(axes[axis] for axis in SHARD_AXES) == 1:
         return words
     compute, optimizer = step.placements.compute.layout, step.placements.optimizer.layout
     whole: list[str] = []

@@ -9,6 +9,7 @@ import pytest
 
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config
+from jaxpar.memory.pipeline_offload import memory_bytes
 from jaxpar.pipeline.actions import Kind
 from jaxpar.training.host_memory import offloaded_bytes
 from jaxpar.training.step import TrainStep
@@ -81,6 +82,32 @@ def test_every_copy_runs_beside_the_layers_and_is_not_waited_for():
     needed = sum(copy.seconds * copy.movement.executions for copy in copies)
     assert needed > 0
     assert sum(copy.exposed_per_step for copy in copies) < 0.05 * needed
+
+
+HALF = {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8}
+
+
+def fraction_of(alpha: float) -> Config:
+    """A step that keeps of each layer its input, and of that a share on the host."""
+    return wide(
+        model={"layers": 32, "embed": 1536, "heads": 12, "kv_heads": 12, "mlp": 6144, "vocab": 512},
+        data={"sequence_length": TOKENS, "batch_size": 16},
+        parallel=HALF,
+        memory={"remat": "full", "offload_fraction": alpha},
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.25, 0.5, 1.0])
+def test_the_memory_of_a_pipeline_falls_with_the_fraction(alpha: float):
+    """M(alpha) = M_static + A [N - alpha (N - transit)]: N units of A bytes, of which alpha goes, but for two layers on
+    their way: the one that computes and the next one."""
+    analysis, report = inspected(fraction_of(alpha), "h100:1x8")
+    step = TrainStep(fraction_of(alpha), analysis.compilation.plan, mesh_of(pipe=4, fsdp=2))
+    units, layer = step.program.slots["stash"], 1536 * TOKENS * BFLOAT
+    unit = 8 * layer
+    kept = memory_bytes(0, unit, units, alpha, transit=2 * layer / (alpha * unit))
+    assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
+    assert analysis.compilation.memory.host_temp == offloaded_bytes(step) == alpha * units * unit
 
 
 def test_a_pipeline_moves_a_chunk_in_every_tick_and_keeps_as_many_as_it_has_slots():

@@ -52,7 +52,8 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("checkpoint.keep_last=0", "checkpoint.keep_last: must be at least 1, got 0"),
         (
             "memory.remat=ful",
-            "memory.remat: expected none, full, selective, gemm_last, auto, a mapping or a list, got 'ful'; did you mean full?",
+            "memory.remat: expected none, full, selective, gemm_last, auto, a mapping or a list, got 'ful'; did you "
+            "mean full?",
         ),
         ("run.name=a/b", "run.name: expected the name of one folder, got 'a/b'; put parent folders in run.dir"),
         ("run.name=..", "run.name: expected the name of one folder, got '..'; put parent folders in run.dir"),

@@ -70,9 +70,9 @@ def test_shared_ends_split_the_vocabulary_over_the_pipeline_too():
     assert found.compute.layout == COMPUTE | {"tokens": P(("pipe", "tensor"), None)}
 
 
-def test_no_role_is_split_over_replica_or_context():
+def test_no_role_is_split_over_replica_and_rest_is_over_context_too():
     found = placed(sizes=AxisSizes(replica=2, fsdp=2, context=2))
-    assert found.storage.layout["up"] == P("pipe", "fsdp", "tensor")
+    assert found.storage.layout["up"] == P("pipe", ("fsdp", "context"), "tensor")
     assert set(unreduced_axes(found.compute.layout["up"])) == {"replica", "fsdp", "expert", "context"}
 
 

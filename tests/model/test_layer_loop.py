@@ -71,13 +71,13 @@ def alike(x: jax.Array) -> jax.Array:
     return jax.lax.pmax(x, ("pipe", "expert", "context", "tensor"))
 
 
-def sharded(placements: Placements, policy: Any) -> Any:
+def sharded(placements: Placements, *keeps: Keep) -> Any:
     """(master, x, dy) -> (y, y of a forward without derivative, dx, gradients), on the mesh."""
     layout = placements.optimizer.layout
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights = to_storage(master, placements)["layers"]
-        loop, tokens = loop_of(placements, policy, weights["up"].shape[0]), vary(tokens_of(1))
+        loop, tokens = loop_of(placements, *keeps), vary(tokens_of(1))
         stash = loop.stash(weights, vary(x), tokens, 1)
         chunk = Chunk(weights, 0, 0)
         y, stash = loop.forward(chunk, vary(x), tokens, stash, 0)
@@ -89,8 +89,9 @@ def sharded(placements: Placements, policy: Any) -> Any:
     return jax.shard_map(program, mesh=MESH, in_specs=(layout, ROWS, ROWS), out_specs=(ROWS, ROWS, ROWS, layout))
 
 
-def loop_of(placements: Placements, policy: Any, layers: int) -> LayerLoop:
-    return LayerLoop(layer, placements, (Keep(layers, policy),), LayerOrder.of_one_rank(layers))
+def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
+    layers = sum(keep.layers for keep in keeps)
+    return LayerLoop(layer, placements, keeps, LayerOrder.of_one_rank(layers))
 
 
 def placements_of(layers: int, zero: int) -> Placements:
@@ -133,12 +134,24 @@ def close(found: Any, wanted: Any) -> None:
     ],
 )
 def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
+    assert loop_of(placements_of(layers, zero), Keep(layers)).prefetches == (zero == 3)
+    equals_a_plain_loop(zero, Keep(layers, POLICIES[policy]))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_layers_that_keep_different_things_are_a_loop_each(zero: int):
+    """One layer, two, one and two again; inputs of some in host memory, so that they are brought ahead."""
+    all_of, none_of, up = POLICIES["keep_all"], POLICIES["keep_none"], POLICIES["keep_up"]
+    equals_a_plain_loop(zero, Keep(1, none_of), Keep(2, up, True), Keep(1, all_of), Keep(2, none_of, True))
+
+
+def equals_a_plain_loop(zero: int, *keeps: Keep) -> None:
+    layers = sum(keep.layers for keep in keeps)
     placements = placements_of(layers, zero)
-    assert loop_of(placements, None, layers).prefetches == (zero == 3)
     put = lambda a, layout: jax.device_put(a, NamedSharding(MESH, layout))
     master, x, dy = numbers(layers)
     arguments = jax.tree.map(put, master, placements.optimizer.layout), put(x, ROWS), put(dy, ROWS)
-    y, forward, dx, gradients = jax.jit(sharded(placements, POLICIES[policy]))(*arguments)
+    y, forward, dx, gradients = jax.jit(sharded(placements, *keeps))(*arguments)
     np.testing.assert_array_equal(forward, y)
     close((y, dx, gradients), python_loop(layers))
 
@@ -199,7 +212,7 @@ def test_the_remat_policy_decides_which_matmuls_run_again():
 def counted(placements: Placements, policy: Any, layers: int) -> Counter[str]:
     """How often each operation runs."""
     counts: Counter[str] = Counter()
-    for equation, times in operations(sharded(placements, policy), *numbers(layers)):
+    for equation, times in operations(sharded(placements, Keep(layers, policy)), *numbers(layers)):
         counts[equation.primitive.name] += times
     return counts
 

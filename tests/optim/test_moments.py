@@ -24,6 +24,7 @@ from jaxpar.optim.moments import (
     decode,
     encode,
     form_of,
+    last_not_above,
     magnitude_table,
     zeros,
 )
@@ -69,6 +70,18 @@ def test_the_tables_are_the_papers():
         assert (np.diff(table) > 0).all()
     np.testing.assert_allclose(unsigned[1:4], [3.25e-7, 7.75e-7, 2.125e-6], rtol=1e-6)
     np.testing.assert_allclose(signed[-2], 1 - 0.9 / 64 / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_value_is_found_in_the_table(signed: bool):
+    """Every entry, what is just below and above it, and values over all decades."""
+    table = magnitude_table(signed)
+    near = [table, np.nextafter(table, 2, dtype=np.float32), np.nextafter(table, -1, dtype=np.float32)]
+    powers = np.float32(10.0) ** np.arange(-9, 1, dtype=np.float32)
+    values = np.concatenate([*near, powers, 10 ** np.random.default_rng(0).uniform(-9, 0, 100_000)])
+    values = values[(values >= 0) & (values <= 1)].astype(np.float32)
+    found = jax.jit(lambda values: last_not_above(table, values))(values)
+    np.testing.assert_array_equal(found, np.searchsorted(table, values, side="right") - 1)
 
 
 @pytest.mark.parametrize("signed", [True, False])

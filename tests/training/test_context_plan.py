@@ -16,7 +16,7 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.mesh.devices import devices_per_node
 from jaxpar.training import trainer
 from jaxpar.training.plan_table import plan_rows
-from jaxpar.training.resolve import attention_request, make_plan, resolve_config
+from jaxpar.training.resolve import make_plan, resolve_config
 from tests.small_run import SmallRun, layout_of, small
 
 LONG = {"sequence_length": 256}

@@ -40,8 +40,14 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "tensor": (1, 2),
     "context": (1, 2),
     "zero": (0, 2, 3),  # under a pipeline 1 is 2: see tests/mesh/test_placements.py
-    "remat": ("none", "gemm_last", "full"),
+    "memory": ("none, then gemm_last", "half offloaded", "full"),
     "model": tuple(MODELS),
+}
+
+MEMORIES: dict[str, dict[str, Any]] = {
+    "none, then gemm_last": {"remat": [{"layers": 0, "preset": "none"}]},
+    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
+    "full": {"remat": "full"},
 }
 
 LAYERS, BATCH, DEVICES = 8, 24, 8
@@ -116,7 +122,7 @@ def config_of(row: Row) -> Any:
     parallel["virtual_stages"] = fewest + row["more_stages"]
     if row["uneven"]:
         parallel["stage_layers"] = (*[1] * (chunks - 2), LAYERS + 1 - chunks - (chunks > 2), 1 + (chunks > 2))
-    return model_of(row["model"], parallel=parallel, memory={"remat": row["remat"]})
+    return model_of(row["model"], parallel=parallel, memory=MEMORIES[row["memory"]])
 
 
 def model_of(name: str, **sections: dict[str, Any]) -> Any:
@@ -146,7 +152,7 @@ def _name(row: Row) -> str:
     axes = "".join(f"-{a}{row[a]}" for a in ("replica", "fsdp", "tensor", "context") if row[a] > 1)
     ticks = "-branching" if row["pipe_ticks"] == "branching" else ""
     pipeline = f"{row['schedule']}-pipe{row['pipe']}-m{row['microbatches']}{ticks}"
-    return f"{pipeline}{axes}-zero{row['zero']}-{row['model']}-{row['remat']}"
+    return f"{pipeline}{axes}-zero{row['zero']}-{row['model']}-{row['memory']}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_name)
