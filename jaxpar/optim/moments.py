@@ -190,7 +190,8 @@ def _look_up(table: np.ndarray, indices: Int[Array, "*shard"]) -> Float[Array, "
 def last_not_above(table: np.ndarray, values: Float[Array, "*shard"]) -> Int[Array, "*shard"]:
     """Index of the last magnitude of `table` that is no larger than each of `values`, from 0 to 1.
 
-    By arithmetic, and put right by the neighbours: a search of log2(256) dependent look-ups would not become one kernel.
+    By arithmetic, and put right by the neighbours: a search by halves, each look-up dependent on the one before, would
+    not become one kernel.
     """
     widening = int(len(table) == 256)
     decade, power = jnp.zeros(values.shape, jnp.int32), 10.0 ** (DECADES - 1)
