@@ -11,8 +11,9 @@ from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.room import Room, memory_room
 
-ESTIMATED = 0.95
-"""Share of the memory that may be planned for, since the estimate of everything else is not exact."""
+ESTIMATED = 0.92
+"""Share of the memory that may be planned for: XLA begins to recompute of its own accord at 0.95 of what it may have,
+and the estimate of everything but activations is not exact."""
 
 IN_TRANSIT = 2
 """Layers whose offloaded activations are on the device all the same: the one that computes, and the next."""
