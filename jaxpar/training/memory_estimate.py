@@ -90,8 +90,8 @@ def _in_head(step: TrainStep) -> _Work:
     """In the loss: the gathered head, its whole gradient, a tile's logits in float32, and their gradient.
 
     A pipeline has layers gathered at the same time. In tiles the head's gradient adds up from zeros as large as itself,
-    which XLA keeps for every run of ticks with a loss; with tensor parallelism it makes them anew. One microbatch alone
-    needs no gradients of the ends before they are made, nor its embedding any more.
+    which XLA keeps for every run of ticks with a loss; of a tied head or under tensor parallelism it makes them anew.
+    One microbatch alone needs no gradients of the ends before they are made, nor its embedding any more.
     """
     config, plan = step.config, step.plan
     part = "embedding" if config.model.tied else "head"
@@ -105,7 +105,8 @@ def _in_head(step: TrainStep) -> _Work:
         gradients = {"layers": gradients["layers"]}
         weights = {name: size for name, size in weights.items() if name != "embedding" or config.model.tied}
     layers = _gathered_layers(step) if _gathers_layers(step) and plan.axes.pipe > 1 else 0
-    keeps_zeros = plan.loss_tiles > 1 and plan.axes.tensor == 1 and (gathers or not _alone(step))
+    anew = config.model.tied or plan.axes.tensor > 1 or (_alone(step) and not gathers)
+    keeps_zeros = plan.loss_tiles > 1 and not anew
     zeros = sum(run.head for loop in step.program.loops for run in loop.runs) if keeps_zeros else 0
     return _Work(
         weights=sum(weights.values()) + gathers * head + layers,
