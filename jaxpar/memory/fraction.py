@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from jaxpar.config.plan import LayerRun
-from jaxpar.memory.remat import joined
+from jaxpar.memory.remat import Treatment, joined
 
 STAYS_BELOW = 2**20
 """Bytes of an array that is not worth a copy of its own."""
@@ -51,7 +51,8 @@ def offload_share(
 
 
 def _offloading(run: LayerRun, layers: int, names: set[str]) -> LayerRun:
-    return LayerRun(layers, run.activations | dict.fromkeys(names, "offload"))
+    moved: dict[str, Treatment] = dict.fromkeys(names, "offload")
+    return LayerRun(layers, run.activations | moved)
 
 
 def _nearest(sizes: Mapping[str, int], wanted: float) -> set[str]:

@@ -57,7 +57,7 @@ def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
     """What `memory.remat` is called: a preset, or the one that its map begins with. Raises `UserError` for another."""
     if not isinstance(remat, str | Mapping):
         return PER_LAYER
-    return remat if remat == AUTO else _base(remat, "memory.remat")
+    return AUTO if remat == AUTO else _base(remat, "memory.remat")
 
 
 def layer_runs(
