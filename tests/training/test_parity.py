@@ -31,6 +31,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "packed": (True, False),
     "tied": (False, True),
     "remat": ("none", "gemm_last", "selective", "full", "per layer", "offload", "half offloaded"),
+    "optimizer_offload": ("none", "host"),
     "loss_tiles": (1, 3),
     "mlp_tiles": (1, 3),
     "dropout": (0.0, 0.1),
@@ -74,7 +75,7 @@ def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
     sections = {
         "model": model,
         "parallel": axes,
-        "memory": {name: row[name] for name in ("loss_tiles", "mlp_tiles")}
+        "memory": {name: row[name] for name in ("optimizer_offload", "loss_tiles", "mlp_tiles")}
         | REMATS.get(row["remat"], {"remat": row["remat"]}),
         "data": {"packed": row["packed"]},
     }
@@ -85,6 +86,7 @@ def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
 def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
     alone = {"replica": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1, "zero": 0, "microbatches": 1}
     alone |= {"context_strategy": "auto", "context_order": "auto", "loss_tiles": 1, "mlp_tiles": 1}
+    alone |= {"optimizer_offload": "none"}
     run = SmallRun(config_of(dict(model) | alone | {"remat": "none"}))
     return *lively_gradients(run), jax.device_get(run.step.initial_state().master)
 
