@@ -3,8 +3,8 @@
     python -m benchmarks.longest --json longest.json                  # 8B on 1, 8 and 32 H100s; about 15 minutes
 
 Each length is a compile with XLA's GPU compiler (`jaxpar.compiler`, which remembers results), of one row for each data
-rank, under full rematerialisation with the layers' inputs in the host's memory, and tiles of the loss and the MLP as
-the plan chooses them. It fits if what XLA asks of the device goes into the pool that training has. Lengths double from
+rank, under full rematerialisation with the layers' inputs, the master weights and the moments in the host's memory, and
+tiles of the loss and the MLP as the plan chooses them. It fits if what XLA asks of the device goes into the pool that training has. Lengths double from
 a guess, then are bisected to 10%. A later layout is searched only if it holds the shortest row that the best before it
 could not. Where not even the shortest row fits, the smaller configuration takes its place. Nothing runs, so nothing is
 timed.
@@ -27,8 +27,8 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 
 CLUSTERS = ("h100:1x1", "h100:1x8", "h100:4x8")
-SHARDS = ((1, 4), (1, 8), (2, 2), (4, 1))
-"""Sizes of fsdp and tensor, over which weights and their state are split; context takes the other GPUs."""
+SHARDS = ((1, 1), (1, 4), (2, 1))
+"""Sizes of fsdp and tensor; context takes the other GPUs, over all of which but tensor's weights and gradients rest."""
 START, LEAST = 1 << 17, 1 << 13
 """Tokens per GPU at which the search begins, and tokens that must fit for it to begin at all."""
 BLOCK = 512
@@ -41,6 +41,7 @@ COMMON = (
     "parallel.replica=1",
     "parallel.microbatches=1",
     "memory.remat={preset: full, layer_input: offload}",
+    "memory.optimizer_offload=host",
     "attention.backend=blockwise",
 )
 

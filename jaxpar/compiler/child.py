@@ -50,8 +50,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     lowered = step.train.trace(step.abstract_input(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
     if step.plan.optimizer_offload == "host":
-        state = step.abstract_state()
-        _rest_on_host(lowered, len(jax.tree.leaves((state.master, state.optimizer))))
+        _rest_on_host(lowered, {n for n, away in enumerate(jax.tree.leaves(step.rests_elsewhere)) if away})
     compiled = lowered.compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
@@ -72,8 +71,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rest_on_host(lowered: Any, arguments: int) -> None:
-    """Say of the first `arguments` of a program that they are in pinned host memory.
+def _rest_on_host(lowered: Any, arguments: set[int]) -> None:
+    """Say of some arguments of a program, by number, that they are in pinned host memory.
 
     Their shardings said so, but on devices that are not there JAX drops it: they tell of no memories.
     """
@@ -86,7 +85,7 @@ def _rest_on_host(lowered: Any, arguments: int) -> None:
         function.arg_attrs = ir.ArrayAttr.get(
             [
                 ir.DictAttr.get(
-                    {item.name: item.attr for item in ir.DictAttr(old)} | (pinned if index < arguments else {})
+                    {item.name: item.attr for item in ir.DictAttr(old)} | (pinned if index in arguments else {})
                 )
                 for index, old in enumerate(function.arg_attrs)
             ]

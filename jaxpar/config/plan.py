@@ -126,6 +126,8 @@ class Plan:
     """Parts of a microbatch's tokens that the head and the loss take in turn."""
     mlp_tiles: int = 1
     """Parts of a microbatch's tokens that the feed-forward of a layer takes in turn."""
+    optimizer_resident: int = 0
+    """Bytes of each device in which state that is offloaded to the host may stay."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments rest."""
 

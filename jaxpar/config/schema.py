@@ -196,6 +196,9 @@ class MemoryConfig:
     """Where master weights and moments rest: `none` on the device, `host` in the host's pinned memory, `file` in files
     under `memory.offload_dir`. From host or files they pass through the device a piece at a time, at the end of each
     step; weights and gradients stay on the device. The numbers are the same bits, and so is a checkpoint."""
+    optimizer_resident: int = 0
+    """Bytes of each device in which master weights and moments of some weights may stay under
+    `optimizer_offload: host`; the others pass through."""
     offload_dir: str | None = None
     """Folder of the files of `optimizer_offload: file`, on a disk of the machine, with room for master weights and
     moments; null puts them into the run's folder. They mean nothing to a later start, which makes them anew."""

@@ -113,6 +113,12 @@ def _check_layout(config: Config) -> None:
         _known(parallel, "replica", "fsdp", "expert") * parallel.microbatches,
     )  # fmt: skip
     _check_tiles(config)
+    memory = config.memory
+    if memory.optimizer_resident and memory.optimizer_offload != "host":
+        raise UserError(
+            f"memory.optimizer_resident: {memory.optimizer_resident} bytes are for a state that is offloaded to the "
+            f"host, and memory.optimizer_offload is {memory.optimizer_offload}; expected host, or 0 bytes"
+        )
 
 
 def _check_tiles(config: Config) -> None:

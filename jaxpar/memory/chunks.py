@@ -143,6 +143,19 @@ def plan_chunks(
     return ChunkPlan(walk.sizes, budget, len(period), tuple(move for step in period for move in step))
 
 
+def groups_to_keep(sizes: Sequence[int], budget: int) -> tuple[int, ...]:
+    """Groups to keep on the device for good where the others pass through it in small pieces, which have room besides.
+
+    Each that still fits, from the last on: of a cycle those are used furthest ahead of where it begins anew.
+    """
+    kept: list[int] = []
+    for group in reversed(range(len(sizes))):
+        if sizes[group] <= budget:
+            kept.append(group)
+            budget -= sizes[group]
+    return tuple(reversed(kept))
+
+
 def groups_to_pin(sizes: Sequence[int], budget: int) -> tuple[int, ...]:
     """Groups to keep on the device for good, so that each step's moves are the same: from the last group on.
 

@@ -31,13 +31,13 @@ def interleaved_units(pipe: int, chunks: int, rank: int = 0) -> int:
     return 2 * (pipe - 1 - rank) + (chunks - 1) * pipe + 1
 
 
-def units_on_device(units: int, fraction: float, transit: int = IN_TRANSIT) -> float:
+def units_on_device(units: int, fraction: float, transit: float = IN_TRANSIT) -> float:
     """Units' worth of activations in device memory: N - alpha·(N - transit); of no more than `transit`, all."""
     return units - fraction * max(0, units - transit)
 
 
 def memory_bytes(
-    static_bytes: float, unit_bytes: float, units: int, fraction: float, transit: int = IN_TRANSIT
+    static_bytes: float, unit_bytes: float, units: int, fraction: float, transit: float = IN_TRANSIT
 ) -> float:
     """M(alpha) = M_static + A·[N - alpha·(N - transit)]: what a device holds at its fullest.
 

@@ -18,9 +18,10 @@ def state_bytes(step: TrainStep) -> int:
     return _bytes_of(jax.tree.leaves(step.abstract_state()))
 
 
-def pinned_state_bytes(step: TrainStep) -> int:
-    """Those of them that rest in pinned memory of the host."""
-    leaves = jax.tree.leaves(step.abstract_state())
+def pinned_state_bytes(step: TrainStep, *, master_alone: bool = False) -> int:
+    """Those of them that rest in pinned memory of the host, or in files; or of these the master weights alone."""
+    state = step.abstract_state()
+    leaves = jax.tree.leaves(state.master if master_alone else state)
     return _bytes_of([leaf for leaf in leaves if leaf.sharding.memory_kind == PINNED])
 
 

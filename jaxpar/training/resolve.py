@@ -118,6 +118,7 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
         loss_tiles=loss_tiles(config).number,
         mlp_tiles=in_tiles,
         optimizer_offload=config.memory.optimizer_offload,
+        optimizer_resident=config.memory.optimizer_resident,
     )
 
 

@@ -10,23 +10,21 @@ import jax
 
 from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.mesh.placements import bytes_per_device
 from jaxpar.training.host_memory import PINNED, offloaded_bytes
-from jaxpar.training.memory_check import mebibytes, state_bytes
+from jaxpar.training.memory_check import mebibytes, pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
 
 
 def streamed_bytes(step: TrainStep) -> tuple[int, int]:
     """(to the device, from the device) of master weights and moments, for one device and step.
 
-    All of them go there and come back. From host memory the master weights go a second time, at the beginning of a
-    step, which makes the weights of the forward from them; from files those are made by the update.
+    All that does not stay there goes there and comes back. From host memory the master weights go a second time, at
+    the beginning of a step, which makes the weights of the forward from them; from files those are made by the update.
     """
-    state = state_bytes(step)
+    state = pinned_state_bytes(step)
     if step.plan.optimizer_offload == "none":
         return 0, 0
-    again = bytes_per_device(step.specs, step.placements.optimizer, step.plan.axes) if step.filed is None else 0
-    return state + again, state
+    return state + (pinned_state_bytes(step, master_alone=True) if step.filed is None else 0), state
 
 
 def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
@@ -41,7 +39,7 @@ def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
     if kind == "none":
         return
     local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]
-    needed = state_bytes(step) * len(local)
+    needed = pinned_state_bytes(step) * len(local)
     if step.filed is not None:
         folder = step.filed.folder
         free = shutil.disk_usage(_existing(folder)).free if limit is None else limit
@@ -85,7 +83,10 @@ def resting_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     cost = ""
     if gpu is not None:
         cost = f", {max(there, back) / gpu.pcie.bandwidth:.2f} s at the least over {gpu.pcie.name}"
-    return [("optimizer offload", mebibytes(state_bytes(step)), f"per device, in {where}; {moved}{cost}")]
+    stays = state_bytes(step) - pinned_state_bytes(step)
+    beside = f", and {mebibytes(stays)} stay on the device" if step.resident else ""
+    value = mebibytes(pinned_state_bytes(step))
+    return [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
 
 
 def _existing(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, wraps
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
+from jaxpar.memory.chunks import groups_to_keep
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.memory.streaming import PINNED, brought, rows_of_piece, streamed, to_host
 from jaxpar.mesh.axes import AXES, DATA_AXES
@@ -152,10 +154,31 @@ class TrainStep:
     def state_shardings(self) -> TrainState:
         """Where the state lies between steps; what is offloaded lies in pinned host memory."""
         on_device = self.shardings(self.state_layout)
-        if not self.offloads:
-            return on_device
-        on_host = jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), on_device)
-        return on_device._replace(master=on_host.master, optimizer=on_host.optimizer)
+        place = lambda sharding, away: sharding.with_memory_kind(PINNED) if away else sharding
+        resting = jax.tree.map(place, (on_device.master, on_device.optimizer), self.rests_elsewhere)
+        return on_device._replace(master=resting[0], optimizer=resting[1])
+
+    @property
+    def rests_elsewhere(self) -> tuple[Tree, OptimizerState]:
+        """Whether each array of (master weights, optimizer state) rests elsewhere than on the device."""
+        layout = self.shardings(self.state_layout)
+        states = [
+            jax.tree.map(lambda _, number=number: self.offloads and number not in self.resident, state)
+            for number, state in enumerate(weight_states(layout.master, layout.optimizer))
+        ]
+        average = self.config.optimizer.ema is not None
+        return joined(states, jax.tree.structure(self.specs), average=average)
+
+    @cached_property
+    def resident(self) -> frozenset[int]:
+        """Weights, by their number, whose state stays on the device though that of others is offloaded."""
+        if self.plan.optimizer_offload != "host":
+            return frozenset()
+        shapes = jax.eval_shape(self._initial)
+        put = lambda leaf, sharding: prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        sizes = jax.tree.map(put, shapes, self.shardings(self.state_layout))
+        each = [sum(jax.tree.leaves(state)) for state in weight_states(sizes.master, sizes.optimizer)]
+        return frozenset(groups_to_keep(each, self.plan.optimizer_resident))
 
     @cached_property
     def saved_state(self) -> SavedState:
@@ -209,7 +232,13 @@ class TrainStep:
         @wraps(self._train)
         def train(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
             if self.offloads:  # shapes alone do not say in which memory an array lies
-                state = state._replace(master=to_host(state.master), optimizer=to_host(state.optimizer))
+                states = [
+                    own if number in self.resident else to_host(own)
+                    for number, own in enumerate(weight_states(state.master, state.optimizer))
+                ]
+                average = state.optimizer.average is not None
+                master, optimizer = joined(states, jax.tree.structure(state.master), average=average)
+                state = state._replace(master=master, optimizer=optimizer)
             return step(state, batch)
 
         return jax.jit(train, donate_argnums=0, out_shardings=(self.state_shardings, self.shardings(metrics)))
@@ -251,7 +280,10 @@ class TrainStep:
         if self.plan.optimizer_offload == "host":
             dtype = self.placements.storage.dtype
             with jax.named_scope("stored_weights"):
-                master = jax.tree.map(lambda weight: brought(weight, dtype, rows_of_piece(weight)), master)
+                leaves, structure = jax.tree.flatten(master)
+                bring = lambda weight: brought(weight, dtype, rows_of_piece(weight))
+                there = [a if number in self.resident else bring(a) for number, a in enumerate(leaves)]
+                master = structure.unflatten(there)
         return to_storage(master, self.placements)
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
@@ -299,8 +331,9 @@ class TrainStep:
     def _updated(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> tuple[Tree, OptimizerState]:
         """Master weights and what the optimizer keeps after a step; the same bits where the step is not finite."""
         weights, new = weight_states(state.master, state.optimizer), []
-        for update, weight, gradient in zip(self.weight_updates, weights, jax.tree.leaves(gradients), strict=True):
-            if not self.offloads:
+        leaves = jax.tree.leaves(gradients)
+        for number, (update, weight, gradient) in enumerate(zip(self.weight_updates, weights, leaves, strict=True)):
+            if not self.offloads or number in self.resident:
                 new.append(update(weight, gradient, facts))
                 continue
             # XLA would fetch the first piece of every weight at once, and keep what the forward read of it until now.

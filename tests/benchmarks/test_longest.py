@@ -57,7 +57,7 @@ def test_layouts_take_all_gpus_and_lengths_that_their_chunks_and_blocks_divide()
     cluster = parse_cluster("h100:4x8")
     found = layouts(cluster)
     assert {entry.fsdp * entry.context * entry.tensor for entry in found} == {32}
-    assert Layout(1, 8, 4, "usp") in found
+    assert Layout(1, 32, 1, "usp") in found
     assert all(entry.step % (2 * 512 * entry.context * entry.tensor) == 0 for entry in found)
     assert [entry.name for entry in layouts(parse_cluster("h100:1x1"))] == ["one GPU"]
 
