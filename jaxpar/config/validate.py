@@ -114,6 +114,11 @@ def _check_layout(config: Config) -> None:
     )  # fmt: skip
     _check_tiles(config)
     memory = config.memory
+    if memory.offload_dir is not None and memory.optimizer_offload != "file":
+        raise UserError(
+            f"memory.offload_dir: {memory.offload_dir!r} would not be used, because memory.optimizer_offload is "
+            f"{memory.optimizer_offload}; expected file with it, or null"
+        )
     if memory.optimizer_resident and memory.optimizer_offload != "host":
         raise UserError(
             f"memory.optimizer_resident: {memory.optimizer_resident} bytes are for a state that is offloaded to the "

@@ -28,17 +28,21 @@ def auto_runs(config: Config, plan: Plan, costs: LayerCosts, usable_bytes: int) 
         UserError: nothing fits.
     """
     room = memory_room(config, plan, int(ESTIMATED * usable_bytes))
-    layers = max(plan.stage_layers)
+    layers, least = max(plan.stage_layers), 0
     for host_bytes in (0, NO_LIMIT):
         try:
             return cheapest_runs(room, costs, layers, host_bytes)
-        except NothingFits:
-            continue
+        except NothingFits as error:
+            least = error.least_bytes
+    ways = [
+        "raise parallel.microbatches" if plan.microbatch_rows > 1 else "split the sequence (parallel.context)",
+        *(["choose parallel.zero: 3"] if plan.zero < 3 else []),
+        *(["choose memory.optimizer_offload: host"] if plan.optimizer_offload == "none" else []),
+    ]
     raise UserError(
-        f"memory.remat: auto finds nothing that fits: without activations a step takes about "
-        f"{mebibytes(room.taken_bytes)} of the {mebibytes(room.usable_bytes)} that may be planned for on a device; "
-        "raise parallel.microbatches, choose parallel.zero: 3 or memory.optimizer_offload: host, or shard over more "
-        "devices"
+        f"memory.remat: auto finds nothing that fits: activations take {mebibytes(least * room.units)} at least, and "
+        f"of the {mebibytes(room.usable_bytes)} that may be planned for on a device "
+        f"{mebibytes(max(0, room.left_bytes))} are left for them; {', '.join(ways)}, or shard over more devices"
     )
 
 

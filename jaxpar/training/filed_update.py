@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.memory.filed import FiledArray
-from jaxpar.mesh.parameters import Tree
 from jaxpar.training.state import TrainState
 from jaxpar.training.weight_update import UpdateFacts, WeightState, weight_states
 
@@ -94,15 +93,17 @@ class FiledUpdate:
 
         return state._replace(master=jax.tree.map(one, state.master), optimizer=None)
 
-    def apply(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> None:
+    def apply(self, state: TrainState, gradients: list[Any], facts: UpdateFacts) -> None:
         """Update the files of `state`, and its weights on the device. Returns when all is written.
 
-        Gradients are dropped one by one; nothing is touched where the step is not finite.
+        Args:
+            state: of filed arrays.
+            gradients: the leaves, which are dropped from the list one by one as they were used.
+            facts: of the step; nothing is touched where it is not finite.
         """
         if not bool(facts.finite):
             return
         weights: list[Any] = weight_states(state.master, state.optimizer)  # of filed arrays
-        left = jax.tree.leaves(gradients)
         pieces = list(self._pieces(weights))
         with ThreadPoolExecutor(1, "read-state") as reader, ThreadPoolExecutor(1, "write-state") as writer:
             coming: deque[Future[Any]] = deque()
@@ -114,10 +115,10 @@ class FiledUpdate:
                 now = jax.tree.map(FiledArray.placed, weight, coming.popleft().result(), is_leaf=_is_parts)
                 update = self._update(weight, piece)
                 new, weight.master.on_device = update(
-                    now, left[piece.weight], weight.master.on_device, facts, jnp.int32(piece.first)
+                    now, gradients[piece.weight], weight.master.on_device, facts, jnp.int32(piece.first)
                 )
                 if place + 1 == len(pieces) or pieces[place + 1].weight != piece.weight:
-                    left[piece.weight] = None
+                    gradients[piece.weight] = None
                 going.append(writer.submit(_write, weight, piece, new))
                 while len(going) > WRITES:
                     going.popleft().result()

@@ -16,6 +16,7 @@ from jaxpar.mesh.placements import Placement, local_shape
 from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.memory_check import pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
+from jaxpar.training.tiles import HIDDEN
 
 
 class MemoryEstimate(NamedTuple):
@@ -122,6 +123,7 @@ def _in_layer(step: TrainStep) -> _Work:
     """
     config, plan = step.config, step.plan
     made = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
+    made = {name: size // (plan.mlp_tiles if name in HIDDEN else 1) for name, size in made.items()}
     kept = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in plan.runs)
     weights, gradients = _stored(step), _accumulated(step)
     if _alone(step):

@@ -100,6 +100,7 @@ def changes(config: Config) -> Iterator[str]:
     yield "memory.remat={preset: full, layer_input: offload}"
     if memory.optimizer_offload == "none":
         yield "memory.optimizer_offload=host"
+        yield "memory.optimizer_offload=file"
     if config.optimizer.name != "adafactor":
         for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
             yield f"precision.moments={moments}"

@@ -16,6 +16,7 @@ from jaxpar.training.memory_check import mebibytes, memory_limit, pinned_state_b
 from jaxpar.training.memory_estimate import MemoryEstimate, estimate_memory, estimated_bytes
 from jaxpar.training.nearest_fit import Fit, Search, nearest_fit
 from jaxpar.training.resolve import make_plan
+from jaxpar.training.resting_state import check_resting_state
 from jaxpar.training.step import TrainStep
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
@@ -107,6 +108,7 @@ def _search(step: TrainStep, limit: int, needed: int | None) -> Search:
         plan = make_plan(config, devices[0], devices_per_node(devices), usable=limit)
         changed = TrainStep(config, plan, step.mesh)
         check_offload(changed)
+        check_resting_state(changed)
         return changed
 
     return nearest_fit(step, limit, rebuild, needed)

@@ -69,12 +69,11 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
 
 def _kept_words(plan: Plan) -> str:
     """Which activations layers keep."""
-    words = []
-    for run in plan.runs:
-        kept = sum(treatment != "recompute" for treatment in run.activations.values())
-        of = "layer" if len(plan.runs) == 1 else f"{run.layers} layers"
-        words.append(f"keeps {kept} of {len(run.activations)} named activations of a {of}")
-    return ", ".join(words)
+    kept = [sum(treatment != "recompute" for treatment in run.activations.values()) for run in plan.runs]
+    if len(plan.runs) == 1:
+        return f"keeps {kept[0]} of {len(plan.runs[0].activations)} named activations of a layer"
+    parts = [f"{number} in {run.layers}" for number, run in zip(kept, plan.runs, strict=True)]
+    return f"of {len(plan.runs[0].activations)} named activations keeps {', then '.join(parts)} layer(s) of a chunk"
 
 
 def _tiles_row(step: TrainStep) -> tuple[str, str, str]:

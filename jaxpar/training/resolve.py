@@ -31,9 +31,9 @@ from jaxpar.memory.remat import AUTO, layer_runs, offloaded, recomputed, remat_n
 from jaxpar.mesh.devices import Device, cluster_of
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.auto_remat import auto_runs
-from jaxpar.training.memory_check import usable_bytes
+from jaxpar.training.memory_check import mebibytes, usable_bytes
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
-from jaxpar.training.tiles import loss_tiles, mlp_tiles, without_hidden
+from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
 
 
@@ -73,7 +73,7 @@ def make_plan(
     layers = max(chunk_layers(config, schedule.chunks))
     if config.memory.remat == AUTO:
         least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, layers))
-        asked = auto_runs(config, least, costs, own() if usable is None else usable)
+        asked = auto_runs(config, least, _without_tiled(config, costs), own() if usable is None else usable)
     else:
         asked = layer_runs(config.memory.remat, ACTIVATIONS, layers)
     kept = without_hidden(asked, mlp_tiles(config, asked, schedule.splits_backward).number)
@@ -122,6 +122,17 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
     )
 
 
+def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
+    """`costs` without what a feed-forward in tiles does not keep, where the configuration asks for tiles."""
+    if (config.memory.mlp_tiles or 1) == 1:
+        return costs
+    return replace(
+        costs,
+        sizes={name: size for name, size in costs.sizes.items() if name not in HIDDEN},
+        recomputations=[one for one in costs.recomputations if not set(one.outputs) & set(HIDDEN)],
+    )
+
+
 def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> LayerCosts:
     """What a layer can keep, and at which costs; without GPUs that are known, at those of an H100."""
     cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
@@ -147,7 +158,14 @@ def _partly_offloaded(
     times = layers * costs.forward_seconds, layers * costs.backward_seconds
     if known:
         check_hidden(fraction, unit, costs.host_bandwidth, *times)
-    return offload_share(runs, costs.sizes, fraction, config.memory.offload_smallest)
+    found = offload_share(runs, costs.sizes, fraction, config.memory.offload_smallest)
+    if not offloaded(found):
+        raise UserError(
+            f"memory.offload_fraction: {fraction:g} moves nothing: no array that a layer keeps has "
+            f"{mebibytes(config.memory.offload_smallest)} or more (memory.offload_smallest), or none is near that "
+            f"share of {mebibytes(unit)}"
+        )
+    return found
 
 
 def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:

@@ -11,7 +11,7 @@ import jax
 from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.training.host_memory import PINNED, offloaded_bytes
-from jaxpar.training.memory_check import mebibytes, pinned_state_bytes, state_bytes
+from jaxpar.training.memory_check import host_bytes, mebibytes, pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
 
 
@@ -47,6 +47,12 @@ def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
             raise UserError(
                 f"memory.optimizer_offload: file takes {mebibytes(needed)} on disk for {len(local)} devices, and "
                 f"{folder} has {mebibytes(free)} free; expected memory.offload_dir on a larger disk, or a smaller model"
+            )
+        room = host_bytes() if limit is None else limit
+        if needed > room:
+            raise UserError(
+                f"memory.optimizer_offload: file takes {mebibytes(needed)} for {len(local)} devices, which go through "
+                f"host memory as a whole in a save, and this machine has {mebibytes(room)}; expected more machines"
             )
         return
     memories = [memory.kind for memory in local[0].addressable_memories()]

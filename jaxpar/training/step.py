@@ -252,7 +252,9 @@ class TrainStep:
         if self.filed is None:
             return train(state, batch)
         gradients, facts, following, metrics = train(self.filed.lean(state), batch)
-        self.filed.apply(state, gradients, facts)
+        leaves = jax.tree.leaves(gradients)
+        del gradients  # so that each can be dropped
+        self.filed.apply(state, leaves, facts)
         return following._replace(master=state.master, optimizer=state.optimizer), metrics
 
     def readable_weights(self, weights: Tree) -> Tree:

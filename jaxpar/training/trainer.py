@@ -225,7 +225,7 @@ class Trainer:
             return named
         state = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else leaf.on_device, self._state)
         return named | {
-            "master weights": state.master,
+            "master weights" if self.functions.filed is None else "weights, of files": state.master,
             "moments": state.optimizer._replace(average=None),
             "average of the weights": state.optimizer.average,
         }

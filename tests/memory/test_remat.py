@@ -12,7 +12,7 @@ from jaxpar.config.schema import MemoryConfig
 from jaxpar.config.typed import field_types
 from jaxpar.memory.remat import PRESETS, layer_runs, offloaded, remat_map
 from jaxpar.model.activations import ACTIVATIONS
-from tests.small_run import SmallRun, small
+from tests.small_run import SmallRun, small, worst_difference
 from tests.traced import operations
 
 
@@ -137,6 +137,25 @@ def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:
     for equation, times in operations(run.step.train, run.step.abstract_state(), run.step.abstract_batch()):
         counts[equation.primitive.name] += times
     return counts
+
+
+MAPS: dict[str, Any] = {
+    "gemm_last": "gemm_last",
+    "selective": "selective",
+    "full": "full",
+    "by name": {"preset": "full", "value": "save", "mlp_up": "offload", "layer_input": "offload"},
+    "by layer": [{"layers": 0, "preset": "none"}, {"layers": 1, "preset": "full"}],
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_no_map_changes_a_number(name: str):
+    """On one layout, within 1e-6 of the largest number of the same array."""
+    run = lambda remat: SmallRun(small(model={"layers": 2}, parallel={"fsdp": 2}, memory={"remat": remat}))
+    (loss, gradients), (found_loss, found) = (run(remat).loss_and_gradients() for remat in ("none", MAPS[name]))
+    assert abs(found_loss - loss) <= 1e-6 * abs(loss)
+    worst, leaf = worst_difference(found, gradients)
+    assert worst <= 1e-6, f"gradient of {leaf} differs by {worst:.1e}"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,0 +1,79 @@
+"""`memory.remat: auto`: the cheapest that fits, and a sentence where nothing does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import UserError, load_config
+from jaxpar.config.plan import Plan
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.memory import pool_bytes
+from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from jaxpar.memory.remat import CHEAP
+from jaxpar.mesh.build import abstract_mesh
+from jaxpar.training.auto_remat import ESTIMATED
+from jaxpar.training.memory_estimate import estimate_memory
+from jaxpar.training.step import TrainStep
+from jaxpar.training.tiles import HIDDEN
+from tests.compiler.inspected import inspected
+
+LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+ON = parse_cluster("h100:1x8")
+TWO_ROWS = ("parallel.microbatches=4",)
+
+
+def planned(*overrides: str) -> tuple[Plan, TrainStep]:
+    settings = ["memory.remat=auto", "attention.backend=blockwise", *overrides]
+    config, plan = plan_for(load_config(LLAMA, settings), ON)
+    return plan, TrainStep(config, plan, abstract_mesh(plan.axes))
+
+
+def recomputed(plan: Plan) -> list[set[str]]:
+    return [{name for name, own in run.activations.items() if own == "recompute"} for run in plan.runs]
+
+
+def test_nothing_is_made_again_where_everything_fits():
+    assert recomputed(planned()[0]) == [set()]
+
+
+def test_what_costs_least_goes_first_and_the_memory_is_used():
+    plan, step = planned(*TWO_ROWS)
+    assert set.union(*recomputed(plan)) <= {*CHEAP, "key", "value"}
+    most = ESTIMATED * pool_bytes(ON.device_bytes)
+    layer = sum(activation_bytes(layer_shape(step.config, plan.axes, plan.microbatch_rows)).values())
+    assert most - layer < estimate_memory(step).device <= most
+
+
+def test_what_tiles_make_again_takes_no_room():
+    tiled, _ = planned("memory.mlp_tiles=8", "data.sequence_length=32768", "data.batch_size=8",
+                       "parallel.microbatches=1")  # fmt: skip
+    assert all(again >= set(HIDDEN) for again in recomputed(tiled))
+    assert not set.union(*recomputed(tiled)) & {"query", "key", "value", "attention_output"}
+
+
+def test_rows_for_which_the_feed_forward_is_in_tiles_fit():
+    """131,072 tokens a GPU; XLA asks for 69.7 GiB under `full` (`python -m jaxpar.inspect`)."""
+    long = ("data.sequence_length=131072", "data.batch_size=8", "parallel.microbatches=1")
+    _, step = planned(*long, "memory.remat=full")
+    assert estimate_memory(step).device / 2**30 == pytest.approx(69.7, rel=0.1)
+    assert planned(*long)[0].mlp_tiles > 1
+
+
+def test_where_nothing_fits_it_says_by_how_much_and_what_to_change():
+    with pytest.raises(UserError) as refusal:
+        planned("data.sequence_length=4194304", "data.batch_size=8", "parallel.microbatches=1")
+    said = str(refusal.value)
+    assert said.startswith("memory.remat: auto finds nothing that fits: activations take ")
+    assert "choose memory.optimizer_offload: host" in said
+    assert "zero: 3" not in said, "it is 3 already"
+
+
+@pytest.mark.long
+def test_what_is_chosen_fits_when_it_is_compiled():
+    plan, step = planned(*TWO_ROWS)
+    assert plan.remat == "auto"
+    _, report = inspected(step.config, ON.name)
+    assert report.fits and report.compiler_recomputes == 0
