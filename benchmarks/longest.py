@@ -4,10 +4,10 @@
 
 Each length is a compile with XLA's GPU compiler (`jaxpar.compiler`, which remembers results), of one row for each data
 rank, under full rematerialisation with the layers' inputs, the master weights and the moments in the host's memory, and
-tiles of the loss and the MLP as the plan chooses them. It fits if what XLA asks of the device goes into the pool that training has. Lengths double from
-a guess, then are bisected to 10%. A later layout is searched only if it holds the shortest row that the best before it
-could not. Where not even the shortest row fits, the smaller configuration takes its place. Nothing runs, so nothing is
-timed.
+tiles of the loss and the MLP as the plan chooses them. It fits if what XLA asks of the device goes into the pool that
+training has. Lengths double from a guess, then are bisected to 10%. A later layout is searched only if it holds the
+shortest row that the best before it could not. Where not even the shortest row fits, the smaller configuration takes
+its place. Nothing runs, so nothing is timed.
 """
 
 from __future__ import annotations

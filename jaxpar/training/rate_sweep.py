@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
-from jaxpar.optim.optimizer import make_optimizer
 from jaxpar.optim.schedule import rising
 from jaxpar.training.step import TrainStep
 from jaxpar.training.trainer import Trainer
@@ -69,17 +68,7 @@ class _SweepStep(TrainStep):
     """A step whose learning rate rises from `low` to the peak over `steps` updates."""
 
     def __init__(self, config: Config, plan: Plan, mesh: Mesh, low: float, steps: int):
-        super().__init__(config, plan, mesh)
-        fraction = rising(low, config.optimizer.learning_rate, steps)
-        self.optimizer = make_optimizer(
-            config.optimizer,
-            steps=steps,
-            moments=plan.dtypes.moments,
-            specs=self.specs,
-            layout=self.master_layout,
-            fraction=fraction,
-        )
-        self.learning_rate = lambda step: config.optimizer.learning_rate * fraction(step)
+        super().__init__(config, plan, mesh, rising(low, config.optimizer.learning_rate, steps))
 
 
 def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress: Progress) -> Sweep:

@@ -29,7 +29,7 @@ from jaxpar.model.layer_loop import Keep
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import OptimizerState, make_optimizer
-from jaxpar.optim.schedule import learning_rate
+from jaxpar.optim.schedule import Schedule, schedule
 from jaxpar.pipeline.executor import evaluate, execute
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
@@ -66,8 +66,10 @@ class StepMetrics(NamedTuple):
 class TrainStep:
     """The compiled functions of a run on one mesh, and where their arguments lie."""
 
-    def __init__(self, config: Config, plan: Plan, mesh: Mesh):
+    def __init__(self, config: Config, plan: Plan, mesh: Mesh, fraction: Schedule | None = None):
+        """`fraction` is the share of its peak that the learning rate has, by default the schedule of `config`."""
         self.config, self.plan, self.mesh = config, plan, mesh
+        self.fraction = schedule(config.optimizer, config.run.steps) if fraction is None else fraction
         self.order = layer_order(plan)
         self.specs = decoder_specs(config, self.order.rows)
         shared_ends = plan.pipe_ends == "shared"
@@ -82,13 +84,14 @@ class TrainStep:
             moments=plan.dtypes.moments,
             specs=self.specs,
             layout=self.master_layout,
+            fraction=self.fraction,
         )
         self.state_layout = state_layout(self.master_layout, self.optimizer)
         self.offloads = plan.optimizer_offload != "none"
         """Whether master weights and moments rest elsewhere than on the device."""
         self.filed = FiledUpdate(self) if plan.optimizer_offload == "file" else None
         self.squares_layout = squares_layout(self.master_layout, self.specs)
-        self.learning_rate = learning_rate(config.optimizer, config.run.steps)
+        self.learning_rate = lambda step: config.optimizer.learning_rate * self.fraction(step)
         self.schedule = schedule_of(plan)
         self.program = pipeline_program(plan)
 
@@ -355,6 +358,7 @@ class TrainStep:
             specs=self.specs,
             layout=self.master_layout,
             sizes=self.plan.axes,
+            fraction=self.fraction,
         )
 
     def _evaluate(self, master: Tree, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:

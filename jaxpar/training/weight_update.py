@@ -18,6 +18,7 @@ from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.parameters import ParamSpec, Tree
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim import Optimizer, OptimizerState, clip, make_optimizer
+from jaxpar.optim.schedule import Schedule
 
 
 class WeightState(NamedTuple):
@@ -68,13 +69,20 @@ class WeightUpdate:
 
 
 def weight_updates(
-    config: OptimizerConfig, *, steps: int, moments: str, specs: Tree, layout: Tree, sizes: AxisSizes
+    config: OptimizerConfig,
+    *,
+    steps: int,
+    moments: str,
+    specs: Tree,
+    layout: Tree,
+    sizes: AxisSizes,
+    fraction: Schedule | None = None,
 ) -> list[WeightUpdate]:
     """One for each leaf of `specs`; arguments as for `make_optimizer`."""
     described, structure = jax.tree.flatten(specs)
 
     def one(spec: ParamSpec, where: PartitionSpec) -> WeightUpdate:
-        optimizer = make_optimizer(config, steps=steps, moments=moments, specs=spec, layout=where)
+        optimizer = make_optimizer(config, steps=steps, moments=moments, specs=spec, layout=where, fraction=fraction)
         group = prod(sizes[axis] for dim in range(1, len(spec.shape)) for axis in axes_of_dim(where, dim))
         # Adafactor's means are over a whole matrix, and of a part of the layers XLA would add them in another order.
         # Muon's ranks each take a share of the layers.

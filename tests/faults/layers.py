@@ -85,7 +85,7 @@ LAYERS = (
         file="jaxpar/training/batches.py",
         old="return mine if per_row else mine[..., self.order[index[2]]]",
         new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
-        caught_by=(parity(context=2, context_strategy="ring", context_order="auto"),),
+        caught_by=(parity(context=2, context_strategy="ring", context_order="striped"),),
     ),
     Fault(
         name="softcap_without_derivative",
