@@ -27,7 +27,7 @@ GPT = (
     "configs/gpt3_175b_32k.yaml",
     (
         *(f"parallel.{axis}={size}" for axis, size in {"pipe": 8, "fsdp": 2, "context": 2, "tensor": 8}.items()),
-        "parallel.zero=1", "parallel.microbatches=8", "data.batch_size=16",
+        "parallel.zero=1", "parallel.microbatches=6", "data.batch_size=12",
     ),
     "h800:32x8",
 )  # fmt: skip
