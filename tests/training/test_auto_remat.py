@@ -76,4 +76,8 @@ def test_what_is_chosen_fits_when_it_is_compiled():
     plan, step = planned(*TWO_ROWS)
     assert plan.remat == "auto"
     _, report = inspected(step.config, ON.name)
-    assert report.fits and report.compiler_recomputes == 0
+    assert report.fits
+    assert report.peak_bytes == pytest.approx(estimate_memory(step).device, rel=0.05)
+    assert report.compiler_recomputes < 5, (
+        "near the limit XLA may run a kernel twice; short of memory it does with dozens"
+    )
