@@ -1,0 +1,73 @@
+"""How much of its datasheet a GPU reaches: a dozen numbers per kind, the same for every system that runs on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import one_of
+from jaxpar.hardware.catalogue import GPU
+
+
+@dataclass(frozen=True)
+class HardwareModel:
+    """What a GPU kind reaches, fitted to published measurements (docs/planner.md has how)."""
+
+    matmul_share: float = field(metadata={"unit": "of the dense 16-bit peak", "meaning": "large matmuls reach"})
+    matmul_ramp: float = field(
+        metadata={"unit": "of the inner dimension", "meaning": "a tile's start and end cost as much as so many steps"}
+    )
+    float8_share: float = field(metadata={"unit": "of the dense float8 peak", "meaning": "large float8 matmuls reach"})
+    attention_share: float = field(
+        metadata={"unit": "of the dense 16-bit peak", "meaning": "the matmuls inside one attention kernel reach"}
+    )
+    attention_hopper_share: float = field(
+        metadata={"unit": "of the dense 16-bit peak", "meaning": "the same in kernels written for Hopper"}
+    )
+    memory_share: float = field(metadata={"unit": "of the peak bandwidth", "meaning": "elementwise kernels reach"})
+    launch_seconds: float = field(metadata={"unit": "s", "meaning": "the host needs to launch a kernel"})
+    node_share: float = field(
+        metadata={"unit": "of the link inside a host", "meaning": "large collectives reach in a host"}
+    )
+    network_share: float = field(
+        metadata={"unit": "of the link between hosts", "meaning": "large collectives reach between hosts"}
+    )
+    message_seconds: float = field(metadata={"unit": "s", "meaning": "a collective takes before it sends anything"})
+    overlap_slowdown: float = field(
+        metadata={"unit": "s per s", "meaning": "compute loses for each second of a message beside it"}
+    )
+    host_jitter: float = field(
+        metadata={"unit": "of the step", "meaning": "waiting for the slowest, per doubling of hosts"}
+    )
+    multiprocessors: int = field(default=132, metadata={"unit": "", "meaning": "streaming multiprocessors (datasheet)"})
+    exponentials: float = field(
+        default=3.9e12, metadata={"unit": "1/s", "meaning": "exponentials: 16 a clock and multiprocessor (whitepaper)"}
+    )
+
+
+AMPERE = HardwareModel(
+    matmul_share=0.82, matmul_ramp=200.0, float8_share=0.0, attention_share=0.6, attention_hopper_share=0.6,
+    memory_share=0.8, launch_seconds=8e-6, node_share=0.77, network_share=0.8, message_seconds=3e-5,
+    overlap_slowdown=0.2, host_jitter=0.003, multiprocessors=108, exponentials=16 * 108 * 1.41e9,
+)  # fmt: skip
+HOPPER = HardwareModel(
+    matmul_share=0.7, matmul_ramp=300.0, float8_share=0.55, attention_share=0.42, attention_hopper_share=0.7,
+    memory_share=0.8, launch_seconds=8e-6, node_share=0.77, network_share=0.8, message_seconds=3e-5,
+    overlap_slowdown=0.2, host_jitter=0.003, multiprocessors=132, exponentials=16 * 132 * 1.755e9,
+)  # fmt: skip
+
+_MODELS = {
+    "a100-40": AMPERE, "a100-80": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER, "h200": HOPPER,
+}  # fmt: skip
+
+
+def hardware_of(gpu: GPU) -> HardwareModel:
+    """The model of a GPU; raises `UserError` where none was fitted."""
+    if gpu.short not in _MODELS:
+        raise UserError(f"no time model was fitted for {gpu.name}; there are models of {one_of(_MODELS)}")
+    return _MODELS[gpu.short]
+
+
+def described(model: HardwareModel) -> list[tuple[str, float, str, str]]:
+    """(name, value, unit, meaning) of every parameter."""
+    return [(f.name, getattr(model, f.name), f.metadata["unit"], f.metadata["meaning"]) for f in fields(model)]

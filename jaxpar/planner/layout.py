@@ -1,0 +1,60 @@
+"""A layout: everything that decides how long a step of a given model takes on a given cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+type Treatments = Mapping[str, str]
+"""What is done with each named activation of a layer: `save`, `recompute` or `offload` (`jaxpar.memory.remat`)."""
+
+Precision = Literal["bfloat16", "float16", "float8", "float32"]
+"""Type in which matmuls multiply; between them float8 keeps bfloat16."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one training step is spread over devices: axis sizes, microbatches, schedule, and what is kept.
+
+    The axes are those of the mesh, outermost first: consecutive devices differ in `tensor`.
+    """
+
+    pipe: int = 1
+    replica: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+    microbatch: int = 1
+    """Sequences of a microbatch on one data rank (a data rank is one place of replica, fsdp and expert)."""
+    schedule: str = "one-stage"
+    """Of `jaxpar.pipeline.schedules`."""
+    virtual_stages: int = 1
+    zero: int = 0
+    """ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
+    context_strategy: str = "allgather"
+    """`allgather`, `ring`, `ulysses` or `usp`."""
+    remat: str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...] = "none"
+    """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
+    offload_fraction: float = 0.0
+    """Share of what a (microbatch, chunk) keeps that goes to the host's memory."""
+    optimizer_offload: bool = False
+    """Whether the optimizer's state rests on the host and streams through the device."""
+    sequence_parallel: bool = True
+    """Whether what lies between the blocks is split over the tensor ranks too."""
+    precision: Precision = "bfloat16"
+
+    @property
+    def devices(self) -> int:
+        """Devices that the layout takes."""
+        return self.pipe * self.data * self.context * self.tensor
+
+    @property
+    def data(self) -> int:
+        """Ranks that have rows of their own."""
+        return self.replica * self.fsdp * self.expert
+
+    def microbatches(self, global_batch: int) -> int:
+        """Microbatches of a step; `global_batch` in sequences, a multiple of what all data ranks take at once."""
+        return global_batch // (self.data * self.microbatch)

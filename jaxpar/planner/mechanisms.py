@@ -1,0 +1,79 @@
+"""What a generation of training software does and does not do. Switches only: a mechanism has no numbers of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Mechanisms:
+    """The mechanisms of a training system that decide where its time goes."""
+
+    attention: Literal["scores", "flash", "flash_hopper"] = "flash"
+    """`scores`: batched matmuls with all scores in memory, masked ones too. `flash`: one kernel, masked tiles skipped
+    (FlashAttention, and 2). `flash_hopper`: a kernel written for Hopper (FlashAttention-3, cuDNN 9)."""
+    dropout: bool = False
+    """Whether attention and both residual branches drop out, as GPT-3's do."""
+    fused_elementwise: bool = True
+    """Whether norms, rotary embeddings and activation functions are one kernel each."""
+    compiled: bool = False
+    """Whether a compiler or a graph launches kernels, so that the host never holds the device up."""
+    overlap_data: Literal["none", "gradients", "both"] = "none"
+    """Which messages of data parallelism without sharded weights run beside compute: the reduction of gradients under
+    the backward, and the gather of updated weights under the forward of the next step."""
+    prefetch_weights: bool = True
+    """Whether the gather of a layer's sharded weights runs under the layer before, and the reduction of its gradients
+    under the layer after (FSDP)."""
+    overlap_tensor: bool = False
+    """Whether gathers and scatters over tensor ranks are cut up and run beside the matmuls next to them."""
+    overlap_context: bool = False
+    """Whether keys and values travel over context ranks beside compute."""
+    overlap_pipe: bool = False
+    """Whether a rank computes while it sends to the next stage."""
+    scatter_gather: bool = True
+    """Whether tensor ranks send a share each to the next stage, rather than all of them everything."""
+    lockstep: bool = False
+    """Whether one program with uniform ticks runs on all pipeline ranks, rather than each going on when it can."""
+    fused_accumulation: bool = True
+    """Whether matmuls add weight gradients to the float32 accumulator themselves."""
+    gradient_type: Literal["float32", "16-bit"] = "float32"
+    """Type in which gradients are reduced."""
+    recompute_last_matmul: bool = True
+    """Whether full recomputation runs the layer's last matmul again, whose result nobody needs."""
+    pure_16bit: bool = False
+    """Whether master weights and moments have 16 bits too."""
+
+
+GENERATIONS: dict[str, Mechanisms] = {
+    "megatron-2021": Mechanisms(attention="scores", dropout=True, gradient_type="float32", overlap_data="none"),
+    "megatron-2022": Mechanisms(attention="scores", dropout=True, gradient_type="float32", overlap_data="none"),
+    "megatron-deepspeed": Mechanisms(
+        attention="scores", dropout=True, scatter_gather=False, fused_accumulation=False, gradient_type="16-bit"
+    ),
+    "deepspeed-zero3": Mechanisms(
+        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit"
+    ),
+    "megatron-2024": Mechanisms(attention="flash", fused_elementwise=False, overlap_data="gradients"),
+    "megatron-core-0.8": Mechanisms(
+        attention="flash_hopper", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True
+    ),
+    "kuaishou": Mechanisms(
+        attention="flash", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True
+    ),
+    "llm-foundry": Mechanisms(attention="flash", fused_accumulation=False, gradient_type="float32"),
+    "llm-foundry-pure": Mechanisms(
+        attention="flash", fused_accumulation=False, gradient_type="16-bit", pure_16bit=True
+    ),
+    "torchtitan": Mechanisms(
+        attention="flash", fused_elementwise=False, fused_accumulation=False, gradient_type="float32"
+    ),
+    "torchtitan-compiled": Mechanisms(
+        attention="flash", compiled=True, fused_accumulation=False, gradient_type="float32"
+    ),
+    "jaxpar": Mechanisms(
+        attention="flash_hopper", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
+        overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
+    ),
+}  # fmt: skip
+"""Generations of software by name."""
