@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from jaxpar.config import UserError, load_config
 from jaxpar.mesh.liveness import depart
@@ -47,7 +48,7 @@ def _check(options: argparse.Namespace) -> int:
         overrides = ["parallel.fsdp=-1", *overrides]
     config = load_config(options.config, overrides)
 
-    from jaxpar.compiler.quiet import quiet_screen
+    from jaxpar.compiler.quiet import native_output_aside, quiet_screen
 
     with quiet_screen():  # importing JAX says that there is no GPU
         import jax  # noqa: F401
@@ -57,7 +58,8 @@ def _check(options: argparse.Namespace) -> int:
         from jaxpar.checkup.report import as_json, show
 
     began = time.perf_counter()
-    findings, reports = check_all(config)
+    with native_output_aside() if options.json else nullcontext():
+        findings, reports = check_all(config)
     if reports and options.json:
         print(as_json(findings))
     elif reports:

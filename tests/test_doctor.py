@@ -39,6 +39,20 @@ def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
     assert all(found[check]["mend"] for check in ("run.dir", "layout"))
 
 
+def test_what_native_code_prints_is_not_among_the_json(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def counting_connections(config: object) -> tuple[list[Finding], bool]:
+        os.write(1, b"[Gloo] Rank 1 is connected to 1")
+        return [Finding("python", "ok", "3.12")], True
+
+    monkeypatch.setattr("jaxpar.checkup.checkup.check_all", counting_connections)
+    assert main(["--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["status"] == "ok"
+    assert "connected to 1" in said.err
+
+
 def test_the_screen_says_what_is_wrong_and_how_to_mend_it(capsys: pytest.CaptureFixture[str]):
     found = [
         Finding("packages", "ok", "all there"),

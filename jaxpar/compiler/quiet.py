@@ -1,4 +1,8 @@
-"""A quiet import of JAX: the plugin for GPUs complains on the screen where there is no driver, and that is no news."""
+"""What native code writes to the screen, kept out of the way.
+
+The plugin for GPUs complains where there is no driver, which is no news; Gloo counts its connections in the output
+stream, in pieces and from several threads.
+"""
 
 from __future__ import annotations
 
@@ -26,3 +30,17 @@ def quiet_screen() -> Iterator[None]:
             if failed:
                 kept.seek(0)
                 os.write(2, kept.read())
+
+
+@contextmanager
+def native_output_aside() -> Iterator[None]:
+    """Send what native code (and Python) writes to the output stream to the error stream: JSON to come stands alone."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, 1)
+        os.close(output)
