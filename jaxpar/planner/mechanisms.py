@@ -27,6 +27,8 @@ class Mechanisms:
     under the layer after (FSDP)."""
     overlap_tensor: bool = False
     """Whether gathers and scatters over tensor ranks are cut up and run beside the matmuls next to them."""
+    overlap_weight_gradient: bool = False
+    """Whether the sum of an input's gradient over tensor ranks runs beside the gradient of the weight."""
     overlap_context: bool = False
     """Whether keys and values travel over context ranks beside compute."""
     overlap_pipe: bool = False
@@ -47,19 +49,23 @@ class Mechanisms:
 
 GENERATIONS: dict[str, Mechanisms] = {
     "megatron-2021": Mechanisms(attention="scores", dropout=True, gradient_type="float32", overlap_data="none"),
-    "megatron-2022": Mechanisms(attention="scores", dropout=True, gradient_type="float32", overlap_data="none"),
+    "megatron-2022": Mechanisms(
+        attention="scores", dropout=True, gradient_type="float32", overlap_data="none", overlap_weight_gradient=True
+    ),
     "megatron-deepspeed": Mechanisms(
         attention="scores", dropout=True, scatter_gather=False, fused_accumulation=False, gradient_type="16-bit"
     ),
     "deepspeed-zero3": Mechanisms(
         attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit"
     ),
-    "megatron-2024": Mechanisms(attention="flash", fused_elementwise=False, overlap_data="gradients"),
-    "megatron-core-0.8": Mechanisms(
-        attention="flash_hopper", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True
+    "megatron-2024": Mechanisms(attention="flash", fused_elementwise=False, overlap_data="none", overlap_weight_gradient=True),
+    "megatron-core": Mechanisms(
+        attention="flash_hopper", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
+        overlap_weight_gradient=True,
     ),
     "kuaishou": Mechanisms(
-        attention="flash", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True
+        attention="flash", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
+        overlap_weight_gradient=True,
     ),
     "llm-foundry": Mechanisms(attention="flash", fused_accumulation=False, gradient_type="float32"),
     "llm-foundry-pure": Mechanisms(

@@ -1,0 +1,224 @@
+"""Published training runs: rows of a CSV file, each as a model, a layout, a cluster and the mechanisms of its software."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
+
+COLUMNS = (
+    "source citation row_id framework gpu gpus_per_node inter_node_gbps_per_gpu n_gpus n_layers d_model n_heads "
+    "n_kv_heads head_dim d_ff gated_mlp vocab tied_embeddings seq_len global_batch_seqs micro_batch_seqs dp zero_stage "
+    "tp sequence_parallel cp pp vpp ep pipeline_schedule recompute offload_alpha precision flash_attention step_time_s "
+    "tokens_per_s_per_gpu peak_memory_gib notes"
+).split()
+"""What a row must have; others are not read."""
+
+FRAMEWORKS = (
+    ("llm-foundry", "llm-foundry"),
+    ("Megatron-DeepSpeed", "megatron-deepspeed"),
+    ("DeepSpeed", "deepspeed-zero3"),
+    ("Megatron-Kwai", "kuaishou"),
+    ("Megatron-LM (2021)", "megatron-2021"),
+    ("Megatron-LM (2022)", "megatron-2022"),
+    ("Megatron-LM 2024", "megatron-2024"),
+    ("Megatron-LM", "megatron-2024"),
+    ("Megatron-Core", "megatron-core"),
+    ("torchtitan", "torchtitan"),
+)
+"""Beginnings of framework names, and the generation that each is."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run."""
+
+    source: str
+    row: str
+    citation: str
+    model: ModelConfig
+    sequence: int
+    batch: int
+    layouts: tuple[Layout, ...]
+    """What was published; where something was not, each way that it could have been."""
+    cluster: Cluster
+    mechanisms: Mechanisms
+    tokens_per_s_per_gpu: float | None
+    peak_gib: float | None
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Runs of one model, batch and cluster: they differ in layout alone."""
+        return (self.source, self.model, self.sequence, self.batch, self.cluster)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The runs of a CSV file in the schema of `COLUMNS`.
+
+    Raises:
+        UserError: no such file, a column is missing, or a number is none or cannot be in the unit of its column.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(line for line in stream if not line.startswith("#"))
+            rows = list(reader)
+            found = reader.fieldnames or []
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error})") from None
+    for column in COLUMNS:
+        if column not in found:
+            raise UserError(f"{path}: the column {column!r} is missing{did_you_mean(column, found)}")
+    return [_run(row, f"{path}: row {number} ({row['source']} {row['row_id']})") for number, row in enumerate(rows, 2)]
+
+
+def _run(row: Mapping[str, str], place: str) -> Run:
+    """A row as a run."""
+    cell = _Cells(row, place)
+    gated = bool(cell.whole("gated_mlp"))
+    kind, framework = row["gpu"], row["framework"]
+    heads = cell.whole("n_heads")
+    model = ModelConfig(
+        layers=cell.whole("n_layers"), embed=cell.whole("d_model"), heads=heads,
+        kv_heads=cell.whole("n_kv_heads", heads), head_dim=cell.whole("head_dim"), mlp=cell.whole("d_ff"),
+        vocab=cell.whole("vocab"), norm="rmsnorm" if gated else "layernorm", position="rope" if gated else "learned",
+        attention_bias=not gated, mlp_bias=not gated, activation="swiglu" if gated else "gelu",
+        tied=row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"),
+    )  # fmt: skip
+    devices = cell.whole("n_gpus")
+    cluster = _cluster(cell, kind, devices, row["inter_node_gbps_per_gpu"])
+    measured = _measured(cell, devices)
+    return Run(
+        source=row["source"], row=row["row_id"], citation=row["citation"], model=model,
+        sequence=cell.whole("seq_len"), batch=cell.whole("global_batch_seqs"),
+        layouts=tuple(_layouts(cell, row, model, devices)), cluster=cluster,
+        mechanisms=mechanisms_of(framework, row, kind), tokens_per_s_per_gpu=measured,
+        peak_gib=cell.number("peak_memory_gib") if row["peak_memory_gib"] else None,
+    )  # fmt: skip
+
+
+def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanisms:
+    """The mechanisms of a row's software."""
+    name = next((name for start, name in FRAMEWORKS if framework.startswith(start)), "megatron-core")
+    does = GENERATIONS[name]
+    if name == "llm-foundry" and "PURE" in row["notes"]:
+        does = GENERATIONS["llm-foundry-pure"]
+    flash = row["flash_attention"]
+    if flash == "1" and does.attention == "scores":
+        does = replace(does, attention="flash")
+    if flash == "0":
+        does = replace(does, attention="scores")
+    return does
+
+
+def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: int) -> Iterable[Layout]:
+    """The layout of a row, or all that it may have been."""
+    pipe, tensor, context = cell.whole("pp", 1), cell.whole("tp", 1), cell.whole("cp", 1)
+    data = cell.whole("dp", devices // (pipe * tensor * context))
+    batch = cell.whole("global_batch_seqs")
+    if pipe * tensor * context * data != devices:
+        raise UserError(f"{cell.place}: dp x tp x cp x pp is {pipe * tensor * context * data}, but n_gpus {devices}")
+    rows = batch // data
+    if row["micro_batch_seqs"]:
+        micro = [cell.whole("micro_batch_seqs")]
+    else:
+        micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
+    remats = [row["recompute"] or "selective"]
+    precision = {"fp8": "float8", "fp16": "float16", "fp32": "float32"}.get(row["precision"], "bfloat16")
+    zero = cell.whole("zero_stage", 0) if row["zero_stage"] else 0
+    for size in micro:
+        for virtual in _virtual(row, model.layers, pipe, rows // size):
+            for remat in remats:
+                yield Layout(
+                    pipe=pipe, replica=1 if zero else data, fsdp=data if zero else 1, context=context, tensor=tensor,
+                    microbatch=size, schedule=_schedule(pipe, virtual), virtual_stages=virtual, zero=zero, remat=remat,
+                    offload_fraction=cell.number("offload_alpha") if row["offload_alpha"] else 0.0,
+                    sequence_parallel=row["sequence_parallel"] == "1", precision=precision,
+                )  # fmt: skip
+
+
+def _virtual(row: Mapping[str, str], layers: int, pipe: int, microbatches: int) -> list[int]:
+    """Virtual stages of a row: what was published, else all that divide the layers of a rank."""
+    if pipe == 1:
+        return [1]
+    if row["vpp"]:
+        return [int(row["vpp"])]
+    if microbatches % pipe or layers % pipe:
+        return [1]
+    return [v for v in range(1, layers // pipe + 1) if layers // pipe % v == 0]
+
+
+def _schedule(pipe: int, virtual: int) -> str:
+    if pipe == 1:
+        return "one-stage"
+    return "interleaved" if virtual > 1 else "1f1b"
+
+
+def _cluster(cell: _Cells, kind: str, devices: int, gigabits: str) -> Cluster:
+    """The cluster of a row; where the network was not published, the usual one of its GPU."""
+    name = kind.lower().removesuffix("gb")
+    known = {"a800-80": "a800", "h100-80": "h100", "h800-80": "h800", "h200-141": "h200"}
+    gpu = gpu_named(known.get(name, name))
+    per_host = min(devices, cell.whole("gpus_per_node", 8))
+    network = gpu.network
+    if gigabits:
+        network = network.with_bandwidth(cell.number("inter_node_gbps_per_gpu") / 8, None, cell.place)
+    group = Group(gpu.short, gpu, -(-devices // per_host), gpu.nvlink, network, gpu.pcie)
+    return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,))
+
+
+def _measured(cell: _Cells, devices: int) -> float | None:
+    """tokens/s/GPU; from the time of a step where only that was published, and checked against it where both were."""
+    row = cell.row
+    tokens = cell.whole("seq_len") * cell.whole("global_batch_seqs")
+    by_time = tokens / devices / cell.positive("step_time_s") if row["step_time_s"] else None
+    if not row["tokens_per_s_per_gpu"]:
+        return by_time
+    told = cell.positive("tokens_per_s_per_gpu")
+    if by_time is not None and not 0.95 < told / by_time < 1.05:
+        raise UserError(
+            f"{cell.place}: tokens_per_s_per_gpu is {told:g}, but {tokens} tokens in step_time_s = {row['step_time_s']} "
+            f"on {devices} GPUs are {by_time:.4g}: expected tokens per second of one GPU, and seconds"
+        )
+    return told
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A row's numbers, with a sentence for what is none."""
+
+    row: Mapping[str, str]
+    place: str
+
+    def number(self, column: str) -> float:
+        try:
+            value = float(self.row[column])
+        except (TypeError, ValueError):
+            raise UserError(f"{self.place}: {column}: expected a number, got {self.row[column]!r}") from None
+        if not 0 <= value < float("inf"):
+            raise UserError(f"{self.place}: {column}: expected 0 or more, got {value:g}")
+        return value
+
+    def positive(self, column: str) -> float:
+        value = self.number(column)
+        if value == 0:
+            raise UserError(f"{self.place}: {column}: expected a number above 0, got 0")
+        return value
+
+    def whole(self, column: str, usual: int | None = None) -> int:
+        if usual is not None and not self.row[column]:
+            return usual
+        value = self.number(column)
+        if value != int(value):
+            raise UserError(f"{self.place}: {column}: expected a whole number, got {value:g}")
+        return int(value)

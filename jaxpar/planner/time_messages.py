@@ -1,0 +1,110 @@
+"""Seconds of the verbs: a message's start, the hops of a ring, and its bytes at the bandwidth of the slowest level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.hardware_model import HardwareModel
+
+UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
+"""Share of a V100's six NVLinks that rings of two and four GPUs can use in a DGX-1, whose links go point to point."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A group of ranks that share a collective, and the links between them."""
+
+    ranks: int
+    hosts: int
+    """Hosts that they sit in."""
+    bandwidth: float
+    """Bytes per second that each rank sends, reached by large messages."""
+    latency: float
+    """Seconds until a message has gone once round the ring."""
+    start: float
+    """Seconds before anything is sent."""
+
+    def gather(self, whole: float) -> float:
+        """All-gather that ends with `whole` bytes on each rank; the same as a reduce-scatter that starts with them."""
+        if self.ranks == 1 or whole == 0:
+            return 0.0
+        return self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
+
+    def reduce(self, whole: float) -> float:
+        """All-reduce of `whole` bytes: scatter and gather in one message."""
+        return 2 * self.gather(whole) - self.start if self.ranks > 1 and whole else 0.0
+
+    def exchange(self, whole: float) -> float:
+        """All-to-all in which each rank holds `whole` bytes."""
+        return self.gather(whole)
+
+    def shift(self, part: float) -> float:
+        """Every rank sends `part` bytes to its neighbour."""
+        if self.ranks == 1:
+            return 0.0
+        return self.start + self.latency / max(1, self.ranks - 1) + part / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a cluster, and what collectives reach of them."""
+
+    per_host: int
+    """GPUs of a host."""
+    inside: float
+    """Bytes per second of the link inside a host."""
+    inside_latency: float
+    outside: float
+    """Bytes per second of a GPU's share of the network."""
+    outside_latency: float
+    switched: bool
+    """Whether all GPUs of a host reach each other at full speed."""
+    model: HardwareModel
+
+    def ring(self, ranks: int, stride: int) -> Ring:
+        """The group of `ranks` devices of which each is `stride` devices after the one before.
+
+        Inside a host a ring runs at the share of its link that large messages reach. Between hosts, the members of a
+        host share what comes and goes: each byte crosses to the next host once, over the network cards of all of them,
+        and other groups of the same axis, one for each other device of the host, use their own.
+        """
+        per_host = max(1, min(ranks, self.per_host // stride))
+        hosts = -(-ranks // per_host)
+        bandwidth = self.inside * self.model.node_share
+        if not self.switched:
+            bandwidth *= UNSWITCHED_LINKS.get(ranks, 1.0)
+        if hosts > 1:
+            across = self.outside * self.model.network_share * per_host
+            bandwidth = across if per_host == 1 else min(bandwidth, across)
+        latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
+        return Ring(ranks, hosts, bandwidth, latency, self.model.message_seconds)
+
+    def pair(self, stride: int, ranks: int) -> Ring:
+        """Two neighbouring stages of a pipeline of `ranks`: between hosts as soon as any edge crosses."""
+        start = self.model.message_seconds
+        if stride * ranks > self.per_host:
+            return Ring(2, 2, self.outside * self.model.network_share, self.outside_latency, start)
+        return Ring(2, 1, self.inside * self.model.node_share, self.inside_latency, start)
+
+
+def network_of(cluster: Cluster, model: HardwareModel) -> Network:
+    """The links of a cluster, at what `model` says they reach."""
+    inside, outside = cluster.link(False), cluster.link(True)
+    return Network(
+        cluster.gpus_per_host, inside.bandwidth, inside.latency, outside.bandwidth, outside.latency,
+        cluster.gpu.compute_capability >= (8, 0), model,
+    )  # fmt: skip
+
+
+def overlapped(compute: float, message: float, slowdown: float) -> float:
+    """Seconds of `compute` and a `message` that runs beside it and takes multiprocessors and bandwidth from it."""
+    return max(compute + slowdown * min(message, compute), message)
+
+
+def interleaved(compute: float, message: float, slowdown: float, pieces: int) -> float:
+    """The same for a matmul and the message that it depends on, cut into `pieces`: the first one hides behind nothing."""
+    if message == 0:
+        return compute
+    first = (compute + message) / pieces
+    return first + overlapped(compute, message, slowdown) * (pieces - 1) / pieces
