@@ -1,4 +1,4 @@
-"""Orbax, as far as it is used here: one folder of arrays, written in the background and read onto any sharding."""
+"""Folders of arrays, read onto any sharding: Orbax's, written in the background, and arrays of pieces beside it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orbax.checkpoint import multihost
 
 from jaxpar.checkpoint.errors import CheckpointError
 from jaxpar.checkpoint.leaves import Spec, named_leaves, nest, specs
+from jaxpar.checkpoint.pieces import FOLDER, Pieces, piece_specs, read_saved, write_pieces
 from jaxpar.checkpoint.quiet import quieten
 
 COMMIT_TIMEOUT_S = 1200
@@ -36,14 +37,18 @@ class ArrayFolder:
             ),
         )
 
-    def start(self, path: Path, leaves: Mapping[str, jax.Array]) -> None:
-        """Copy the arrays to the host and write them to `path` in the background.
+    def start(self, path: Path, leaves: Mapping[str, jax.Array | Pieces]) -> None:
+        """Write arrays of pieces, copy the others to the host, and write these to `path` in the background.
 
-        When this returns, the device arrays may be donated.
+        When this returns, the device arrays may be donated and the pieces changed.
         """
         self._saves += 1
         self._meetings = itertools.count()
-        self._orbax.save(path, args=ocp.args.PyTreeSave(nest(leaves)))
+        pieces = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Pieces)}
+        # Before Orbax's save: the processes meet in that one, so all pieces are there when it is over.
+        write_pieces(path.parent / FOLDER, pieces)
+        whole = {name: leaf for name, leaf in leaves.items() if name not in pieces}
+        self._orbax.save(path, args=ocp.args.PyTreeSave(nest(whole)))
 
     def finish(self) -> None:
         """Wait for the background write of `start`, on all processes, and raise its error. Any thread may call this."""
@@ -58,10 +63,24 @@ class ArrayFolder:
         metadata = self._orbax.metadata(path).item_metadata
         if metadata is None:
             raise CheckpointError(f"{path} holds no arrays that Orbax can read")
-        return specs(named_leaves(metadata.tree))
+        return specs(named_leaves(metadata.tree)) | piece_specs(path.parent / FOLDER)
 
     def read(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Read the arrays named in `like`, each with its shape, dtype and sharding there; others stay on disk."""
+        """Read the arrays named in `like`, each with its shape, dtype and sharding there; others stay on disk.
+
+        `Pieces` there are read one after the other, a piece at a time.
+        """
+        beside = path.parent / FOLDER
+        in_pieces = piece_specs(beside)
+        read: dict[str, Any] = {}
+        for name, leaf in like.items():
+            if name in in_pieces or isinstance(leaf, Pieces):
+                whole = name not in in_pieces
+                read[name] = read_saved(path if whole else beside, name, leaf, whole=whole)
+        others = {name: leaf for name, leaf in like.items() if name not in read}
+        return read | (self._read_whole(path, others) if others else {})
+
+    def _read_whole(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
         restore = {
             name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=tuple(leaf.shape), dtype=leaf.dtype)
             for name, leaf in like.items()

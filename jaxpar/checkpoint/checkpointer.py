@@ -14,13 +14,14 @@ from jaxpar.checkpoint import folders, manifest, processes
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
 from jaxpar.checkpoint.leaves import SEPARATOR, check_arrays, check_same, named_leaves, specs
+from jaxpar.checkpoint.pieces import Pieces
 
 FACTS = "facts.json"
 STATE = "state"
 
 
 class Checkpointer:
-    """Saves and restores states (trees of `jax.Array`) in `<folder>/<step:08d>/`.
+    """Saves and restores states (trees of `jax.Array` or `Pieces`) in `<folder>/<step:08d>/`.
 
     With several processes all methods are collective and belong on the main thread; the folder is shared. Process 0
     writes the manifest, deletes what is no longer kept, and is the only one that calls `report`.
@@ -55,17 +56,18 @@ class Checkpointer:
     def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
         """Save `state` and `facts` (a JSON object) as the checkpoint of `step`, in the background.
 
-        Returns once the arrays are copied to the host, so the caller may donate them at once. A broken checkpoint of
+        Returns once the arrays are copied to the host, so the caller may donate them at once, and arrays of pieces are
+        written. A broken checkpoint of
         the same step is moved aside; an intact one is never touched.
 
         Raises:
             CheckpointError: the save before this one failed (then nothing is begun), the step is saved already, or the
                 folder cannot be written to.
-            TypeError, ValueError: a leaf is not a `jax.Array` or is empty, or `facts` is not JSON.
+            TypeError, ValueError: a leaf is neither a `jax.Array` nor `Pieces`, or is empty, or `facts` is not JSON.
         """
         self.wait()
         leaves = named_leaves(state)
-        check_arrays(leaves)
+        check_arrays({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Pieces)})
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
         processes.from_first(lambda: self._begin(step, text))
         self._saving = step
@@ -145,8 +147,8 @@ class Checkpointer:
         Args:
             step: a step with an intact checkpoint; `latest` gives one. Its files are verified, unless this checkpointer
                 has just done so.
-            like: the wanted state: leaves with shape, dtype and sharding (`jax.ShapeDtypeStruct` or `jax.Array`). The
-                shardings may be over any mesh; the shapes and dtypes must be the saved ones.
+            like: the wanted state: leaves with shape, dtype and sharding (`jax.ShapeDtypeStruct` or `jax.Array`), or
+                `Pieces`. The shardings may be over any mesh; the shapes and dtypes must be the saved ones.
 
         Raises:
             CheckpointError: there is no such checkpoint, it is damaged, or a leaf is missing, left over, or of another

@@ -7,6 +7,7 @@ ends a process frees them, and no later one can take them for its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from jaxpar.memory.streaming import PINNED
 
 type _Place = tuple[tuple[int, int], ...]
 """Which part of the whole array: first and last index along each dim."""
+
+type Region = tuple[slice, ...]
+"""The same as slices."""
 
 type Parts = list[tuple[Any, np.ndarray]]
 """Devices, and rows of the part of each, on the host."""
@@ -37,7 +41,7 @@ class FiledArray:
 
     def __init__(self, folder: Path, like: jax.ShapeDtypeStruct):
         assert isinstance(like.sharding, NamedSharding), "a state lies on the mesh"
-        self.shape, self.dtype = like.shape, np.dtype(like.dtype)
+        self.folder, self.shape, self.dtype = folder, like.shape, np.dtype(like.dtype)
         self.sharding = NamedSharding(like.sharding.mesh, like.sharding.spec)
         self.local_shape = self.sharding.shard_shape(self.shape)
         self.on_device: jax.Array | None = None
@@ -75,6 +79,28 @@ class FiledArray:
                 rows = np.asarray(shard.data)
                 self._parts[place][first : first + rows.shape[0]] = rows
 
+    def parts(self) -> Iterator[tuple[Region, np.ndarray]]:
+        """Each part of this process, in its file, and where it lies in the array."""
+        for place, part in self._parts.items():
+            yield _region(place), part
+
+    def own_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
+        """Those of `parts` that are not another process's to save, which has them too."""
+        owners: dict[_Place, Any] = {}
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
+            place = _place(index, self.shape)
+            owners[place] = min(device, owners.get(place, device), key=lambda device: device.id)
+        for place, part in self._parts.items():
+            if owners[place].process_index == jax.process_index():
+                yield _region(place), part
+
+    def copied(self) -> FiledArray:
+        """The same in other files."""
+        copy = FiledArray(self.folder, jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding))
+        for place, part in self._parts.items():
+            np.copyto(copy._parts[place], part)
+        return copy
+
     def in_memory(self) -> jax.Array:
         """A copy in pinned host memory."""
         pinned = self.sharding.with_memory_kind(PINNED)
@@ -89,6 +115,10 @@ def in_memory(tree: Any) -> Any:
 
 def _place(index: Any, shape: tuple[int, ...]) -> _Place:
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _region(place: _Place) -> Region:
+    return tuple(slice(*ends) for ends in place)
 
 
 def _scratch(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.config import ParallelConfig, UserError
+from jaxpar.memory.filed import in_memory
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, to_storage
 from jaxpar.mesh.parameters import Tree
@@ -55,7 +56,7 @@ def attention_weights(trainer: Trainer, tokens: np.ndarray, layer: int) -> Float
     if jax.process_count() > 1:
         raise UserError("attention weights are computed in one process: restore the checkpoint in a run of its own")
     step = _on_one_device(trainer)
-    whole = jax.device_get(trainer.functions.saved_state.outgoing(trainer.state).master)
+    whole = jax.device_get(trainer.functions.saved_state.in_order(in_memory(trainer.state)).master)
     weights = jax.device_put(whole, step.shardings(step.master_layout))
     return np.asarray(_weights_function(step, layer)(weights, _row(np.asarray(tokens))))
 

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.memory.filed import FiledArray
+from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.training.state import TrainState
 from jaxpar.training.weight_update import UpdateFacts, WeightState, weight_states
 
@@ -73,9 +74,26 @@ class FiledUpdate:
         return self.fetched(weight) if weight.on_device is None else weight.on_device
 
     def fetched(self, weight: FiledArray) -> jax.Array:
-        """All of a filed weight on the device, in storage dtype."""
-        whole = weight.placed(weight.read(0, None))
-        return jax.jit(lambda a: a.astype(self._step.placements.storage.dtype), out_shardings=weight.sharding)(whole)
+        """All of a filed weight on the device, in storage dtype; its pieces go through the host one by one."""
+        total, dtype = weight.local_shape[0], self._step.placements.storage.dtype
+        rows = rows_of_piece(jax.ShapeDtypeStruct(weight.local_shape, weight.dtype))
+        put = self._put(weight)
+        whole = jax.jit(lambda: jnp.zeros(weight.shape, dtype), out_shardings=weight.sharding)()
+        for first in range(0, total, rows):
+            whole = put(whole, weight.placed(weight.read(first, min(rows, total - first))), jnp.int32(first))
+        return whole
+
+    def _put(self, weight: FiledArray) -> Any:
+        """Compiled (weights on the device, rows of a filed one, first of them) -> weights with these rows."""
+        layout = weight.sharding.spec
+
+        def function(
+            whole: Float[Array, "*shard"], rows: Float[Array, "*rows"], first: Int[Array, ""]
+        ) -> Float[Array, "*shard"]:
+            return lax.dynamic_update_slice_in_dim(whole, rows.astype(whole.dtype), first, 0)
+
+        mapped = self._step.shard_map(function, (layout, layout, PartitionSpec()), layout)
+        return jax.jit(mapped, donate_argnums=0, out_shardings=weight.sharding)
 
     def lean(self, state: TrainState) -> TrainState:
         """What the compiled step reads of `state`: weights in storage dtype, and no moments."""

@@ -3,13 +3,15 @@
 In memory the rows of stacked layers lie as the pipeline's chunks need them (`jaxpar.mesh.layer_order`), with padding
 where stages are uneven. A checkpoint has one row per layer, in order, so that any other layout can read it. Where these
 differ, a save moves each stack from a split of its rows over the pipe axis to a split of another dim (an all-to-all)
-and puts the rows in order there; a copy of the layers' weights and moments exists until they are on the host.
+and puts the rows in order there; a copy of the layers' weights and moments exists until they are on the host. Rows that
+rest in files are saved and restored one by one, each where it belongs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpar.memory.filed import in_memory
+from jaxpar.memory.filed import FiledArray
+from jaxpar.memory.streaming import PINNED
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 from jaxpar.mesh.rules import axes_of_dim
+from jaxpar.training.filed_rows import FiledRows
 
 type State = Any
 
@@ -30,19 +34,40 @@ class SavedState:
     Args:
         abstract: shapes, dtypes and shardings of the state in memory.
         order: where the layers lie in the stacks.
+        folder: for what rests elsewhere than on the device to rest in files there.
     """
 
-    def __init__(self, abstract: State, order: LayerOrder):
-        self._abstract, self._order = abstract, order
+    def __init__(self, abstract: State, order: LayerOrder, folder: Path | None = None):
+        self._abstract, self._order, self._folder = abstract, order, folder
 
     @cached_property
     def abstract(self) -> State:
-        """Shapes, dtypes and shardings of the state in a checkpoint."""
+        """Shapes, dtypes and shardings of the state in a checkpoint; for what rests in files, places for it."""
+        folder = self._folder
+        if folder is None:
+            return self._in_order
+
+        def place(path: Any, like: jax.ShapeDtypeStruct, saved: jax.ShapeDtypeStruct) -> Any:
+            assert like.sharding is not None, "a state lies on the mesh"
+            rests = like.sharding.memory_kind == PINNED
+            return self._rows(path, like, lambda: FiledArray(folder, like)) if rests else saved
+
+        return jax.tree_util.tree_map_with_path(place, self._abstract, self._in_order)
+
+    @cached_property
+    def _in_order(self) -> State:
+        """Shapes, dtypes and shardings of the state with its layers in order."""
         return self._with_layers(self._abstract, [self._saved_leaf(leaf) for leaf in self._layers(self._abstract)])
 
     def outgoing(self, state: State) -> State:
-        """`state` with its layers in order, to be saved; what rests in files is copied to the host's memory."""
-        state = in_memory(state)
+        """`state` with its layers in order, to be saved; what rests in files stays there until it is written."""
+        if self._folder is None:
+            return self.in_order(state)
+        rows = lambda path, leaf: self._rows(path, leaf, lambda: leaf) if isinstance(leaf, FiledArray) else leaf
+        return jax.tree_util.tree_map_with_path(rows, state)
+
+    def in_order(self, state: State) -> State:
+        """`state`, of JAX's arrays, with its layers in order."""
         if self._order.in_order:
             return state
         rows = jnp.asarray(self._order.row_of_layer)
@@ -50,11 +75,11 @@ class SavedState:
         def collect(stack: jax.Array, where: NamedSharding) -> jax.Array:
             return jnp.take(jax.lax.with_sharding_constraint(stack, where), rows, axis=0)
 
-        return self._moved(collect, state, self.abstract)
+        return self._moved(collect, state, self._in_order)
 
     def incoming(self, saved: State) -> State:
         """A restored state as the step wants it; rows that only pad the stacks are zero."""
-        if self._order.in_order:
+        if self._order.in_order or self._folder is not None:
             return saved
         numbers = self._order.numbers.ravel()
 
@@ -71,11 +96,18 @@ class SavedState:
         `function` gets each stack's sharding in a checkpoint too. One stack is moved after the other, on the device.
         """
         moved = []
-        for stack, target, saved in zip(*map(self._layers, (state, like, self.abstract)), strict=True):
+        for stack, target, saved in zip(*map(self._layers, (state, like, self._in_order)), strict=True):
             where = _on_device(saved.sharding)
             move = jax.jit(lambda stack, where=where: function(stack, where), out_shardings=_on_device(target.sharding))
             moved.append(jax.device_put(move(jax.device_put(stack, _on_device(stack.sharding))), target.sharding))
         return self._with_layers(state, moved)
+
+    def _rows(self, path: Any, like: Any, file: Callable[[], FiledArray]) -> FiledRows:
+        """What a checkpoint has of a filed array like `like`, which stands at `path` of the state."""
+        numbers, shape = None, like.shape
+        if _is_stack(path) and not self._order.in_order:
+            numbers, shape = tuple(self._order.numbers.ravel().tolist()), self._saved_leaf(like).shape
+        return FiledRows(shape, np.dtype(like.dtype), like.sharding.shard_shape(like.shape), file, numbers)
 
     def _layers(self, state: State) -> list[Any]:
         return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import CheckpointConfig
+from jaxpar.memory.filed import FiledArray
 from jaxpar.observe.events import Listener
 from jaxpar.training.state import TrainState
 
@@ -111,8 +112,10 @@ def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:
     return like._replace(optimizer=like.optimizer._replace(average=like.master if saved else None))
 
 
-def _copied(weight: jax.Array) -> jax.Array:
-    """A copy in the same memory; it is made on the device."""
+def _copied(weight: jax.Array | FiledArray) -> jax.Array | FiledArray:
+    """A copy in the same memory; it is made on the device, or from files to files."""
+    if isinstance(weight, FiledArray):
+        return weight.copied()
     assert isinstance(weight.sharding, NamedSharding), "a state lies on the mesh"
     on_device = jax.device_put(weight, NamedSharding(weight.sharding.mesh, weight.sharding.spec))
     return jax.device_put(jnp.copy(on_device), weight.sharding)

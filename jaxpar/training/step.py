@@ -186,7 +186,7 @@ class TrainStep:
     @cached_property
     def saved_state(self) -> SavedState:
         """The state as checkpoints hold it."""
-        return SavedState(self.abstract_state(), self.order)
+        return SavedState(self.abstract_state(), self.order, None if self.filed is None else self.filed.folder)
 
     def _initial(self) -> TrainState:
         master = initial_weights(self.specs, self.config.run.seed, self.order)

@@ -1,0 +1,108 @@
+"""Arrays that no memory need hold whole: written and read a piece at a time, by TensorStore.
+
+Orbax copies all arrays of a save to the host before it writes the first, and gives back whole ones. An array of pieces
+lies beside Orbax's folder in one of its own, in the format that Orbax uses too (zarr), one file a piece. What is saved
+in either form can be read in either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import tensorstore
+
+from jaxpar.checkpoint.leaves import SEPARATOR, Spec
+
+type Region = tuple[slice, ...]
+"""A part of an array, by its first and last index along each dim."""
+
+FOLDER = "pieces"
+"""Beside Orbax's folder."""
+WRITES = 2
+"""Pieces on their way to the disk at the same time."""
+
+
+class Pieces(ABC):
+    """An array of a state that is saved, and restored, a piece at a time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    @abstractmethod
+    def piece_shape(self) -> tuple[int, ...]:
+        """Shape of a saved piece, those at the end excepted; a multiple of it begins each of `pieces`."""
+
+    @abstractmethod
+    def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
+        """What this process has to save: no element is in the pieces of two processes."""
+
+    @abstractmethod
+    def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:
+        """The array itself, from `read`; so many rows of the first dim, or a share of them, are read best at once."""
+
+
+def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> None:
+    """Write arrays to `folder`. Every process writes its own pieces; all of them are written when this returns."""
+    going: deque[Any] = deque()
+    for name, leaf in leaves.items():
+        store = _created(_spec(folder, name), leaf)
+        for region, piece in leaf.pieces():
+            going.append(store[region].write(piece))
+            while len(going) >= WRITES:
+                going.popleft().result()
+    for write in going:
+        write.result()
+
+
+def piece_specs(folder: Path) -> dict[str, Spec]:
+    """Shapes and dtypes of the arrays in `folder`, by name; none where there is no such folder."""
+    names = [path.parent.relative_to(folder).as_posix() for path in folder.rglob(".zarray")]
+    stores = {name: _opened(_spec(folder, name)) for name in names}
+    return {name: Spec(tuple(store.shape), store.dtype.numpy_dtype) for name, store in stores.items()}
+
+
+def read_saved(folder: Path, name: str, like: Any, *, whole: bool) -> Any:
+    """One array: `Pieces` get theirs, anything else is a `jax.Array` with the sharding of `like`.
+
+    Args:
+        folder: that of pieces, or Orbax's.
+        name: of the array.
+        like: what is wanted.
+        whole: whether it is Orbax's folder.
+    """
+    store = _opened(_spec_of_orbax(folder, name) if whole else _spec(folder, name))
+    read = lambda region: store[region].read().result()
+    if isinstance(like, Pieces):
+        return like.restored(read, store.chunk_layout.read_chunk.shape[0] if store.rank else 1)
+    return jax.make_array_from_callback(tuple(like.shape), like.sharding, read)
+
+
+def _spec(folder: Path, name: str) -> dict[str, Any]:
+    return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder / name}/"}}
+
+
+def _spec_of_orbax(folder: Path, name: str) -> dict[str, Any]:
+    store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
+    return {"driver": "zarr", "kvstore": store | {"path": f"{name.replace(SEPARATOR, '.')}/"}}
+
+
+def _created(spec: dict[str, Any], leaf: Pieces) -> Any:
+    """A store for `leaf`; the process that comes first makes it."""
+    metadata = {"shape": leaf.shape, "chunks": leaf.piece_shape, "compressor": None}
+    # A piece of zeros is a file like any other: one that is not there is an error, and no zeros.
+    strict = {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}
+    wanted = spec | {"metadata": metadata, "dtype": np.dtype(leaf.dtype).name} | strict
+    assert prod(leaf.piece_shape), f"a piece of no elements: {leaf.piece_shape}"
+    return tensorstore.open(wanted, create=True, open=True).result()
+
+
+def _opened(spec: dict[str, Any]) -> Any:
+    return tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True, read=True).result()
