@@ -68,9 +68,12 @@ def layer_runs(
     A list has a map for some of the layers each; those that none is of are treated by `gemm_last`.
 
     Raises:
-        UserError: as `remat_map`; layers that there are not, or that two maps are of.
+        UserError: as `remat_map`; layers that there are not, or that two maps are of; a map or a list of nothing.
     """
     names = tuple(activations)
+    if not remat:
+        said = "[]" if isinstance(remat, Sequence) else "{}"
+        raise UserError(f"memory.remat: {said} says nothing; expected {one_of((*PRESETS, AUTO))}, or a map by name")
     if isinstance(remat, str | Mapping):
         return (LayerRun(layers, dict(remat_map(remat, names))),)
     found: list[Mapping[str, Treatment] | None] = [None] * layers
@@ -141,6 +144,8 @@ def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
 
 def _base(remat: Written, key: str) -> str:
     preset = remat if isinstance(remat, str) else remat.get(BASE, DEFAULT)
+    if preset == AUTO:
+        raise UserError(f"{key}.{BASE}: {AUTO} chooses for all layers and names; expected memory.remat: {AUTO} alone")
     if preset not in PRESETS:
         near = did_you_mean(str(preset), PRESETS)
         raise UserError(f"{key}.{BASE}: expected {one_of(PRESETS)}, got {preset!r}{near}")

@@ -109,9 +109,15 @@ def test_a_list_says_it_for_the_layers_of_each_map_and_leaves_the_others_to_gemm
             [{"layers": 0}, {"layers": 1, "qeury": "save"}],
             "memory.remat[1]: 'qeury' is no activation; did you mean query?",
         ),
+        (
+            [{"layers": "0-3", "preset": "auto"}],
+            "memory.remat[0].preset: auto chooses for all layers and names; expected memory.remat: auto alone",
+        ),
+        ([], "memory.remat: [] says nothing; expected none, gemm_last, selective, full or auto, or a map by name"),
+        ({}, "memory.remat: {} says nothing; expected none, gemm_last, selective, full or auto, or a map by name"),
     ],
 )
-def test_a_wrong_list_is_one_sentence(written: list[dict[str, str | int]], sentence: str):
+def test_a_wrong_list_is_one_sentence(written: Any, sentence: str):
     with pytest.raises(UserError) as error:
         layer_runs(written, ACTIVATIONS, 9)
     assert str(error.value) == sentence

@@ -95,7 +95,7 @@ def test_a_piece_that_is_missing_or_changed_is_noticed(tmp_path: Path, checkpoin
     pieces[0].write_bytes(b"\1" + pieces[0].read_bytes()[1:])
     assert checkpointer.latest() is None
     pieces[0].unlink()
-    with pytest.raises(CheckpointError, match="tokens/0.0 is missing"):
+    with pytest.raises(CheckpointError, match=r"tokens/0\.0 is missing"):
         checkpointer.restore(1, saved.abstract)
     checkpointer.close()
 
