@@ -136,7 +136,7 @@ class _Program:
 
 def _program(sizes: Sizes, length: int, mesh: Mesh, strategy: str, layout: ContextLayout) -> _Program:
     """Output and gradients of one layer's attention, and what it is called with."""
-    function = attend("blockwise", strategy, layout)
+    function = attend("xla", strategy, layout)
     ranks = mesh.shape["context"] // layout.ulysses
     run = run_length(layout.order, length, ranks)
     settings = Settings(sizes.mask, sizes.head_dim**-0.5, None, sizes.block, sizes.block, run)

@@ -34,7 +34,7 @@ HOST_BYTES = 2e12
 """Memory of a large host."""
 COMMON = (
     "parallel.replica=1", "parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "memory.remat=full",
-    "data.batch_size=1", "data.sequence_length=2048", "attention.backend=blockwise",
+    "data.batch_size=1", "data.sequence_length=2048", "attention.backend=xla",
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ COMMON = (
     "parallel.microbatches=1",
     "memory.remat={preset: full, layer_input: offload}",
     "memory.optimizer_offload=host",
-    "attention.backend=blockwise",
+    "attention.backend=xla",
 )
 
 

@@ -47,19 +47,34 @@ def allowed(
     prefix_lengths: Int[Array, " batch"] | None = None,
 ) -> Bool[Array, "batch q k"]:
     """The kept pairs. Segments are read only where the mask is segmented, prefix lengths only where it has a prefix."""
-    q, kv = q_slots[:, :, None], kv_slots[:, None, :]
-    kept = jnp.ones(jnp.broadcast_shapes(q.shape, kv.shape), dtype=bool)
+    segments: tuple = (None, None)
+    if mask.segmented:
+        q_segment, kv_segment = _needed(q_segments, "q_segments"), _needed(kv_segments, "kv_segments")
+        segments = q_segment[:, :, None], kv_segment[:, None, :]
+    prefix = _needed(prefix_lengths, "prefix_lengths")[:, None, None] if mask.causal and mask.prefix else None
+    return keeps(mask, q_slots[:, :, None], kv_slots[:, None, :], *segments, prefix)
+
+
+def keeps(
+    mask: Mask,
+    q_slot: Int[Array, "..."],
+    kv_slot: Int[Array, "..."],
+    q_segment: Int[Array, "..."] | None = None,
+    kv_segment: Int[Array, "..."] | None = None,
+    prefix_length: Int[Array, "..."] | None = None,
+) -> Bool[Array, "..."]:
+    """Whether each pair is kept, of arrays that broadcast together: the definition above, for kernels to call."""
+    kept = jnp.ones(jnp.broadcast_shapes(q_slot.shape, kv_slot.shape), dtype=bool)
     if mask.causal:
-        visible = kv <= q
+        visible = kv_slot <= q_slot
         if mask.prefix:
-            visible |= kv < _needed(prefix_lengths, "prefix_lengths")[:, None, None]
+            visible |= kv_slot < _needed(prefix_length, "prefix_lengths")
         kept &= visible
     if mask.window is not None:
-        kept &= q - kv < mask.window
+        kept &= q_slot - kv_slot < mask.window
     if mask.segmented:
-        q_segment = _needed(q_segments, "q_segments")[:, :, None]
-        kv_segment = _needed(kv_segments, "kv_segments")[:, None, :]
-        kept &= (q_segment == kv_segment) & (kv_segment != 0)
+        kv_segment = _needed(kv_segment, "kv_segments")
+        kept &= (_needed(q_segment, "q_segments") == kv_segment) & (kv_segment != 0)
     return kept
 
 
@@ -75,6 +90,18 @@ def kept_blocks(
 
     From the least and greatest slot and segment of each block alone, so a block may be called kept though it is empty.
     """
+    return kept_blocks_of_rows(mask, q_slots, kv_slots, q_segments, kv_segments, prefix_lengths).any(-1)
+
+
+def kept_blocks_of_rows(
+    mask: Mask,
+    q_slots: Int[Array, "q_blocks batch q"],
+    kv_slots: Int[Array, "kv_blocks batch k"],
+    q_segments: Int[Array, "q_blocks batch q"] | None = None,
+    kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
+    prefix_lengths: Int[Array, " batch"] | None = None,
+) -> Bool[Array, "q_blocks kv_blocks batch"]:
+    """`kept_blocks` row by row."""
     first_q, last_q = q_slots.min(-1)[:, None], q_slots.max(-1)[:, None]
     first_kv, last_kv = kv_slots.min(-1)[None], kv_slots.max(-1)[None]
     kept = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
@@ -91,7 +118,38 @@ def kept_blocks(
         first_segment = jnp.where(kv_segment == 0, jnp.iinfo(kv_segment.dtype).max, kv_segment).min(-1)[None]
         kept &= first_segment <= q_segment.max(-1)[:, None]
         kept &= q_segment.min(-1)[:, None] <= kv_segment.max(-1)[None]
-    return kept.any(-1)
+    return kept
+
+
+def whole_blocks_of_rows(
+    mask: Mask,
+    q_slots: Int[Array, "q_blocks batch q"],
+    kv_slots: Int[Array, "kv_blocks batch k"],
+    q_segments: Int[Array, "q_blocks batch q"] | None = None,
+    kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
+    prefix_lengths: Int[Array, " batch"] | None = None,
+) -> Bool[Array, "q_blocks kv_blocks batch"]:
+    """Blocks that need no look at their pairs: True only where `allowed` keeps every pair of the block, row by row.
+
+    From the same numbers as `kept_blocks`, so a block may be called partial though the mask keeps all of it.
+    """
+    first_q, last_q = q_slots.min(-1)[:, None], q_slots.max(-1)[:, None]
+    first_kv, last_kv = kv_slots.min(-1)[None], kv_slots.max(-1)[None]
+    whole = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
+    if mask.causal:
+        visible = last_kv <= first_q
+        if mask.prefix:
+            visible |= last_kv < _needed(prefix_lengths, "prefix_lengths")
+        whole &= visible
+    if mask.window is not None:
+        whole &= last_q - first_kv < mask.window
+    if mask.segmented:
+        q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
+        kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
+        segment = kv_segment.min(-1)[None]
+        whole &= (segment == kv_segment.max(-1)[None]) & (segment != 0)
+        whole &= (segment == q_segment.min(-1)[:, None]) & (segment == q_segment.max(-1)[:, None])
+    return whole
 
 
 def kept_pairs(

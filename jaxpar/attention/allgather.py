@@ -7,15 +7,16 @@ from functools import partial
 import jax
 from jaxtyping import Array, Float
 
-from jaxpar.attention.backends import Backend, merged
+from jaxpar.attention.backends import merged
 from jaxpar.attention.row import ContextLayout, RowTokens
 from jaxpar.mesh.collectives import gather_context, scatter_context
 from pallas_kernels.attention import Settings, name_results, output_products
+from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.varying import vary_alike
 
 
 def allgather(
-    backend: Backend,
+    backend: Implementation,
     settings: Settings,
     layout: ContextLayout,
     q: Float[Array, "batch part heads width"],
@@ -34,7 +35,7 @@ def allgather(
     return _attend((backend, settings), *vary_alike((q, k, v, row)))
 
 
-type _Static = tuple[Backend, Settings]
+type _Static = tuple[Implementation, Settings]
 
 
 def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[jax.Array, tuple]:

@@ -8,10 +8,10 @@ from functools import partial
 import jax
 from jax import lax
 
-from jaxpar.attention.backends import BACKENDS, Backend
 from jaxpar.attention.context import CONTEXT_STRATEGIES, ContextStrategy
 from jaxpar.attention.row import ContextLayout, RowTokens
 from pallas_kernels.attention import Settings
+from pallas_kernels.attention.registry import Implementation, implementation
 
 
 def attend(
@@ -23,13 +23,12 @@ def attend(
     the sequence, all [batch, part, heads, width], and returns the output like q. See
     `jaxpar.attention.allgather.allgather`.
     """
-    (implementation,) = (entry for entry in BACKENDS if entry.name == backend)
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == context_strategy)
-    return partial(_attend, implementation, strategy, layout)
+    return partial(_attend, implementation(backend), strategy, layout)
 
 
 def _attend(
-    backend: Backend,
+    backend: Implementation,
     strategy: ContextStrategy,
     layout: ContextLayout,
     settings: Settings,
@@ -39,5 +38,5 @@ def _attend(
     row: RowTokens,
 ) -> jax.Array:
     if lax.axis_size("context") == 1:
-        return backend.whole(settings, q, k, v, row.seen(settings.mask, None, None))
+        return backend.attend(settings, q, k, v, row.seen(settings.mask, None, None))
     return strategy.attend(backend, settings, layout, q, k, v, row)

@@ -1,65 +1,58 @@
-"""Attention backends in order of preference."""
+"""Attention on one device, by the implementations of `pallas_kernels`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-
-import jax
-
-from jaxpar.attention import blockwise, cudnn
-from jaxpar.attention.choosing import choose
 from jaxpar.attention.request import AttentionRequest
+from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
-from pallas_kernels.attention import Settings, Tokens, attention_backward, attention_forward
+from jaxpar.config.spelling import did_you_mean, one_of
+from pallas_kernels.attention import Kernels
+from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses
+from pallas_kernels.attention.request import Request
+from pallas_kernels.masks import Mask
+
+BACKENDS = ("auto", "flash", "cudnn", "xla")
+"""What `attention.backend` may be; `flash` is whichever of our kernels suits."""
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Attention over some of a row's keys, so that a context strategy can merge it by log-sum-exp.
-
-    `forward(settings, q, k, v, tokens)` and `backward(settings, q, k, v, tokens, lse, inner, d_out)` are called like
-    `attention_forward` and `attention_backward` of `pallas_kernels.attention`, and return float32.
-    """
-
-    forward: Callable[..., tuple[jax.Array, jax.Array]]
-    backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+def merged(backend: Implementation) -> Kernels:
+    """What computes a part of a row, of a backend that a plan chose for a strategy that merges parts."""
+    assert backend.kernels is not None, f"{backend.name} attends over whole rows alone"
+    return backend.kernels
 
 
-@dataclass(frozen=True)
-class Backend:
-    """An implementation of attention on one device.
-
-    `attend(q, k, v, *, mask, q_slots, kv_slots, q_segments, kv_segments, prefix_lengths, scale, softcap, query_block,
-    kv_block)` takes what `pallas_kernels.attention.attention` takes and returns the output
-    [batch, queries, heads, width]. Every backend keeps query, key, value, output and log-sum-exp for the backward, the
-    last two under the checkpoint names `attention_output` and `attention_lse`.
-    """
-
-    name: str
-    supports: Callable[[AttentionRequest], str | None]
-    attend: Callable[..., jax.Array]
-    merged: Merged | None = None
-    """None where the backend attends over whole rows alone."""
-
-    def whole(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> jax.Array:
-        """`attend` over whole rows, differentiable."""
-        options = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name != "run"}
-        return self.attend(q, k, v, **options, **tokens._asdict())
-
-
-BACKENDS = (
-    Backend("cudnn", cudnn.supports, cudnn.attend),
-    Backend("blockwise", blockwise.supports, blockwise.attend, Merged(attention_forward, attention_backward)),
-)
-
-
-def merged(backend: Backend) -> Merged:
-    """`backend.merged` of a backend that a plan chose for a strategy that merges."""
-    assert backend.merged is not None, f"{backend.name} attends over whole rows alone"
-    return backend.merged
+def kernel_request(request: AttentionRequest) -> Request:
+    """What one device is asked for: its queries, over all keys of its rows."""
+    return Request(
+        platform=request.platform,
+        dtype=request.dtype,
+        heads=request.heads,
+        kv_heads=request.kv_heads,
+        width=request.head_dim,
+        value_width=request.head_dim,
+        mask=Mask(causal=True, window=request.window, segmented=request.packed, prefix=request.prefix),
+        batch=request.rows,
+        queries=request.sequence // request.context,
+        keys=request.sequence,
+        softcap=request.softcap,
+        whole_rows=request.whole_rows,
+        compute_capability=request.compute_capability,
+    )
 
 
 def choose_backend(name: str, request: AttentionRequest) -> Choice:
-    """The backend for `attention.backend: name`. Raises `UserError` where `choose` does."""
-    return choose("attention.backend", name, BACKENDS, request)
+    """The implementation for `attention.backend: name`.
+
+    Raises:
+        UserError: If there is no such backend, or it does not support the request (the reasons are repeated).
+    """
+    if name not in BACKENDS:
+        near = did_you_mean(name, BACKENDS)
+        raise UserError(f"attention.backend is {name!r}; expected {one_of(BACKENDS)}{near}")
+    try:
+        chosen = choose(name, kernel_request(request), named_by="attention.backend names")
+    except Unsupported as error:
+        reasons = error.refused
+        why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
+        raise UserError(f"attention.backend is {name!r}, which does not support this run: {why}") from None
+    return Choice(chosen.name, chosen.reason, chosen.rejected)

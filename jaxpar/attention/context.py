@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from jaxpar.attention import cudnn
 from jaxpar.attention.allgather import allgather
+from jaxpar.attention.backends import kernel_request
 from jaxpar.attention.balance import pieces
 from jaxpar.attention.choosing import choose
 from jaxpar.attention.request import AttentionRequest
@@ -17,6 +17,7 @@ from jaxpar.attention.ring import ring, ring_steps
 from jaxpar.attention.row import ContextLayout, Order
 from jaxpar.attention.ulysses import exchanges, repeats, usp
 from jaxpar.config.plan import Choice
+from pallas_kernels.attention import cudnn
 from pallas_kernels.masks import Mask
 
 GATHERED_AT_MOST = 1 << 30
@@ -116,7 +117,7 @@ def preference(request: AttentionRequest) -> tuple[str, str]:
     if request.window is not None and request.window <= request.sequence // request.context:
         return "ring", "within the window only neighbouring ranks need to send"
     alone = replace(request, whole_rows=True)
-    if exchanges(request.heads, request.context) is None and cudnn.supports(alone) is None:
+    if exchanges(request.heads, request.context) is None and cudnn.supports(kernel_request(alone)) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = 2 * request.key_bytes * request.context
     size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"

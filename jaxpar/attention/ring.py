@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxpar.attention.backends import Backend, merged
+from jaxpar.attention.backends import merged
 from jaxpar.attention.row import ContextLayout, RowTokens
 from jaxpar.mesh.collectives import shift_context
 from pallas_kernels.attention import Settings, Tokens, name_results, output_products
+from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
 
@@ -32,7 +33,7 @@ type Partial = tuple[jax.Array, jax.Array]
 
 
 def ring(
-    backend: Backend,
+    backend: Implementation,
     settings: Settings,
     layout: ContextLayout,
     q: Float[Array, "batch queries heads width"],
@@ -72,7 +73,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 @dataclass(frozen=True)
 class _Ring:
-    backend: Backend
+    backend: Implementation
     settings: Settings
     stride: int
     """Context ranks from one rank of the ring to the next."""

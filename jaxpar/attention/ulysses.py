@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxpar.attention.backends import Backend
 from jaxpar.attention.ring import ring
 from jaxpar.attention.row import ContextLayout, RowTokens
 from jaxpar.mesh.collectives import exchange_heads, exchange_sequence
 from pallas_kernels.attention import Settings
+from pallas_kernels.attention.registry import Implementation
 
 
 def usp(
-    backend: Backend,
+    backend: Implementation,
     settings: Settings,
     layout: ContextLayout,
     q: Float[Array, "batch part heads width"],
@@ -39,7 +39,7 @@ def usp(
     if lax.axis_size("context") == ranks:
         # The rank's own heads of the whole row, whose tokens are in the order in which its ranks held them.
         everything = row._replace(slots=row.row_slots, segments=row.row_segments)
-        out = backend.whole(settings, q, k, v, everything.seen(settings.mask, None, None))
+        out = backend.attend(settings, q, k, v, everything.seen(settings.mask, None, None))
     else:
         out = ring(backend, settings, layout, q, k, v, row)
     return exchange_sequence(out, ranks)

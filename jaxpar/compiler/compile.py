@@ -119,11 +119,11 @@ def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[s
     if plan.attention.name != "cudnn" or has_cudnn(release):
         return plan, ()
     note = (
-        "attention: the run uses cudnn, and blockwise stands in for it here, because cuDNN is not installed "
+        "attention: the run uses cudnn, and xla stands in for it here, because cuDNN is not installed "
         f"(pip install nvidia-cudnn-cu{release}); what is kept for the backward is the same; temporaries, kernels and "
         "the time of attention are not"
     )
-    return replace(plan, attention=replace(plan.attention, name="blockwise", reason=note)), (note,)
+    return replace(plan, attention=replace(plan.attention, name="xla", reason=note)), (note,)
 
 
 def _what_matters(config: Config) -> Config:

@@ -215,12 +215,14 @@ class MemoryConfig:
 class AttentionConfig:
     """Which implementation computes attention."""
 
-    backend: Literal["auto", "blockwise", "cudnn"] = "auto"
-    """`auto` takes the first that supports the request and says why; a named one that does not is an error."""
+    backend: Literal["auto", "flash", "cudnn", "xla"] = "auto"
+    """`flash` is our kernels for GPUs, `cudnn` cuDNN's, `xla` plain JAX, block by block, for every mask, dtype and
+    platform. `auto` takes the first that supports the run, in an order that depends on the mask, and of our kernels
+    only those that have been verified on such a GPU; a named one that does not support the run is an error."""
     query_block: int = 512
-    """Rows of queries that the blockwise backend holds at a time."""
+    """Rows of queries that the backend `xla` holds at a time."""
     kv_block: int = 512
-    """Rows of keys and values that the blockwise backend holds at a time."""
+    """Rows of keys and values that the backend `xla` holds at a time."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
     """
     again = LayerRun(max(plan.stage_layers), dict(remat_map("full", ACTIVATIONS)))
     # What the backends keep is the same, and this one can be traced anywhere.
-    attention = replace(plan.attention, name="blockwise")
+    attention = replace(plan.attention, name="xla")
     step = TrainStep(config, replace(plan, runs=(again,), attention=attention), abstract_mesh(plan.axes))
     estimate = estimate_memory(step)._replace(saved_activations=0, host=0)
     return Room(usable_bytes, estimate._asdict(), step.program.slots["stash"])

@@ -1,4 +1,9 @@
-"""Backend: cuDNN's fused attention through `jax.nn.dot_product_attention`."""
+"""cuDNN's fused attention through `jax.nn.dot_product_attention`.
+
+Its limits: queries and keys of whole rows; one width of heads; no segment ids (JAX turns the mask that they make into a
+dense bias, of batch x heads x queries x keys); no prefix, no soft-cap; and no derivative through its log-sum-exp, which
+JAX drops without a word. So it is never part of a ring, and where the log-sum-exp is asked for it refuses.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,13 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from jaxpar.attention.request import AttentionRequest
-from pallas_kernels.attention import SAVED_NAMES
+from pallas_kernels.attention.derivative import SAVED_NAMES
+from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
 
 
-def supports(request: AttentionRequest) -> str | None:
+def supports(request: Request) -> str | None:
     """None if cuDNN computes exactly what is asked for, else why not."""
     if request.platform not in ("gpu", "cuda"):
         return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
@@ -25,16 +30,22 @@ def supports(request: AttentionRequest) -> str | None:
     if request.dtype not in ("bfloat16", "float16"):
         return f"it computes in bfloat16 or float16, not {request.dtype}"
     widest = 256 if capability >= 9.0 else 128
-    if request.head_dim > widest or request.head_dim % 8:
-        return f"its head_dim is a multiple of 8 up to {widest} on this GPU, not {request.head_dim}"
-    if request.packed:
+    if request.width != request.value_width:
+        return f"its heads have one width, not {request.width} and {request.value_width}"
+    if request.width > widest or request.width % 8:
+        return f"its heads have a width that is a multiple of 8 up to {widest} on this GPU, not {request.width}"
+    if request.mask.segmented:
         return "it takes no segment ids, and a mask that keeps packed documents apart becomes a dense bias"
-    if request.prefix:
+    if request.mask.prefix:
         return "it has no prefix mask"
+    if request.mask.window is not None and not request.mask.causal:
+        return "its window is causal"
     if request.softcap is not None:
         return "it has no soft-cap of the scores"
     if not request.whole_rows:
-        return "its causal mask needs queries and keys of the same slots, and the sequence is split over context"
+        return "its causal mask needs queries and keys of the same slots, which parts of a row have not"
+    if request.lse:
+        return "it has no derivative through its log-sum-exp"
     return None
 
 

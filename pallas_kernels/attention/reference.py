@@ -5,10 +5,6 @@ recomputes each block's probabilities from the saved log-sum-exp (FlashAttention
 Matmuls are in the input dtype and accumulate in float32; scores, softmax and gradient accumulators are float32.
 
 Dimensions inside blocks: batch b, KV head k, query q, query head of the KV head g, key s, widths d and v.
-
-**Rematerialisation.** The derivative keeps q, k, v, the output and the log-sum-exp. Under `jax.checkpoint` the last two
-are known to the policy as the names in `SAVED_NAMES`; a policy that saves both never runs the forward again. It has to
-get q, k and v from somewhere too: if it does not save them under names of the caller's, it recomputes what makes them.
 """
 
 from __future__ import annotations
@@ -21,41 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.blocks import Blocks, loop
+from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.masks import Mask, allowed, kept_blocks
-from pallas_kernels.varying import vary_alike, vary_over, varying_axes
-
-SAVED_NAMES = ("attention_output", "attention_lse")
-"""`checkpoint_name`s of the two results that the derivative keeps."""
+from pallas_kernels.varying import vary_over, varying_axes
 
 _PADDING_SLOT = jnp.iinfo(jnp.int32).max
 """Slot of the keys that only fill up the last block."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `attention` does, apart from its arrays; static under jit."""
-
-    mask: Mask
-    scale: float
-    softcap: float | None = None
-    query_block: int = 512
-    kv_block: int = 512
-    run: int | None = None
-    """Length of the runs of neighbouring slots that queries and keys are made of; None where they are one run."""
-
-
-class Tokens(NamedTuple):
-    """What `mask` is decided by; see `attention`."""
-
-    q_slots: Int[Array, "batch queries"]
-    kv_slots: Int[Array, "batch keys"]
-    q_segments: Int[Array, "batch queries"] | None = None
-    kv_segments: Int[Array, "batch keys"] | None = None
-    prefix_lengths: Int[Array, " batch"] | None = None
 
 
 def attention(
@@ -104,51 +75,8 @@ def attention(
     _check_shapes(q, k, v, query_block, kv_block)
     settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, query_block, kv_block)
     tokens = Tokens(q_slots, kv_slots, q_segments, kv_segments, prefix_lengths)
-    inputs: tuple = jax.tree.map(jnp.asarray, (q, k, v, tokens))
-    out, lse = _attention(settings, *vary_alike(inputs))
+    out, lse = KERNELS.attend(settings, q, k, v, tokens)
     return (out, lse) if return_lse else out
-
-
-type _Results = tuple[jax.Array, jax.Array]
-
-
-def _results(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> _Results:
-    return _forward(settings, q, k, v, tokens)[0]
-
-
-def _forward(settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> tuple[_Results, tuple]:
-    """Output and log-sum-exp, and what `_backward` needs."""
-    out, lse = attention_forward(settings, q, k, v, tokens)
-    out, lse = name_results(out.astype(q.dtype), lse)
-    return (out, lse), (q, k, v, tokens, out, lse)
-
-
-def _backward(settings: Settings, residuals: tuple, cotangents: _Results) -> tuple:
-    """Gradients of q, k and v."""
-    q, k, v, tokens, out, lse = residuals
-    d_out, d_lse = cotangents
-    gradients = attention_backward(settings, q, k, v, tokens, lse, output_products(out, d_out, lse, d_lse), d_out)
-    return *(gradient.astype(x.dtype) for gradient, x in zip(gradients, (q, k, v), strict=True)), None
-
-
-_attention = jax.custom_vjp(_results, nondiff_argnums=(0,))
-_attention.defvjp(_forward, _backward)
-
-
-def name_results(out: jax.Array, lse: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mark the two results that the derivative keeps, for remat policies."""
-    return checkpoint_name(out, SAVED_NAMES[0]), checkpoint_name(lse, SAVED_NAMES[1])
-
-
-def output_products(
-    out: Float[Array, "batch queries heads value_width"],
-    d_out: Float[Array, "batch queries heads value_width"],
-    lse: Float[Array, "batch queries heads"],
-    d_lse: Float[Array, "batch queries heads"] | float = 0.0,
-) -> Float[Array, "batch queries heads"]:
-    """What `attention_backward` subtracts from the gradient of every probability: sum(out * d_out) - d_lse, float32."""
-    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
-    return inner - jnp.where(lse == -jnp.inf, 0.0, d_lse)
 
 
 def attention_forward(
@@ -158,10 +86,7 @@ def attention_forward(
     v: Float[Array, "batch keys kv_heads value_width"],
     tokens: Tokens,
 ) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
-    """Attention over some of a row's keys: output and log-sum-exp, both float32, without a derivative.
-
-    Outputs over several sets of keys are merged by their log-sum-exp. All arrays must vary alike (`vary_alike`).
-    """
+    """Output and log-sum-exp, both float32; see `Kernels`."""
     cut = _Cut.of(settings, q, k)
 
     def per_query_block(carry: tuple, block: Any):
@@ -199,11 +124,7 @@ def attention_backward(
     Float[Array, "batch keys kv_heads width"],
     Float[Array, "batch keys kv_heads value_width"],
 ]:
-    """What these keys contribute to the gradients of q, k and v, in float32.
-
-    `lse` is the log-sum-exp over all keys of the row, of which k and v may be some; `inner` comes from
-    `output_products`. All arrays must vary alike.
-    """
+    """Gradients of q, k and v, in float32; see `Kernels`."""
     cut = _Cut.of(settings, q, k)
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)  # makes the probabilities of such a row exp(-inf) = 0
 
@@ -238,6 +159,9 @@ def attention_backward(
     zeros = (_zeros_like(kv_blocks[0]), _zeros_like(kv_blocks[1]))
     (dk, dv), dq = loop(per_query_block, zeros, (*query_blocks, q_tokens, kept))
     return cut.join_queries(dq) * settings.scale, cut.join_kv(dk) * settings.scale, cut.join_kv(dv)
+
+
+KERNELS = Kernels(attention_forward, attention_backward)
 
 
 class _State(NamedTuple):

@@ -15,6 +15,7 @@ from jaxpar.attention import (
     context_layout,
 )
 from jaxpar.config.errors import UserError
+from pallas_kernels.attention.registry import UNVERIFIED
 
 HOPPER = AttentionRequest(
     platform="gpu", dtype="bfloat16", heads=8, kv_heads=2, head_dim=128, packed=False, window=None, softcap=None,
@@ -25,7 +26,8 @@ HOPPER = AttentionRequest(
 @pytest.mark.parametrize("change", [{}, {"window": 512}, {"dtype": "float16", "head_dim": 256}], ids=str)
 def test_cudnn_is_preferred_where_it_computes_what_is_asked_for(change: dict) -> None:
     choice = choose_backend("auto", replace(HOPPER, **change))
-    assert choice.name == "cudnn" and "preferred" in choice.rejected["blockwise"]
+    assert choice.name == "cudnn" and "preferred" in choice.rejected["xla"]
+    assert choice.rejected["triton"] == UNVERIFIED
 
 
 @pytest.mark.parametrize(
@@ -41,21 +43,35 @@ def test_cudnn_is_preferred_where_it_computes_what_is_asked_for(change: dict) ->
         ({"packed": True}, "segment ids"),
         ({"prefix": True}, "prefix"),
         ({"softcap": 30.0}, "soft-cap"),
-        ({"whole_rows": False}, "split over context"),
+        ({"whole_rows": False}, "parts of a row"),
     ],
 )
-def test_what_cudnn_does_not_compute_goes_to_blockwise_with_the_reason(change: dict, reason: str) -> None:
+def test_what_no_verified_kernel_computes_goes_to_plain_jax_with_the_reason(change: dict, reason: str) -> None:
     request = replace(HOPPER, **change)
     choice = choose_backend("auto", request)
-    assert choice.name == "blockwise" and reason in choice.rejected["cudnn"]
+    assert choice.name == "xla" and reason in choice.rejected["cudnn"]
     with pytest.raises(UserError, match=r"attention\.backend is 'cudnn', which does not support this run") as error:
         choose_backend("cudnn", request)
     assert choice.rejected["cudnn"] in str(error.value)
 
 
 def test_a_named_backend_is_taken_though_another_is_preferred() -> None:
-    choice = choose_backend("blockwise", HOPPER)
-    assert choice.name == "blockwise" and choice.rejected.keys() == {"cudnn"}
+    choice = choose_backend("xla", HOPPER)
+    assert choice.name == "xla" and {"cudnn", "triton"} <= choice.rejected.keys()
+    assert choice.reason == choice.rejected["cudnn"] == "attention.backend names xla"
+
+
+def test_our_kernels_are_taken_where_they_are_named_and_the_plan_says_what_they_lack() -> None:
+    choice = choose_backend("flash", replace(HOPPER, packed=True))
+    assert choice.name == "triton" and choice.reason == f"attention.backend names flash, though {UNVERIFIED}"
+
+
+@pytest.mark.parametrize("change", [{"platform": "cpu", "compute_capability": None}, {"dtype": "float32"}], ids=str)
+def test_our_kernels_are_refused_where_they_do_not_compute_what_is_asked_for(change: dict) -> None:
+    with pytest.raises(
+        UserError, match=r"attention\.backend is 'flash', which does not support this run: .*(cpu|float32)"
+    ):
+        choose_backend("flash", replace(HOPPER, **change))
 
 
 LONG = replace(HOPPER, sequence=2**20, context=8, rows=1)
@@ -112,11 +128,13 @@ def test_the_order_balances_what_is_not_balanced_otherwise(name: str, change: di
 
 
 def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
-    with pytest.raises(UserError, match=r"attention\.backend is 'cuddn'; expected auto, cudnn or blockwise.*cudnn\?"):
+    with pytest.raises(UserError, match=r"attention\.backend is 'cuddn'; expected auto, flash, cudnn or xla.*cudnn\?"):
         choose_backend("cuddn", HOPPER)
+    with pytest.raises(UserError, match=r"did you mean xla\?"):
+        choose_backend("blockwise", HOPPER)
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "blockwise"])
+@pytest.mark.parametrize("backend", ["cudnn", "triton", "xla"])
 def test_every_choice_names_a_function(backend: str) -> None:
     for strategy in ("allgather", "ring", "ulysses", "usp"):
         assert callable(attend(backend, strategy, ContextLayout()))

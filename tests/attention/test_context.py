@@ -72,7 +72,7 @@ def program(strategy: str, ranks: int, order: str, settings: Settings) -> Any:
     mesh = jax.make_mesh(
         (1, 1, 1, 1, ranks, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:ranks]
     )
-    function = attend("blockwise", strategy, layout_of(strategy, ranks, order))
+    function = attend("xla", strategy, layout_of(strategy, ranks, order))
 
     def local(q, k, v, d_out, slots, segments):
         row = RowTokens(slots, segments, gather_context(slots), gather_context(segments))
@@ -199,7 +199,7 @@ def test_the_merge_of_nothing_with_nothing_is_nothing():
 def _traced(strategy: str, order: str, mask: Mask, saved: tuple[str, ...] | None = None) -> str:
     """The program of a layer's gradients on four ranks; `saved` are the names that it keeps, None everything."""
     mesh = jax.make_mesh((1, 1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:4])
-    function = attend("blockwise", strategy, layout_of(strategy, 4, order))
+    function = attend("xla", strategy, layout_of(strategy, 4, order))
 
     def layer(q, k, v, slots, segments):
         q, k, v = checkpoint_name(2.0 * q, "q"), checkpoint_name(2.0 * k, "kv"), checkpoint_name(2.0 * v, "kv")

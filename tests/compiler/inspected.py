@@ -29,7 +29,7 @@ CLUSTER = "h100:2x4"
 YAML = """
 model: {layers: 4, embed: 128, heads: 8, kv_heads: 8, mlp: 256, vocab: 512}
 parallel: {replica: -1, fsdp: 4, zero: 3, microbatches: 2}
-attention: {backend: blockwise}
+attention: {backend: xla}
 data: {source: synthetic, sequence_length: 64, batch_size: 16}
 """
 """The step that most tests look at: HSDP over two hosts of four GPUs."""
@@ -38,7 +38,7 @@ data: {source: synthetic, sequence_length: 64, batch_size: 16}
 def wide(**sections: dict[str, Any]) -> Config:
     """`small` with matrices that XLA leaves to cuBLAS, in bfloat16."""
     sections["model"] = {"layers": 4, "embed": 128, "mlp": 256, "vocab": 512} | sections.get("model", {})
-    sections["attention"] = {"backend": "blockwise"} | sections.get("attention", {})
+    sections["attention"] = {"backend": "xla"} | sections.get("attention", {})
     sections["precision"] = {"compute": "bfloat16"} | sections.get("precision", {})
     sections["data"] = {"sequence_length": 64, "batch_size": 16} | sections.get("data", {})
     return small(**sections)

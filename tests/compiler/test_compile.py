@@ -95,7 +95,7 @@ def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
     if wheels.has_cudnn(wheels.cuda_release()):
         assert made.notes == () and "__cudnn$fmha" in made.program
     else:
-        assert "blockwise stands in for it" in made.notes[0] and "__cudnn$fmha" not in made.program
+        assert "xla stands in for it" in made.notes[0] and "__cudnn$fmha" not in made.program
     assert Compilation.from_json(made.to_json()) == made
 
 

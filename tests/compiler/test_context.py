@@ -64,7 +64,7 @@ def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(str
     # Under ZeRO-3 gathers of weights go over the same links in each layer, and some wait for one another.
     parallel = replace(config.parallel, fsdp=1, context=8, context_strategy=strategy, microbatches=1, zero=1)
     data = replace(config.data, sequence_length=131072, batch_size=1)
-    attention = replace(config.attention, backend="blockwise")
+    attention = replace(config.attention, backend="xla")
     _, report = inspected(replace(config, model=model, parallel=parallel, data=data, attention=attention), CLUSTER)
     assert report.fits, "of a step that does not fit the schedule means nothing"
     rows = [row for row in report.collectives if row.verb in verbs and row.dtype not in INTEGERS]

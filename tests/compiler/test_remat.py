@@ -38,7 +38,7 @@ MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
 def step_of(model: str, remat: str) -> TrainStep:
     """The training step, traced only."""
     file, settings, cluster = MODELS[model]
-    config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=blockwise"])
+    config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=xla"])
     config, plan = plan_for(config, parse_cluster(cluster))
     return TrainStep(config, plan, abstract_mesh(plan.axes))
 

@@ -24,7 +24,7 @@ PLAN = Plan(
     remat="gemm_last",
     runs=(LayerRun(3, {"query": "save", "mlp_hidden": "recompute"}),),
     dtypes=Dtypes("bfloat16", "bfloat16", "float32", "float32", "float32"),
-    attention=Choice("blockwise", "the first that supports the request", {"cudnn": "no GPU"}),
+    attention=Choice("xla", "the first that supports the request", {"cudnn": "no GPU"}),
     context_strategy=Choice("allgather", "asked for"),
 )
 

@@ -45,7 +45,7 @@ def facts_of(remat: str) -> dict[str, Any]:
         parallel={"fsdp": DEVICES, "zero": 3},
         precision={"compute": "bfloat16"},
         memory={"remat": remat},
-        attention={"backend": "blockwise"},
+        attention={"backend": "xla"},
     )
     config = resolve_config(config, DEVICES)
     plan = make_plan(config, devices[0])

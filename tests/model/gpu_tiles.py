@@ -34,7 +34,7 @@ def temporaries(part: str, tiles: int, tensor: int, *more: str) -> int:
     key = {"head": "memory.loss_tiles", "layer": "memory.mlp_tiles"}[part]
     options = [
         "model.preset=llama3-8b", "model.layers=1", f"parallel.tensor={tensor}", "parallel.zero=0", f"{key}={tiles}",
-        f"data.sequence_length={TOKENS}", "data.batch_size=1", "memory.remat=full", "attention.backend=blockwise",
+        f"data.sequence_length={TOKENS}", "data.batch_size=1", "memory.remat=full", "attention.backend=xla",
     ]  # fmt: skip
     devices = h100s(f"1x1x{tensor}")
     config = resolve_config(load_config(None, [*options, *more]), tensor)

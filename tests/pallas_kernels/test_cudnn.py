@@ -12,8 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxpar.attention import cudnn
-from pallas_kernels.attention import SAVED_NAMES, attention
+from pallas_kernels.attention import SAVED_NAMES, attention, cudnn
 from pallas_kernels.masks import Mask
 
 SLOTS = np.tile(np.arange(16, dtype=np.int32), (2, 1))

@@ -26,7 +26,7 @@ TWO_ROWS = ("parallel.microbatches=4",)
 
 
 def planned(*overrides: str) -> tuple[Plan, TrainStep]:
-    settings = ["memory.remat=auto", "attention.backend=blockwise", *overrides]
+    settings = ["memory.remat=auto", "attention.backend=xla", *overrides]
     config, plan = plan_for(load_config(LLAMA, settings), ON)
     return plan, TrainStep(config, plan, abstract_mesh(plan.axes))
 

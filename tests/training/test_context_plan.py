@@ -57,13 +57,13 @@ HOPPER = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3", co
 @pytest.mark.parametrize(
     ("strategy", "packed", "chosen", "backend"),
     [
-        ("allgather", False, "allgather", "blockwise"),
-        ("ring", False, "ring", "blockwise"),
-        ("usp", False, "usp", "blockwise"),
+        ("allgather", False, "allgather", "xla"),
+        ("ring", False, "ring", "xla"),
+        ("usp", False, "usp", "xla"),
         ("ulysses", False, "ulysses", "cudnn"),
-        ("ulysses", True, "ulysses", "blockwise"),
+        ("ulysses", True, "ulysses", "xla"),
         ("auto", False, "ulysses", "cudnn"),
-        ("auto", True, "allgather", "blockwise"),
+        ("auto", True, "allgather", "xla"),
     ],
 )
 def test_only_ranks_that_see_whole_rows_in_order_have_cudnn(

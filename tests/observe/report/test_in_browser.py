@@ -164,7 +164,7 @@ def test_parts_are_opened_and_folded(page: Browser, pages: Path) -> None:
     page.click("#configuration summary")
     assert "optimizer.weight_decay" in page.text("#configuration")
     page.click("#plan summary")
-    assert "blockwise" not in page.text("body")
+    assert "not cudnn" not in page.text("body")
 
 
 def test_two_runs_lie_over_each_other(page: Browser, pages: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ BASELINE = 2.45
 PLAN = [
     ("mesh", "fsdp 2, tensor 2", "4 x cpu"),
     ("parameters", "918.91k", "238.72k per device at rest"),
-    ("attention", "blockwise", "not cudnn: it needs <an NVIDIA GPU> & the platform is cpu"),
+    ("attention", "xla", "not cudnn: it needs <an NVIDIA GPU> & the platform is cpu"),
 ]
 
 

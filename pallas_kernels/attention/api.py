@@ -1,0 +1,171 @@
+"""`flash_attention`: attention by whichever implementation suits the device, the mask and the shapes."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.attention.registry import Chosen, choose, clauses
+from pallas_kernels.attention.registry import implementation as entry
+from pallas_kernels.attention.request import Request
+from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.device import target
+from pallas_kernels.masks import Mask
+
+_LOG = logging.getLogger("pallas_kernels")
+_SLOTS = 2**31 - 1
+"""Slots are int32, and the greatest one stands for padding."""
+
+type Offset = int | Int[Array, ""] | Int[Array, " batch"]
+
+
+def flash_attention(
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    *,
+    causal: bool,
+    segment_ids: Int[Array, "batch seq"] | tuple[Int[Array, "batch queries"], Int[Array, "batch keys"]] | None = None,
+    window: int | None = None,
+    prefix: int | Int[Array, " batch"] | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    q_offset: Offset = 0,
+    kv_offset: Offset = 0,
+    return_lse: bool = False,
+    implementation: str = "auto",
+    interpret: bool = False,
+) -> Any:
+    """Softmax attention with gradients for q, k and v, also through the log-sum-exp.
+
+    One line of the log `pallas_kernels` says, once for each kind of request, which implementation ran and why; it is a
+    warning where one was named that has not been verified on such a device.
+
+    Args:
+        q: Queries, in bfloat16, float16 or float32; query head h uses KV head `h // (heads / kv_heads)`.
+        k: Keys.
+        v: Values; their width may differ from that of queries and keys.
+        causal: A query sees no key of a later slot. The slot of a token is its place plus the offset.
+        segment_ids: Document of each token, from 1, 0 for padding: a query sees the keys of its own document. One array
+            where queries and keys are the same tokens, else one of each.
+        window: A query sees itself and the `window - 1` slots before it.
+        prefix: Slots from 0 that every query of the row sees, for all rows or each; lifts causality alone.
+        softcap: Scores become `softcap * tanh(score / softcap)`.
+        scale: Factor of the scores; None means `1 / sqrt(width)`.
+        q_offset: Slot of the first query, for all rows or each.
+        kv_offset: Slot of the first key.
+        return_lse: Also return the log-sum-exp of the scores.
+        implementation: `auto`, `flash` (our kernels), or one of them by name: see `registry.IMPLEMENTATIONS`.
+        interpret: Run kernels in Pallas' interpreter, for tests.
+
+    Returns:
+        The output [batch, queries, heads, value_width] in q's dtype, and with `return_lse` the log-sum-exp
+        [batch, queries, heads] in float32. A query that sees no key has output 0 and log-sum-exp -inf, and its
+        gradients are 0.
+
+    Raises:
+        ValueError: If shapes, dtypes or settings do not fit together, or what is named does not support them.
+    """
+    shapes = f"query {q.shape}, key {k.shape} and value {v.shape}"
+    _check_arrays(q, k, v, shapes)
+    _check_options(causal, window, prefix, softcap, shapes)
+    mask = Mask(causal, window, segment_ids is not None, prefix is not None)
+    tokens = _tokens(q, k, segment_ids, prefix, (q_offset, kv_offset), shapes)
+    platform, capability = ("interpreter", None) if interpret else target()
+    request = Request(
+        platform=platform,
+        dtype=str(q.dtype),
+        heads=q.shape[2],
+        kv_heads=k.shape[2],
+        width=q.shape[3],
+        value_width=v.shape[3],
+        mask=mask,
+        batch=q.shape[0],
+        queries=q.shape[1],
+        keys=k.shape[1],
+        softcap=softcap,
+        lse=return_lse,
+        whole_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
+        compute_capability=capability,
+    )
+    name = _chosen(implementation, request).name
+    settings = Settings(mask, q.shape[3] ** -0.5 if scale is None else scale, softcap, interpret=interpret)
+    found = entry(name)
+    if found.kernels is None:
+        return found.attend(settings, q, k, v, tokens)
+    out, lse = found.kernels.attend(settings, q, k, v, tokens)
+    return (out, lse) if return_lse else out
+
+
+@cache
+def _chosen(name: str, request: Request) -> Chosen:
+    """`choose`, said in the log the first time."""
+    chosen = choose(name, request)
+    level = logging.INFO if chosen.verified else logging.WARNING
+    _LOG.log(
+        level, "attention by %s (%s) for %s; not %s", chosen.name, chosen.reason, request, clauses(chosen.rejected)
+    )
+    return chosen
+
+
+def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, shapes: str) -> None:
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ValueError(f"attention needs arrays [batch, tokens, heads, width], got {shapes}")
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"rows, keys or KV heads do not fit together: {shapes}")
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        raise ValueError(f"attention of nothing: {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"queries and keys must have heads of one width, got {shapes}")
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads are not shared out evenly by {k.shape[2]} KV heads: {shapes}")
+    dtypes = {str(x.dtype) for x in (q, k, v)}
+    if len(dtypes) > 1 or not dtypes <= {"bfloat16", "float16", "float32"}:
+        raise ValueError(
+            f"attention is in bfloat16, float16 or float32 alike, got {', '.join(sorted(dtypes))}: {shapes}"
+        )
+
+
+def _check_options(causal: bool, window: int | None, prefix: Any, softcap: float | None, shapes: str) -> None:
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise ValueError(f"a window counts the token itself, so it is a whole number from 1, got {window}: {shapes}")
+    if prefix is not None and not causal:
+        raise ValueError(f"a prefix lifts causality, and attention is not causal here: {shapes}")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"a soft-cap is above 0, got {softcap}: {shapes}")
+
+
+def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: Any, shapes: str) -> Tokens:
+    segments: tuple = (None, None)
+    if segment_ids is not None:
+        segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        for name, ids, x in zip(("query", "key"), segments, (q, k), strict=True):
+            if ids.shape != x.shape[:2] or not jnp.issubdtype(ids.dtype, jnp.integer):
+                found = f"{ids.dtype} {ids.shape}"
+                raise ValueError(f"segment ids are integers, one for each {name} {x.shape[:2]}, not {found}: {shapes}")
+    if prefix is not None:
+        prefix = _per_row(prefix, q.shape[0], "a prefix", shapes)
+    q_slots, kv_slots = (_slots(offset, x, shapes) for offset, x in zip(offsets, (q, k), strict=True))
+    return Tokens(q_slots, kv_slots, *segments, prefix)
+
+
+def _slots(offset: Offset, x: jax.Array, shapes: str) -> Int[Array, "batch tokens"]:
+    first = 0 if not isinstance(offset, int) else offset
+    if first < 0 or first + x.shape[1] > _SLOTS:
+        raise ValueError(f"slots are from 0 to {_SLOTS - 1}, got offset {first} and {x.shape[1]} tokens: {shapes}")
+    return _per_row(offset, x.shape[0], "an offset", shapes)[:, None] + np.arange(x.shape[1], dtype=np.int32)
+
+
+def _per_row(number: Any, rows: int, name: str, shapes: str) -> Int[Array, " batch"]:
+    number = jnp.asarray(number)
+    if not jnp.issubdtype(number.dtype, jnp.integer) or number.shape not in ((), (rows,)):
+        raise ValueError(
+            f"{name} is a whole number, or one for each row ({rows}), got {number.dtype} {number.shape}: {shapes}"
+        )
+    return jnp.broadcast_to(number.astype(jnp.int32), (rows,))

@@ -1,0 +1,63 @@
+"""What is asked of attention: all that a choice between implementations may rest on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from pallas_kernels.masks import Mask
+
+
+@dataclass(frozen=True)
+class Request:
+    """Attention of some queries over some keys on one device."""
+
+    platform: str
+    """`gpu` or `cpu` as `jax.Device.platform` has it, or `interpreter` where Pallas' interpreter runs the kernels."""
+    dtype: str
+    """Of queries, keys and values."""
+    heads: int
+    kv_heads: int
+    width: int
+    """Of a query and a key."""
+    value_width: int
+    mask: Mask = field(default_factory=Mask)
+    batch: int = 1
+    queries: int = 1
+    """Per row."""
+    keys: int = 1
+    """Per row."""
+    softcap: float | None = None
+    lse: bool = False
+    """Whether the log-sum-exp is wanted too, with its derivative."""
+    whole_rows: bool = True
+    """Whether queries and keys have the same slots, in their order."""
+    compute_capability: float | None = None
+    """Of the GPU (9.0 is Hopper); None where there is none."""
+
+    @property
+    def dense(self) -> bool:
+        """Whether nothing but causality empties a block."""
+        return self.mask.window is None and not self.mask.segmented
+
+    @property
+    def shapes(self) -> str:
+        """Of query, key and value, for messages."""
+        query = (self.batch, self.queries, self.heads, self.width)
+        key = (self.batch, self.keys, self.kv_heads, self.width)
+        return f"query {query}, key {key} and value {(*key[:3], self.value_width)}"
+
+    @property
+    def elements(self) -> int:
+        """Of the largest of query, key, value and output."""
+        widest = max(self.width, self.value_width)
+        return max(
+            prod((self.batch, self.queries, self.heads, widest)), prod((self.batch, self.keys, self.kv_heads, widest))
+        )
+
+    def __str__(self) -> str:
+        kinds = [name for name in ("causal", "segmented", "prefix") if getattr(self.mask, name)]
+        kinds += [] if self.mask.window is None else [f"window {self.mask.window}"]
+        kinds += [] if self.softcap is None else [f"softcap {self.softcap:g}"]
+        on = self.platform if self.compute_capability is None else f"{self.platform} {self.compute_capability:.1f}"
+        return f"{self.shapes} in {self.dtype} on {on}, {', '.join(kinds) or 'no mask'}"

@@ -1,0 +1,38 @@
+"""Attention kernels for Ampere and later GPUs, in Pallas lowered to Triton.
+
+Forward and backward are those of FlashAttention-2 (arXiv:2307.08691); blocks of pairs that the mask empties are never
+read, by lists of blocks made outside of the kernels, and the mask is looked at only in blocks that it cuts, as in
+FlexAttention (arXiv:2412.05496). Nothing is added up by atomics: results are the same bits in every run.
+"""
+
+from __future__ import annotations
+
+from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.request import Request
+from pallas_kernels.attention.triton.backward import backward
+from pallas_kernels.attention.triton.forward import forward
+from pallas_kernels.attention.triton.tiles import widths
+
+__all__ = ["KERNELS", "backward", "forward", "refusal"]
+
+KERNELS = Kernels(forward, backward)
+
+MOST_ELEMENTS = 2**31 - 1
+"""Of an array: offsets in a kernel are 32 bits wide."""
+
+
+def refusal(request: Request) -> str | None:
+    """None if the kernels compute what is asked for, else why not."""
+    if request.platform not in ("gpu", "interpreter"):
+        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+    capability = request.compute_capability
+    if request.platform == "gpu" and (capability is None or capability < 8.0):
+        return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'an unknown one'}"
+    if request.dtype not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if (request.width, request.value_width) not in widths():
+        listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in widths())
+        return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"
+    if request.elements > MOST_ELEMENTS:
+        return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
+    return None

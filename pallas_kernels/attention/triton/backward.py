@@ -1,0 +1,143 @@
+"""The backward as two kernels, one for dq and one for dk and dv, each of which makes the probabilities again.
+
+A kernel of its own for each side needs seven matmuls for a block of pairs where a fused one needs five, and in return
+adds nothing up across thread blocks: no atomics, and the same bits in every run. The kernel for dk and dv adds up over
+the query heads of a KV head.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, products, scores, softcap_slope
+from pallas_kernels.attention.triton.call import call, default_tiles
+from pallas_kernels.attention.triton.lists import Lists, per_key_block, per_query_block
+from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
+
+
+def backward(
+    settings: Settings,
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    tokens: Tokens,
+    lse: Float[Array, "batch queries heads"],
+    inner: Float[Array, "batch queries heads"],
+    d_out: Float[Array, "batch queries heads value_width"],
+    tiles: Tiles | None = None,
+) -> tuple[
+    Float[Array, "batch queries heads width"],
+    Float[Array, "batch keys kv_heads width"],
+    Float[Array, "batch keys kv_heads value_width"],
+]:
+    """Gradients of q, k and v in the dtype that `settings.results` names; see `Kernels`."""
+    tiles = tiles or default_tiles(settings, q, v)
+    d_out = d_out.astype(q.dtype)
+    # An infinite log-sum-exp makes the probabilities of a query that sees nothing exp(-inf) = 0.
+    statistics = (jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E).swapaxes(1, 2), inner.swapaxes(1, 2))
+    arguments = (q, k, v, d_out, *statistics, tokens)
+    (batch, queries, heads, width), (_, keys, kv_heads, _) = q.shape, v.shape
+
+    tile = tiles.dq
+    lists = per_query_block(settings.mask, tokens, tile.queries, tile.keys)
+    (dq,) = call(
+        partial(_dq_kernel, settings, tile),
+        f"attention_dq_{width}",
+        (pl.cdiv(queries, tile.queries), heads, batch),
+        tile,
+        ((q.shape, settings.result_dtype(q)),),
+        (*arguments, lists),
+        settings.interpret,
+    )
+    tile = tiles.dkv
+    lists = per_key_block(settings.mask, tokens, tile.queries, tile.keys)
+    dk, dv = call(
+        partial(_dkv_kernel, settings, tile),
+        f"attention_dkv_{width}",
+        (pl.cdiv(keys, tile.keys), kv_heads, batch),
+        tile,
+        ((k.shape, settings.result_dtype(k)), (v.shape, settings.result_dtype(v))),
+        (*arguments, lists),
+        settings.interpret,
+    )
+    return dq, dk, dv
+
+
+def _dq_kernel(
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, inner: Any, tokens: Tokens,
+    lists: Lists, dq: Any,
+) -> None:  # fmt: skip
+    turn, head, row = (pl.program_id(axis) for axis in range(3))
+    block = pl.num_programs(0) - 1 - turn if settings.mask.causal else turn  # the longest first
+    kv_head = lax.div(head, q.shape[2] // k.shape[2])
+    rows = Rows.of(block, tile.queries, q.shape[1])
+    q_tile, d_out_tile = rows.of_heads(q, row, head), rows.of_heads(d_out, row, head)
+    lse_tile = rows.of_statistics(lse, row, head, jnp.inf)[:, None]
+    inner_tile = rows.of_statistics(inner, row, head, 0.0)[:, None]
+
+    def visit(place: jax.Array, dq: tuple, cut: bool) -> tuple:
+        keys = Rows.of(lists.order[row, block, place], tile.keys, k.shape[1])
+        k_tile = keys.of_heads(k, row, kv_head)
+        score = scores(settings, q_tile, k_tile)
+        p = jnp.exp2(score - lse_tile)
+        if cut:
+            p = jnp.where(pairs(settings, tokens, row, rows, keys, keys_first=False), p, 0.0)
+        ds = p * (products(d_out_tile, keys.of_heads(v, row, kv_head)) - inner_tile)
+        if settings.softcap is not None:
+            ds = ds * softcap_slope(settings, score)
+        ds = ds.astype(k.dtype)
+        return tuple(old + plgpu.dot(ds, piece) for old, piece in zip(dq, k_tile, strict=True))
+
+    zeros = tuple(jnp.zeros((tile.queries, size), jnp.float32) for _, size in pieces(q.shape[-1]))
+    whole, kept = lists.whole[row, block], lists.kept[row, block]
+    found = lax.fori_loop(0, whole, partial(visit, cut=False), zeros)
+    found = lax.fori_loop(whole, kept, partial(visit, cut=True), found)
+    rows.store(dq, row, head, tuple(piece * settings.scale for piece in found))
+
+
+def _dkv_kernel(
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, inner: Any, tokens: Tokens,
+    lists: Lists, dk: Any, dv: Any,
+) -> None:  # fmt: skip
+    block, kv_head, row = (pl.program_id(axis) for axis in range(3))  # early keys are seen by most queries
+    group = q.shape[2] // k.shape[2]
+    rows = Rows.of(block, tile.keys, k.shape[1])
+    k_tile, v_tile = rows.of_heads(k, row, kv_head), rows.of_heads(v, row, kv_head)
+
+    def visit(step: jax.Array, gradients: tuple, first: jax.Array | int, count: jax.Array, cut: bool) -> tuple:
+        """Step through `count` blocks of the list from `first` on, for each query head of the KV head."""
+        dk, dv = gradients
+        of_group = lax.div(step, count) if group > 1 else 0
+        head, place = kv_head * group + of_group, first + step - of_group * count
+        queries = Rows.of(lists.order[row, block, place], tile.queries, q.shape[1])
+        q_tile, d_out_tile = queries.of_heads(q, row, head), queries.of_heads(d_out, row, head)
+        score = scores(settings, k_tile, q_tile)
+        p = jnp.exp2(score - queries.of_statistics(lse, row, head, jnp.inf)[None, :])
+        if cut:
+            p = jnp.where(pairs(settings, tokens, row, queries, rows, keys_first=True), p, 0.0)
+        weights = p.astype(q.dtype)
+        dv = tuple(old + plgpu.dot(weights, piece) for old, piece in zip(dv, d_out_tile, strict=True))
+        ds = p * (products(v_tile, d_out_tile) - queries.of_statistics(inner, row, head, 0.0)[None, :])
+        if settings.softcap is not None:
+            ds = ds * softcap_slope(settings, score)
+        ds = ds.astype(q.dtype)
+        return tuple(old + plgpu.dot(ds, piece) for old, piece in zip(dk, q_tile, strict=True)), dv
+
+    zeros = tuple(
+        tuple(jnp.zeros((tile.keys, size), jnp.float32) for _, size in pieces(ref.shape[-1])) for ref in (dk, dv)
+    )
+    whole, kept = lists.whole[row, block], lists.kept[row, block]
+    cut = kept - whole
+    found = lax.fori_loop(0, whole * group, partial(visit, first=0, count=whole, cut=False), zeros)
+    dk_found, dv_found = lax.fori_loop(0, cut * group, partial(visit, first=whole, count=cut, cut=True), found)
+    rows.store(dk, row, kv_head, tuple(piece * settings.scale for piece in dk_found))
+    rows.store(dv, row, kv_head, dv_found)

@@ -1,0 +1,82 @@
+"""The forward kernel: a thread block has the queries of one tile and head, and visits the tiles of keys in turn."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, scores
+from pallas_kernels.attention.triton.call import call, default_tiles
+from pallas_kernels.attention.triton.lists import Lists, per_query_block
+from pallas_kernels.attention.triton.tiles import Tile, pieces
+
+
+def forward(
+    settings: Settings,
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    tokens: Tokens,
+    tile: Tile | None = None,
+) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
+    """Output in the dtype that `settings.results` names, and log-sum-exp; see `Kernels`."""
+    tile = tile or default_tiles(settings, q, v).forward
+    (batch, queries, heads, _), value_width = q.shape, v.shape[-1]
+    lists = per_query_block(settings.mask, tokens, tile.queries, tile.keys)
+    out, lse = call(
+        partial(_kernel, settings, tile),
+        f"attention_forward_{q.shape[-1]}",
+        (pl.cdiv(queries, tile.queries), heads, batch),
+        tile,
+        (((*q.shape[:-1], value_width), settings.result_dtype(q)), ((batch, heads, queries), jnp.float32)),
+        (q, k, v, tokens, lists),
+        settings.interpret,
+    )
+    return out, lse.swapaxes(1, 2)
+
+
+def _kernel(
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, tokens: Tokens, lists: Lists, out: Any, lse: Any
+) -> None:
+    # Later queries see more keys where the mask is causal: they go first, so that the last to end are short ones.
+    turn, head, row = (pl.program_id(axis) for axis in range(3))
+    block = pl.num_programs(0) - 1 - turn if settings.mask.causal else turn
+    kv_head = lax.div(head, q.shape[2] // k.shape[2])
+    rows = Rows.of(block, tile.queries, q.shape[1])
+    q_tile = rows.of_heads(q, row, head)
+
+    def visit(place: jax.Array, state: tuple, cut: bool) -> tuple:
+        peak, total, output = state
+        keys = Rows.of(lists.order[row, block, place], tile.keys, k.shape[1])
+        score = scores(settings, q_tile, keys.of_heads(k, row, kv_head))
+        if cut:
+            kept = pairs(settings, tokens, row, rows, keys, keys_first=False)
+            score = jnp.where(kept, score, -jnp.inf)
+        found = jnp.maximum(peak, score.max(-1))
+        base = jnp.where(found == -jnp.inf, 0.0, found) if cut else found  # -inf - -inf would be NaN
+        p, decay = jnp.exp2(score - base[:, None]), jnp.exp2(peak - base)
+        weights = p.astype(v.dtype)
+        v_tile = keys.of_heads(v, row, kv_head)
+        output = tuple(
+            old * decay[:, None] + plgpu.dot(weights, piece) for old, piece in zip(output, v_tile, strict=True)
+        )
+        return found, total * decay + p.sum(-1), output
+
+    zeros = tuple(jnp.zeros((tile.queries, size), jnp.float32) for _, size in pieces(v.shape[-1]))
+    state = (jnp.full((tile.queries,), -jnp.inf, jnp.float32), jnp.zeros((tile.queries,), jnp.float32), zeros)
+    whole, kept = lists.whole[row, block], lists.kept[row, block]
+    state = lax.fori_loop(0, whole, partial(visit, cut=False), state)
+    peak, total, output = lax.fori_loop(whole, kept, partial(visit, cut=True), state)
+
+    share = 1.0 / jnp.where(total == 0.0, 1.0, total)
+    rows.store(out, row, head, tuple(piece * share[:, None] for piece in output))
+    result = (peak + jnp.log2(total)) * (1.0 / LOG2E)
+    plgpu.store(lse.at[row, head, pl.ds(rows.start, rows.size)], result, mask=rows.inside)

@@ -1,0 +1,57 @@
+"""Tiles of the kernels, by the widths of a head and the generation of the GPU; nothing is tuned at run time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """How one kernel is cut."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    """Loads in flight: blocks that are copied to shared memory ahead of their use."""
+
+
+class Tiles(NamedTuple):
+    """Of the three kernels."""
+
+    forward: Tile
+    dq: Tile
+    dkv: Tile
+
+
+AMPERE = {
+    (64, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    (96, 96): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)),
+    (128, 128): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(32, 64, 4, 2)),
+    (192, 128): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
+    (256, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
+}
+"""For 163 KiB of shared memory in a thread block."""
+
+HOPPER = dict(AMPERE)
+"""For 227 KiB of shared memory in a thread block."""
+
+
+def widths() -> tuple[tuple[int, int], ...]:
+    """(width, value width) of the heads that there are tiles for."""
+    return tuple(AMPERE)
+
+
+def tiles(width: int, value_width: int, compute_capability: float | None) -> Tiles:
+    """For heads of these widths; without a GPU, those of Ampere."""
+    table = HOPPER if compute_capability is not None and compute_capability >= 9.0 else AMPERE
+    return table[width, value_width]
+
+
+def pieces(width: int) -> tuple[tuple[int, int], ...]:
+    """(start, size) of the pieces of a head whose sizes are powers of two, as Triton's arrays are: 96 is 64 and 32."""
+    found, start = [], 0
+    while start < width:
+        size = 1 << ((width - start).bit_length() - 1)
+        found.append((start, size))
+        start += size
+    return tuple(found)

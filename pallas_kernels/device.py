@@ -1,0 +1,22 @@
+"""The device that a program is traced for: the one at hand, or the abstract one of `jax.sharding.use_abstract_mesh`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax.experimental.pallas import triton as plgpu
+
+
+class Target(NamedTuple):
+    """A kind of device."""
+
+    platform: str
+    compute_capability: float | None
+
+
+def target() -> Target:
+    """What is traced for. Outside NVIDIA GPUs there is no compute capability."""
+    if not plgpu.is_gpu_device():
+        return Target("cpu", None)
+    capability = plgpu.get_gpu_info().compute_capability
+    return Target("gpu", capability / 10 if capability else None)
