@@ -21,10 +21,8 @@ SLOWER = 1.5
 """How many times as long the quickest steps of the last fifth may take as those of the first."""
 
 
-@pytest.fixture(scope="module")
-def soaked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """The folder of the run, and what it measured."""
-    folder = tmp_path_factory.mktemp("soak")
+def soak(folder: Path) -> list[dict[str, Any]]:
+    """Run in `folder`; what was measured on the way."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.training.soak", str(folder), "--steps", str(STEPS)],
         cwd=ROOT,
@@ -35,13 +33,19 @@ def soaked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     assert done.returncode == 0, done.stderr[-5000:]
     measured = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"step"')]
     assert len(measured) == 25
-    return folder / "run", measured
+    return measured
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_memory_is_flat(soaked: tuple[Path, list[dict[str, Any]]]):
-    _, measured = soaked
+def test_a_long_run_stays_as_it_is(tmp_path: Path):
+    measured = soak(tmp_path)
+    assert_memory_is_flat(measured)
+    assert_steps_take_as_long_at_the_end_as_at_the_start(measured)
+    assert_the_files_are_those_that_are_promised(tmp_path / "run")
+
+
+def assert_memory_is_flat(measured: list[dict[str, Any]]):
     settled = measured[4:]
     grown = max(found["resident"] for found in settled) - settled[0]["resident"]
     assert grown < GROWTH, f"{grown / 2**20:.1f} MiB more"
@@ -53,20 +57,14 @@ def test_memory_is_flat(soaked: tuple[Path, list[dict[str, Any]]]):
         assert max(late) <= max(max(early), 3 * min(early)), kind
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_steps_take_as_long_at_the_end_as_at_the_start(soaked: tuple[Path, list[dict[str, Any]]]):
+def assert_steps_take_as_long_at_the_end_as_at_the_start(measured: list[dict[str, Any]]):
     """By the processor's clock: what a machine does besides must not count."""
-    _, measured = soaked
     times = [later["processor_s"] - found["processor_s"] for found, later in pairwise(measured)]
     fifth = len(times) // 5
     assert min(times[-fifth:]) < SLOWER * min(times[:fifth])
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_the_files_are_those_that_are_promised(soaked: tuple[Path, list[dict[str, Any]]]):
-    folder, _ = soaked
+def assert_the_files_are_those_that_are_promised(folder: Path):
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         f"{step:08d}" for step in (10_000, 18_000, 19_000, 20_000)
     ]
