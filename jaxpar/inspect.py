@@ -38,6 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="compile nothing; print what layers could keep between forward and backward, in bytes against time",
     )
+    parser.add_argument(
+        "--chunks",
+        metavar="SIZE",
+        nargs="?",
+        const="",
+        help="compile nothing; print which layers' master weights and moments could stay on a GPU, and what the others "
+        "move, if SIZE (as in 6GiB; by default what is left) of them may be there",
+    )
     parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-front: draw it, as .svg or .png")
     parser.add_argument("--timeout", metavar="SECONDS", type=float, default=600, help="for a compile (default 600)")
     parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing")
@@ -59,14 +67,21 @@ def _inspect(options: argparse.Namespace) -> int:
     from jaxpar.compiler.quiet import quiet_screen
 
     with quiet_screen():
+        from jaxpar.compiler.chunk_plans import ChunkInspection
         from jaxpar.compiler.inspection import Inspection
         from jaxpar.compiler.program.records import ProgramError
         from jaxpar.compiler.remat_front.inspection import FrontInspection
 
-    if options.remat_front:
-        for name, given in (("--html", options.html), ("--diff", options.diff)):
+    quick = "--remat-front" if options.remat_front else "--chunks" if options.chunks is not None else None
+    if quick is not None:
+        both = "--chunks" if options.remat_front and options.chunks is not None else None
+        for name, given in (("--html", options.html), ("--diff", options.diff), ("--chunks", both)):
             if given is not None:
-                raise UserError(f"{name}: expected no --remat-front with it, which compiles nothing")
+                raise UserError(f"{name}: expected no {quick} with it, which compiles nothing")
+    if options.chunks is not None:
+        ChunkInspection(options.config, options.cluster, options.overrides, options.chunks, options.json).run()
+        return 0
+    if options.remat_front:
         FrontInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
         return 0
     inspection = Inspection(

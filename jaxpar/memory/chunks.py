@@ -242,8 +242,8 @@ def _check_fits(sizes: Sequence[int], uses: Sequence[Use], budget: int, pinned: 
     if most > budget:
         beside = f", beside {len(pinned)} that are pinned" if pinned else ""
         raise UserError(
-            f"layer groups {now} and {after} must be on the device together{beside}: {most} bytes, and the budget is "
-            f"{budget}; expected smaller groups or a larger budget"
+            f"layer groups {now} and {after} must be on the device together{beside}: {most / 2**20:.1f} MiB, and the "
+            f"budget is {budget / 2**20:.1f} MiB; expected smaller groups or a larger budget"
         )
 
 

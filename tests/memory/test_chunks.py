@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from jaxpar.config.errors import UserError
 from jaxpar.memory.chunks import ChunkPlan, Use, grid, groups_to_pin, plan_chunks, step_uses
 
+MIB = 2**20
+
 
 def fewest_loads(order: tuple[int, ...], slots: int) -> int:
     """Least number of loads for `order` from an empty device of `slots` equal groups, each loaded one use ahead."""
@@ -111,8 +113,8 @@ def test_pinned_groups_leave_room_for_two_that_stream(budget: int):
 
 
 def test_groups_that_cannot_be_together_are_refused():
-    with pytest.raises(UserError, match=r"layer groups . and . must be on the device together: 17 bytes, .* is 16"):
-        plan_chunks([8, 9, 3], step_uses(3), 16)
+    with pytest.raises(UserError, match=r"groups . and . must be on the device together: 17.0 MiB, .* is 16.0 MiB"):
+        plan_chunks([8 * MIB, 9 * MIB, 3 * MIB], step_uses(3), 16 * MIB)
     with pytest.raises(UserError, match="must be on the device together"):
         groups_to_pin([10] * 4, 19)
 

@@ -1,0 +1,64 @@
+"""`python -m jaxpar.inspect --chunks`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpar.inspect import main
+
+LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+GIB = 2**30
+
+
+def run(*arguments: str) -> int:
+    return main(["--config", str(LLAMA), "--cluster", "h100:1x8", *arguments])
+
+
+def found(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run("--json", *arguments) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def test_groups_are_layers_and_what_stays_under_each_rule_is_within_the_budget(capfd: pytest.CaptureFixture[str]):
+    """Master weights and two moments in float32 of 8.03 billion parameters, over 8 GPUs."""
+    plans = found(capfd, "--chunks", "6GiB")
+    groups, ways = plans["groups"], {way["name"]: way for way in plans["ways"]}
+    assert list(groups) == ["embedding", *(f"layer {number}" for number in range(32)), "head"]
+    assert sum(groups.values()) == pytest.approx(12 * 8.03e9 / 8, rel=0.001)
+    furthest, pinned, recent, program = ways.values()
+    assert furthest["bytes_in"] < pinned["bytes_in"] < recent["bytes_in"] == sum(groups.values())
+    assert sum(groups[name] for name in pinned["stays"]) <= 6 * GIB
+    # Weights pass in pieces, so they need no room of two groups.
+    assert sum(groups.values()) - 6 * GIB <= program["bytes_in"] < furthest["bytes_in"]
+    assert "layers.mlp.up" in program["stays"]
+    assert run("--chunks", "6GiB") == 0
+    said = capfd.readouterr().out
+    assert "layers 19-31, head" in said and "memory.optimizer_resident: 6442450944" in said
+
+
+def test_what_fits_beside_everything_else_need_not_move(capfd: pytest.CaptureFixture[str]):
+    plans = found(capfd, "--chunks")
+    assert plans["budget"] > sum(plans["groups"].values()) and not plans["ways"]
+    assert run("--chunks") == 0
+    assert "All of it fits: memory.optimizer_offload: none" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--chunks", "300MiB"], "layer groups 0 and 33 must be on the device together: 1503.0 MiB, and the budget is"),
+        (["--chunks", "6GB"], "--chunks 6GB: expected bytes, as in 6GiB"),
+        (["--chunks", "--html", "page.html"], "--html: expected no --chunks with it"),
+        (["--chunks", "--remat-front"], "--chunks: expected no --remat-front with it"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
+    assert run(*arguments) == 2
+    out, err = capfd.readouterr()
+    assert said in err
+    assert out == ""
+    assert "Traceback" not in err
