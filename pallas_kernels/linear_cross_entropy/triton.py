@@ -1,0 +1,223 @@
+"""The two kernels of the head's loss for NVIDIA GPUs since Ampere, through Pallas' Triton lowering.
+
+A program multiplies a tile of tokens by a tile of the vocabulary and uses the logits where they are, in registers:
+
+* `statistics`: the online softmax (Milakov & Gimelshein, arXiv:1805.02867) over the tiles of a part of the vocabulary,
+  and the label's logit. It writes three numbers per token and part.
+* `logit_gradients`: makes the tile's logits again and writes their gradient, in the inputs' dtype.
+
+This cut is that of Cut Cross-Entropy (arXiv:2411.09009, section 4). Its backward adds to the gradients of x and of
+the table tile by tile, with atomic sums, which pays where almost all tiles are skipped as too small to matter; here
+nothing is skipped, so that gradients are exact, and the two matmuls are left to XLA, chunk by chunk.
+
+Programs that run together form a square of tokens and parts, so that what one loads from memory others find in the L2
+cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.linear_cross_entropy.head import Head, Statistics, Tile, merge
+from pallas_kernels.varying import vary_alike
+
+TILES = {
+    (90, False): Tile(128, 256, 64, warps=8, stages=3),
+    (90, True): Tile(128, 128, 64, warps=8, stages=4),
+    (80, False): Tile(128, 128, 64, warps=8, stages=4),
+    (80, True): Tile(128, 128, 64, warps=8, stages=4),
+}
+"""By the least compute capability, and whether there is a soft-cap, whose derivative takes registers: what compiles for
+it without spills, within its shared memory."""
+
+WIDEST = max(tile.vocab for tile in TILES.values())
+
+PARTS = 8
+"""Parts of the vocabulary whose statistics are made side by side."""
+GROUP = 16
+"""Token tiles that run side by side: with `PARTS`, about one program for each multiprocessor."""
+
+
+def _tile(head: Head) -> Tile:
+    """What was asked for, or the tile for the device that is traced for."""
+    if head.tile is not None:
+        return head.tile
+    capability = plgpu.get_gpu_info().compute_capability
+    capped = head.softcap is not None
+    return next(tile for (least, of_capped), tile in TILES.items() if capability >= least and of_capped == capped)
+
+
+def statistics(
+    head: Head,
+    x: Float[Array, "tokens embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, " tokens"],
+    columns: Int[Array, " one"],
+) -> Statistics:
+    """As `pallas_kernels.linear_cross_entropy.reference.statistics`."""
+    tile, tokens, vocab = _tile(head), x.shape[0], head.local_vocab(table)
+    parts, rows = min(PARTS, pl.cdiv(vocab, tile.vocab)), pl.cdiv(tokens, tile.tokens)
+    x, table, labels, columns = vary_alike((x, table, labels, columns))
+    shape = jax.ShapeDtypeStruct((parts, tokens), jnp.float32, manual_axis_type=_manual(x))
+    found = pl.pallas_call(
+        partial(_statistics_kernel, head, tile, parts),
+        grid=(rows * parts,),
+        out_shape=(shape, shape, shape),
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=head.interpret,
+        name="linear_cross_entropy_statistics",
+    )(x, table, labels, columns)
+    return merge(Statistics(*found))
+
+
+def logit_gradients(
+    head: Head,
+    x: Float[Array, "tokens embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, " tokens"],
+    columns: Int[Array, " one"],
+    token: Any,
+    chunk: jax.Array | int,
+    stride: int,
+    width: int,
+) -> Float[Array, "tokens width"]:
+    """As `pallas_kernels.linear_cross_entropy.reference.logit_gradients`."""
+    tile, tokens = _tile(head), x.shape[0]
+    chunk = jnp.reshape(jnp.asarray(chunk, jnp.int32), (1,))
+    x, table, labels, columns, token, chunk = vary_alike((x, table, labels, columns, token, chunk))
+    return pl.pallas_call(
+        partial(_gradients_kernel, head, tile, stride),
+        grid=(pl.cdiv(tokens, tile.tokens) * pl.cdiv(width, tile.vocab),),
+        out_shape=jax.ShapeDtypeStruct((tokens, width), x.dtype, manual_axis_type=_manual(x)),
+        compiler_params=plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        interpret=head.interpret,
+        name="linear_cross_entropy_gradients",
+    )(x, table, labels, columns, *token, chunk)
+
+
+def _manual(x: jax.Array) -> Any:
+    return jax.typeof(x).manual_axis_type
+
+
+def _place(program: jax.Array, rows: int, parts: int) -> tuple[jax.Array, jax.Array]:
+    """(token tile, part) of a program: parts change slower than the token tiles of a group."""
+    group = program // (GROUP * parts)
+    height = jnp.minimum(rows - group * GROUP, GROUP)
+    inside = program - group * (GROUP * parts)
+    return group * GROUP + inside % height, inside // height
+
+
+def _statistics_kernel(
+    head: Head, tile: Tile, parts: int, x_ref, table_ref, labels_ref, columns_ref, peak_ref, total_ref, label_ref
+):  # fmt: skip
+    tokens, vocab = x_ref.shape[0], head.local_vocab(table_ref)
+    tiles = pl.cdiv(vocab, tile.vocab)
+    row, part = _place(pl.program_id(0), pl.cdiv(tokens, tile.tokens), parts)
+    rows = _Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
+    labels = rows.load(labels_ref, other=-1)
+    columns = columns_ref[0]
+
+    def of_tile(index: jax.Array, carry: tuple) -> tuple:
+        peak, total, label = carry
+        here = _Range(index * tile.vocab, tile.vocab, vocab, vocab % tile.vocab == 0)
+        logits = head.cap(_logits(head, tile.embed, x_ref, table_ref, rows, here))
+        label = label + jnp.sum(jnp.where(labels[:, None] == here.indices[None, :], logits, 0.0), axis=1)
+        logits = jnp.where((here.indices < columns)[None, :], logits, -jnp.inf)
+        new = jnp.maximum(peak, jnp.max(logits, axis=1))
+        base = jnp.where(new == -jnp.inf, 0.0, new)
+        total = total * jnp.exp(peak - base) + jnp.sum(jnp.exp(logits - base[:, None]), axis=1)
+        return new, total, label
+
+    zeros = jnp.zeros((tile.tokens,), jnp.float32)
+    begin, end = part * tiles // parts, (part + 1) * tiles // parts
+    peak, total, label = lax.fori_loop(begin, end, of_tile, (zeros - jnp.inf, zeros, zeros))
+    for ref, value in ((peak_ref, peak), (total_ref, total), (label_ref, label)):
+        plgpu.store(ref.at[part, rows.slice], value, mask=rows.inside)
+
+
+def _gradients_kernel(
+    head: Head, tile: Tile, stride: int, x_ref, table_ref, labels_ref, columns_ref, lse_ref, of_lse_ref, of_label_ref,
+    chunk_ref, out_ref,
+):  # fmt: skip
+    tokens, width = out_ref.shape
+    row, part = _place(pl.program_id(0), pl.cdiv(tokens, tile.tokens), pl.cdiv(width, tile.vocab))
+    rows = _Range(row * tile.tokens, tile.tokens, tokens, tokens % tile.tokens == 0)
+    there = _Range(part * tile.vocab, tile.vocab, width, width % tile.vocab == 0)
+    first = chunk_ref[0] * stride  # a known factor lets the compiler load several neighbours at once
+    here = _Range(first + there.start, tile.vocab, first + width, there.whole)
+    logits = head.cap(_logits(head, tile.embed, x_ref, table_ref, rows, here))
+    labels = rows.load(labels_ref, other=-1)
+    lse, of_lse, of_label = (rows.load(ref, other=0.0)[:, None] for ref in (lse_ref, of_lse_ref, of_label_ref))
+    hit = labels[:, None] == here.indices[None, :]
+    gradients = of_lse * jnp.exp(logits - lse) - jnp.where(hit, of_label, 0.0)
+    if head.softcap is not None:
+        gradients = gradients * (1.0 - jnp.square(logits / head.softcap))
+    gradients = jnp.where((here.indices < columns_ref[0])[None, :], gradients, 0.0)
+    plgpu.store(out_ref.at[rows.slice, there.slice], gradients.astype(out_ref.dtype), mask=_both(rows, there))
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Neighbouring indices of one dimension that a program takes at a time."""
+
+    start: Any
+    size: int
+    end: Any
+    """What lies from there on is not to be read or written."""
+    whole: bool
+    """Whether it is known when compiling that none does."""
+
+    @property
+    def slice(self) -> Any:
+        return pl.ds(self.start, self.size)
+
+    @property
+    def indices(self) -> jax.Array:
+        return self.start + jnp.arange(self.size)
+
+    @property
+    def inside(self) -> jax.Array | None:
+        """None where nothing has to be masked."""
+        return None if self.whole else self.indices < self.end
+
+    def load(self, ref: Any, other: float) -> jax.Array:
+        """Of an array of one dimension."""
+        return plgpu.load(ref.at[self.slice], mask=self.inside, other=None if self.whole else other)
+
+
+def _both(rows: _Range, columns: _Range) -> jax.Array | None:
+    """The mask of a tile."""
+    masks = []
+    if rows.inside is not None:
+        masks.append(rows.inside[:, None])
+    if columns.inside is not None:
+        masks.append(columns.inside[None, :])
+    return jnp.broadcast_to(reduce(jnp.logical_and, masks), (rows.size, columns.size)) if masks else None
+
+
+def _load(ref: Any, rows: _Range, columns: _Range) -> jax.Array:
+    mask = _both(rows, columns)
+    return plgpu.load(ref.at[rows.slice, columns.slice], mask=mask, other=None if mask is None else 0.0)
+
+
+def _logits(head: Head, block: int, x_ref: Any, table_ref: Any, rows: _Range, columns: _Range) -> jax.Array:
+    """A tile of logits before the cap, float32; zeros past the ends. `block` is of the contraction, at a time."""
+    embed = x_ref.shape[1]
+
+    def step(index: jax.Array, logits: jax.Array) -> jax.Array:
+        depth = _Range(index * block, block, embed, embed % block == 0)
+        x = _load(x_ref, rows, depth)
+        if head.vocab_first:
+            return logits + plgpu.dot(x, _load(table_ref, columns, depth).T)
+        return logits + plgpu.dot(x, _load(table_ref, depth, columns))
+
+    return lax.fori_loop(0, pl.cdiv(embed, block), step, jnp.zeros((rows.size, columns.size), jnp.float32))

@@ -1,0 +1,261 @@
+"""The head's loss by the kernel, in the interpreter, and by plain JAX, against float64; and the loss of kept logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels import fused_linear_cross_entropy
+from pallas_kernels.linear_cross_entropy import Tile
+from pallas_kernels.linear_cross_entropy.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.verified import Record
+from tests.pallas_kernels.dense64 import worst
+from tests.pallas_kernels.linear64 import Case, case, losses
+
+TILE = Tile(32, 128, 32, warps=4, stages=2)
+KERNEL = {"implementation": "triton", "interpret": True, "tile": TILE}
+PLAIN = {"implementation": "xla"}
+
+
+def arrays(of: Case, dtype: Any, vocab_first: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
+    table = of.table.T if vocab_first else of.table
+    return jnp.asarray(of.x, dtype), jnp.asarray(table, dtype), jnp.asarray(of.labels)
+
+
+def rounded(of: Case, dtype: Any) -> Case:
+    """The numbers that the kernel gets."""
+    return of._replace(
+        **{name: np.asarray(jnp.asarray(getattr(of, name), dtype), np.float64) for name in ("x", "table")}
+    )
+
+
+def found(of: Case, dtype: Any = jnp.bfloat16, vocab_first: bool = False, **options: Any) -> dict[str, np.ndarray]:
+    """What `losses` gives, by the implementation that `options` name."""
+    x, table, labels = arrays(of, dtype, vocab_first)
+
+    @jax.jit
+    def program(x: jax.Array, table: jax.Array) -> tuple:
+        function = lambda x, table: tuple(
+            fused_linear_cross_entropy(x, table, labels, vocab_first=vocab_first, **options)
+        )
+        results, pullback = jax.vjp(function, x, table)
+        return *results, *pullback((jnp.asarray(of.of_loss, jnp.float32), jnp.asarray(of.of_lse, jnp.float32)))
+
+    loss, lse, dx, d_table = program(x, table)
+    assert (loss.dtype, lse.dtype, dx.dtype, d_table.dtype) == (jnp.float32, jnp.float32, dtype, dtype)
+    return {"loss": loss, "lse": lse, "dx": dx, "d_table": d_table.T if vocab_first else d_table}
+
+
+def kept_logits(of: Case, *, vocab: int | None = None, softcap: float | None = None, z_loss: float = 0.0) -> dict:
+    """By autodiff of bfloat16 matmuls with float32 logits, which are kept whole."""
+    x, table, labels = arrays(of, jnp.bfloat16)
+
+    def function(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = jnp.matmul(x, table[:, :vocab], preferred_element_type=jnp.float32)
+        logits = logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+        lse, counts = jax.nn.logsumexp(logits, axis=-1), labels != -100
+        label = jnp.take_along_axis(logits, jnp.where(counts, labels, 0)[:, None], axis=1)[:, 0]
+        return jnp.where(counts, lse - label + z_loss * lse**2, 0.0), jnp.where(counts, lse, 0.0)
+
+    (loss, lse), pullback = jax.vjp(function, x, table)
+    dx, d_table = pullback((jnp.asarray(of.of_loss, jnp.float32), jnp.asarray(of.of_lse, jnp.float32)))
+    return {"loss": loss, "lse": lse, "dx": dx, "d_table": d_table}
+
+
+SHAPES = [(1, 32, 5), (70, 48, 300), (96, 64, 512), (33, 40, 1025)]
+"""(tokens, embed, columns): a single tile that nothing fills; ends in all directions; none; a tile of one column."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 3.0},
+    "z-loss": {"z_loss": 0.1},
+    "padded columns": {"softcap": 3.0, "z_loss": 0.1, "vocab": -7},
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "vocab_first"),
+    [
+        (SHAPES[0], "plain", False),
+        (SHAPES[1], "padded columns", False),
+        (SHAPES[2], "softcap", True),
+        (SHAPES[3], "z-loss", True),
+    ],
+)
+def test_the_kernel_is_within_twice_the_error_of_logits_that_are_kept(
+    shape: tuple[int, int, int], options: str, vocab_first: bool
+):
+    settings = dict(OPTIONS[options])
+    if "vocab" in settings:
+        settings["vocab"] += shape[2]
+    of = case(*shape, vocab=settings.get("vocab"))
+    wanted = losses(rounded(of, jnp.bfloat16), **settings)
+    low = worst(kept_logits(of, **settings), wanted)
+    # chunks of 256 columns: one, two or five, the last one shorter
+    have = found(of, vocab_first=vocab_first, **settings, **KERNEL, chunk_bytes=2 * shape[0] * 256)
+    errors = worst(have, wanted)
+    assert all(errors[name] <= 2 * low[name] + 1e-6 for name in errors), (errors, low)
+    dead = np.asarray(have["d_table"], np.float32)[:, settings.get("vocab", shape[2]) :]
+    assert not dead.any(), "padding gets no gradient"
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_plain_jax_equals_float64(options: str):
+    settings = dict(OPTIONS[options])
+    if "vocab" in settings:
+        settings["vocab"] += 301
+    of = case(41, 24, 301, vocab=settings.get("vocab"))
+    wanted = losses(rounded(of, jnp.float32), **settings)
+    for chunk_bytes in (4 * 41 * 50, 1 << 28):
+        have = found(of, jnp.float32, **settings, **PLAIN, chunk_bytes=chunk_bytes)
+        assert max(worst(have, wanted).values()) <= 2e-6
+
+
+@pytest.mark.parametrize("options", [KERNEL, PLAIN], ids=["triton", "xla"])
+def test_columns_that_pad_the_table_may_hold_anything(options: dict[str, Any]):
+    """NaN in them reaches neither results nor gradients."""
+    of = case(40, 32, 300, vocab=280)
+    clean = found(of, **options, vocab=280, softcap=3.0)
+    poisoned = of._replace(table=of.table.copy())
+    poisoned.table[:, 280:] = np.nan
+    have = found(poisoned, **options, vocab=280, softcap=3.0)
+    for name, value in clean.items():
+        np.testing.assert_array_equal(np.asarray(have[name], np.float32), np.asarray(value, np.float32), err_msg=name)
+
+
+def test_ignored_tokens_have_no_loss_and_no_gradient():
+    of = case(48, 32, 200, ignored=7)
+    have = found(of, **KERNEL, ignore_index=7)
+    wanted = losses(rounded(of, jnp.bfloat16), ignored=7)
+    ignored = of.labels == 7
+    assert ignored.any() and not ignored.all()
+    for name in ("loss", "lse", "dx"):
+        assert not np.asarray(have[name], np.float32)[ignored].any()
+    assert max(worst(have, wanted).values()) < 1e-2
+
+
+def test_the_same_bits_every_time():
+    of = case(70, 48, 300)
+    first, again = found(of, **KERNEL), found(of, **KERNEL)
+    for name, value in first.items():
+        np.testing.assert_array_equal(np.asarray(value, np.float32), np.asarray(again[name], np.float32))
+
+
+def shards(of: Case, ranks: int, vocab: int, **options: Any) -> dict[str, np.ndarray]:
+    """Each rank of an axis `tensor` has a part of the columns. Types are unchecked: the interpreter knows none."""
+    mesh = jax.make_mesh((ranks,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def rank(x: jax.Array, part: jax.Array, labels: jax.Array, of_loss: jax.Array, of_lse: jax.Array) -> tuple:
+        function = lambda x, part: tuple(
+            fused_linear_cross_entropy(x, part, labels, axes=("tensor",), vocab=vocab, **options)
+        )
+        results, pullback = jax.vjp(function, x, part)
+        dx, d_part = pullback((of_loss, of_lse))
+        return *results, dx[None], d_part
+
+    whole, part = P(), P(None, "tensor")
+    mapped = jax.shard_map(
+        rank, mesh=mesh, in_specs=(whole, part, whole, whole, whole), out_specs=(whole, whole, P("tensor"), part),
+        check_vma=False,
+    )  # fmt: skip
+    cotangents = (jnp.asarray(cotangent, jnp.float32) for cotangent in (of.of_loss, of.of_lse))
+    loss, lse, dx, d_table = jax.jit(mapped)(*arrays(of, jnp.bfloat16), *cotangents)
+    return {"loss": loss, "lse": lse, "dx": dx.astype(jnp.float32).sum(0), "d_table": d_table}
+
+
+def test_shards_of_the_vocabulary_add_up_to_the_whole():
+    """The last of four ranks holds nothing but padding, the third some."""
+    ranks, columns, vocab = 4, 512, 370
+    of = case(40, 32, columns, vocab=vocab)
+    have = shards(of, ranks, vocab, softcap=3.0, z_loss=0.1, **KERNEL)
+    wanted = losses(rounded(of, jnp.bfloat16), vocab=vocab, softcap=3.0, z_loss=0.1)
+    low = worst(kept_logits(of, vocab=vocab, softcap=3.0, z_loss=0.1), wanted)
+    errors = worst(have, wanted)
+    # each rank rounds its part of dx
+    assert all(errors[name] <= 2 * low[name] + 1e-6 for name in errors), (errors, low)
+
+
+def test_inside_a_shard_map_with_varying_types_checked():
+    """Tokens split over one axis, the vocabulary over another: sums over ranks are where types say."""
+    mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    of = case(32, 16, 64, vocab=60)
+    x, table, labels = arrays(of, jnp.float32)
+
+    def program(x: jax.Array, table: jax.Array, labels: jax.Array, of_loss: jax.Array) -> tuple:
+        function = partial(fused_linear_cross_entropy, labels=labels, axes=("tensor",), vocab=60, z_loss=0.1, **PLAIN)
+        loss, pullback, lse = jax.vjp(lambda x, table: tuple(function(x, table)), x, table, has_aux=True)
+        return loss, lse, *pullback(of_loss)
+
+    tokens, part = P("fsdp"), P(None, "tensor")
+    mapped = jax.shard_map(
+        program, mesh=mesh, in_specs=(tokens, part, tokens, tokens), out_specs=(tokens, tokens, tokens, part)
+    )
+    results = jax.jit(mapped)(x, table, labels, jnp.asarray(of.of_loss, jnp.float32))
+    wanted = losses(rounded(of._replace(of_lse=np.zeros(32)), jnp.float32), vocab=60, z_loss=0.1)
+    assert max(worst(dict(zip(wanted, results, strict=True)), wanted).values()) <= 2e-6
+
+
+def test_the_loss_never_has_logits_of_more_than_a_chunk():
+    tokens, embed, columns = 64, 16, 4096
+    x, table = jnp.zeros((tokens, embed), jnp.bfloat16), jnp.zeros((embed, columns), jnp.bfloat16)
+    labels = jnp.zeros(tokens, jnp.int32)
+    loss = lambda x, table: fused_linear_cross_entropy(
+        x, table, labels, implementation="triton", interpret=True, tile=TILE, chunk_bytes=2 * tokens * 512
+    ).loss.sum()
+    text = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, table))
+    assert f"bf16[{tokens},512]" in text
+    assert f"[{tokens},{columns}]" not in text
+
+
+GPU = Request("gpu", "bfloat16", 16384, 4096, 152064, 9.0)
+
+
+def test_auto_takes_a_kernel_only_where_a_record_says_that_it_was_right(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+    assert choose("auto", GPU).name == "xla"
+    assert "not been verified" in choose("auto", GPU).rejected["triton"]
+    assert not choose("triton", GPU).verified
+    record = Record("linear_cross_entropy/triton", "NVIDIA H200", "9.0", "2026-11-22", (("jax", "0.11.2"),))
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
+    assert choose("auto", GPU).name == "triton" and choose("auto", GPU).verified
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"platform": "cpu", "compute_capability": None}, "runs on GPUs, not on a cpu"),
+        ({"dtype": "float32"}, "bfloat16 or float16, not float32"),
+        ({"compute_capability": 7.0}, "needs compute capability 8.0, and this device has 7.0"),
+        ({"columns": 2**31 // 4096}, "2\\^31 elements or more"),
+    ],
+)
+def test_what_the_kernel_refuses_plain_jax_takes(change: dict[str, Any], words: str):
+    request = Request(**(vars(GPU) | change))
+    with pytest.raises(ValueError, match=words):
+        choose("triton", request)
+    assert choose("auto", request).name == "xla"
+    assert [entry.name for entry in IMPLEMENTATIONS] == ["triton", "xla"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"table": np.zeros((5, 9))}, r"x \(3, 4\) and table \(5, 9\) do not fit: expected \[tokens, embed\]"),
+        ({"labels": np.zeros(2, np.int32)}, r"labels are int32\[2\]; expected an integer for each row"),
+        ({"labels": np.zeros(3)}, r"labels are float32\[3\]"),
+        ({"softcap": 0.0}, "softcap is 0.0; expected a positive number"),
+        ({"vocab": 10}, "vocab is 10, expected 1 to 9"),
+        ({"implementation": "tritn"}, "no implementation 'tritn'; expected one of auto, triton, xla"),
+        ({"implementation": "triton"}, "does not support 3 x 4 by 9 columns in float32 on cpu"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_sentence(change: dict[str, Any], words: str):
+    arguments = {"x": np.zeros((3, 4)), "table": np.zeros((4, 9)), "labels": np.zeros(3, np.int32)} | change
+    arguments |= {name: jnp.asarray(arguments[name]) for name in ("x", "table", "labels")}
+    with pytest.raises(ValueError, match=words):
+        fused_linear_cross_entropy(**arguments)
