@@ -1,0 +1,215 @@
+"""Gradients of keys and values: one tile of 128 keys at a time, over the blocks of queries that see any of it.
+
+Everything is transposed: keys are the rows. Alone, this is the second kernel of the deterministic backward: a tile is
+summed by one consumer in a fixed order, over all query heads of its KV head. Fused (FlashAttention-3,
+arXiv:2407.08608, section 3.1), the gradient of the queries comes from the same five matmuls: both consumers leave
+their part of the scores' gradient in shared memory, each multiplies half of the product with the keys, and TMA adds
+it to what other tiles have contributed, in whatever order they come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.attention.mosaic.bounds import Limits, Visits
+from pallas_kernels.attention.mosaic.matmuls import products
+from pallas_kernels.attention.mosaic.schedule import (
+    CONSUMERS,
+    ROWS,
+    TILE,
+    Schedule,
+    across,
+    column_values,
+    down,
+    full,
+    row_values,
+    specialise,
+    tiled,
+)
+from pallas_kernels.attention.mosaic.scores import Scores
+
+
+@dataclass(frozen=True)
+class KeyGradientTiles:
+    """How the kernel is cut; static."""
+
+    queries: int
+    """Queries of a block: a multiple of 16; 64 or 128 where the gradient of the queries is wanted too."""
+    stages: int
+    """Blocks of queries and output gradients in shared memory."""
+
+
+def key_gradients(
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    d_out: Float[Array, "batch queries heads value_width"],
+    statistics: Float[Array, "batch heads 2 padded_queries"],
+    queries: Int[Array, "batch rows padded_queries"],
+    keys: Int[Array, "batch key_rows padded_keys"],
+    visits: Visits,
+    *,
+    limits: Limits,
+    scores: Scores,
+    tiles: KeyGradientTiles,
+    matmuls: Any,
+    programs: int,
+    wanted: str = "kv",
+    interpret: Any = None,
+) -> dict[str, jax.Array]:
+    """The gradients whose letters are in `wanted`, in float32; those of keys and values also of the padding of keys."""
+    batch, _, heads, width = q.shape
+    kv_heads, value_width, dtype = k.shape[2], v.shape[3], q.dtype
+    group, block, stages = heads // kv_heads, tiles.queries, tiles.stages
+    head_bytes = group * q.shape[1] * (width + value_width) * dtype.itemsize
+    schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
+    shape = (ROWS, block)
+
+    def kernel(
+        q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
+        d_ref, tile_refs, barriers,
+    ) -> None:  # fmt: skip
+        k_tile, v_tile, q_tiles, d_out_tiles, statistics_tiles, q_limits, key_tile, scratch = tile_refs
+        k_ready, k_free, q_ready, q_free, d_ready, d_free = barriers
+
+        def produce() -> None:
+            def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
+                kept = counts_ref[row, tile, 1]
+                for half in range(CONSUMERS):
+                    rows, ready = pl.ds(tile * TILE + half * ROWS, ROWS), k_ready.at[half]
+                    plgpu.barrier_wait(k_free.at[half])
+                    plgpu.copy_gmem_to_smem(k_ref.at[row, rows, kv_head], k_tile.at[half], ready)
+                    plgpu.copy_gmem_to_smem(v_ref.at[row, rows, kv_head], v_tile.at[half], ready)
+                    plgpu.copy_gmem_to_smem(keys_ref.at[row, :, rows], key_tile.at[half], ready)
+
+                def per_head(member: Any, done: Any) -> Any:
+                    head = kv_head * group + member
+
+                    def per_block(index: Any, _: None) -> None:
+                        rows = pl.ds(blocks_ref[row, tile, index] * block, block)
+                        slot = lax.rem(done + index, jnp.int32(stages))
+                        ready = q_ready.at[slot]
+                        plgpu.barrier_wait(q_free.at[slot])
+                        plgpu.copy_gmem_to_smem(q_ref.at[row, rows, head], q_tiles.at[slot], ready)
+                        plgpu.copy_gmem_to_smem(statistics_ref.at[row, head, :, rows], statistics_tiles.at[slot], ready)
+                        plgpu.copy_gmem_to_smem(queries_ref.at[row, :, rows], q_limits.at[slot], ready)
+                        plgpu.barrier_wait(d_free.at[slot])
+                        plgpu.copy_gmem_to_smem(d_out_ref.at[row, rows, head], d_out_tiles.at[slot], d_ready.at[slot])
+
+                    lax.fori_loop(0, kept, per_block, None)
+                    return done + kept
+
+                return lax.fori_loop(0, group, per_head, done)
+
+            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
+            for half in range(CONSUMERS):
+                plgpu.barrier_wait(k_free.at[half])
+            for slot in range(stages):
+                plgpu.barrier_wait(q_free.at[slot])
+                plgpu.barrier_wait(d_free.at[slot])
+
+        def consume(warpgroup: Any) -> None:
+            for slot in range(stages):
+                plgpu.barrier_arrive(q_free.at[slot])
+                plgpu.barrier_arrive(d_free.at[slot])
+            plgpu.barrier_arrive(k_free.at[warpgroup])
+            held = scratch.at[warpgroup] if scratch is not None else None
+
+            def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
+                whole, kept = counts_ref[row, tile, 0], counts_ref[row, tile, 1]
+                plgpu.barrier_wait(k_ready.at[warpgroup])
+                of_key = tuple(row_values(key_tile.at[warpgroup, i]) for i in range(limits.key_rows))
+
+                def per_head(member: Any, carry: tuple) -> tuple:
+                    done, sums = carry
+
+                    def per_block(index: Any, sums: dict[str, jax.Array], *, masked: bool) -> dict[str, jax.Array]:
+                        slot = lax.rem(done + index, jnp.int32(stages))
+                        plgpu.barrier_wait(q_ready.at[slot])
+                        raw, dp = products(
+                            (k_tile.at[warpgroup], q_tiles.at[slot].transpose((1, 0))),
+                            (v_tile.at[warpgroup], d_out_tiles.at[slot].transpose((1, 0))),
+                            lambda: plgpu.barrier_wait(d_ready.at[slot]),
+                        )
+                        pairs = None
+                        if masked:
+                            of_query = (column_values(q_limits.at[slot, i]) for i in range(limits.query_rows))
+                            pairs = limits.kept(
+                                tuple(down(x, shape) for x in of_query), tuple(across(x, shape) for x in of_key)
+                            )
+                        lse, inner = (column_values(statistics_tiles.at[slot, i]) for i in range(2))
+                        p, ds = scores.gradient(raw, dp, down(lse, shape), down(inner, shape), pairs)
+                        if "v" in wanted:
+                            sums = sums | {"v": matmuls.add(sums["v"], p.astype(dtype), d_out_tiles.at[slot], held)}
+                        plgpu.barrier_arrive(d_free.at[slot])
+                        if "k" in wanted:
+                            sums = sums | {"k": matmuls.add(sums["k"], ds.astype(dtype), q_tiles.at[slot], held)}
+                        plgpu.barrier_arrive(q_free.at[slot])
+                        return sums
+
+                    sums = lax.fori_loop(0, whole, lambda i, s: per_block(i, s, masked=False), sums)
+                    sums = lax.fori_loop(whole, kept, lambda i, s: per_block(i, s, masked=True), sums)
+                    return done + kept, sums
+
+                widths = {"k": width, "v": value_width}
+                zeros = {name: full((ROWS, widths[name]), 0.0) for name in widths if name in wanted}
+                done, sums = lax.fori_loop(0, group, per_head, (done, zeros))
+                plgpu.barrier_arrive(k_free.at[warpgroup])
+                rows = pl.ds(tile * TILE + warpgroup * ROWS, ROWS)
+                for name, total in sums.items():
+                    d_ref[name][row, rows, kv_head] = total * scores.scale if name == "k" else total
+                return done
+
+            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
+
+        specialise(consume, produce)
+
+    like_keys = (batch, keys.shape[2], kv_heads)
+    results = {"k": (*like_keys, width), "v": (*like_keys, value_width)}
+    names = [name for name in results if name in wanted]
+
+    def entry(*refs: Any) -> None:
+        inputs, outputs, (tile_refs, barriers) = refs[:10], refs[10 : 10 + len(names)], refs[10 + len(names) :]
+        kernel(*inputs, dict(zip(names, outputs, strict=True)), tile_refs, barriers)
+
+    run = plgpu.kernel(
+        entry,
+        out_type=[jax.ShapeDtypeStruct(results[name], jnp.float32) for name in names],
+        scratch_types=[
+            (
+                tiled((CONSUMERS, ROWS, width), dtype),
+                tiled((CONSUMERS, ROWS, value_width), dtype),
+                tiled((stages, block, width), dtype),
+                tiled((stages, block, value_width), dtype),
+                plgpu.SMEM((stages, 2, block), jnp.float32),
+                plgpu.SMEM((stages, limits.query_rows, block), jnp.int32),
+                plgpu.SMEM((CONSUMERS, limits.key_rows, ROWS), jnp.int32),
+                tiled((CONSUMERS, ROWS, block), dtype) if matmuls.needs_scratch else None,
+            ),
+            (
+                plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=3),
+                plgpu.Barrier(num_barriers=CONSUMERS),
+                plgpu.Barrier(num_barriers=stages, num_arrivals=3),
+                plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
+                plgpu.Barrier(num_barriers=stages),
+                plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
+            ),
+        ],
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        grid=(schedule.programs,),
+        grid_names=("program",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="attention_key_gradients",
+        interpret=interpret,
+    )
+    outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order)
+    return dict(zip(names, outputs, strict=True))

@@ -1,0 +1,142 @@
+"""What the mask means for tiles: limits of every query, tokens of every key, and the blocks that must be visited.
+
+A mask of `pallas_kernels.masks` is decided, pair by pair, by two integers of a query, one of a key, and their segments:
+
+    low(q) < slot(k) <= high(q)  and  segment(q) == segment(k)
+
+with `high = max(q_slot, prefix_length - 1)` where the mask is causal and `low = q_slot - window` where there is a
+window. So a kernel needs three comparisons for any mask, and none at all in a block of which every pair is kept. Which
+blocks those are, and which are empty, follows from the least and greatest value of each block, here in plain JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from pallas_kernels.attention.settings import Tokens
+from pallas_kernels.masks import Mask
+
+_GREATEST = jnp.iinfo(jnp.int32).max
+_NO_KEY = _GREATEST
+"""Slot of what lies behind the last key; no query reaches it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which limits a mask needs, and so which rows the token arrays have; static under jit."""
+
+    segmented: bool
+    """Segments are compared."""
+    windowed: bool
+    """There is a lower limit. An upper one there always is: it keeps queries from what lies behind the last key."""
+
+    @classmethod
+    def of(cls, mask: Mask) -> Limits:
+        return cls(mask.segmented, mask.window is not None)
+
+    @property
+    def query_rows(self) -> int:
+        return 1 + self.windowed + self.segmented
+
+    @property
+    def key_rows(self) -> int:
+        return 1 + self.segmented
+
+    def kept(self, query: tuple[jax.Array, ...], key: tuple[jax.Array, ...]) -> jax.Array:
+        """The kept pairs of rows as `query_limits` and `key_tokens` make them, already broadcast to one shape."""
+        kept = key[0] <= query[0]
+        if self.windowed:
+            kept &= key[0] > query[1]
+        if self.segmented:
+            kept &= key[1] == query[-1]
+        return kept
+
+
+def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows padded_queries"]:
+    """(high, low where there is a window, segment where they count) of every query.
+
+    Padded to whole blocks with copies of the last query, so that padding makes no block less empty or less whole.
+    """
+    slots = tokens.q_slots.astype(jnp.int32)
+    high = jnp.full_like(slots, _GREATEST - 1)
+    if mask.causal:
+        high = slots
+        if mask.prefix:
+            high = jnp.maximum(high, tokens.prefix_lengths[:, None].astype(jnp.int32) - 1)
+    rows = [high]
+    if mask.window is not None:
+        rows.append(slots - min(mask.window, _GREATEST))
+    if mask.segmented:
+        segments = tokens.q_segments.astype(jnp.int32)
+        rows.append(jnp.where(segments == 0, -1, segments))  # padding sees nothing, padding neither
+    return jnp.pad(jnp.stack(rows, 1), [(0, 0), (0, 0), (0, -slots.shape[1] % block)], mode="edge")
+
+
+def key_tokens(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows padded_keys"]:
+    """(slot, segment where they count) of every key, padded to whole blocks with keys that no query sees."""
+    slots = tokens.kv_slots.astype(jnp.int32)
+    rows, missing = [slots], -slots.shape[1] % block
+    if mask.segmented:
+        rows.append(tokens.kv_segments.astype(jnp.int32))
+    padding = [(0, 0), (0, 0), (0, missing)]
+    return jnp.pad(jnp.stack(rows, 1), padding, constant_values=_NO_KEY)
+
+
+class Visits(NamedTuple):
+    """For every tile of one side, the blocks of the other side that it visits."""
+
+    blocks: Int[Array, "batch tiles blocks"]
+    """First the blocks of which all pairs are kept, then those of which some are, then the rest, each ascending."""
+    counts: Int[Array, "batch tiles 2"]
+    """How many of them are whole, and how many are kept in all."""
+    order: Int[Array, " batch*tiles"]
+    """`batch * tiles + tile` of the tiles, those with the most blocks first (Graham's longest-processing-time rule)."""
+
+
+def visits(limits: Limits, queries: jax.Array, keys: jax.Array, q_block: int, kv_block: int, of_keys: bool) -> Visits:
+    """What each tile of queries visits; with `of_keys` what each tile of keys visits.
+
+    Args:
+        limits: What the rows are.
+        queries: From `query_limits`, padded to a multiple of `q_block`.
+        keys: From `key_tokens`, padded to a multiple of `kv_block`.
+        q_block: Queries of a tile (or block).
+        kv_block: Keys of a block (or tile).
+        of_keys: The tiles are the keys'.
+    """
+    kept, whole = _judge(limits, queries, keys, q_block, kv_block)
+    if of_keys:
+        kept, whole = kept.swapaxes(1, 2), whole.swapaxes(1, 2)
+    rank = jnp.where(whole, 0, jnp.where(kept, 1, 2)).astype(jnp.int8)
+    blocks = jnp.argsort(rank, axis=-1, stable=True).astype(jnp.int32)
+    counts = jnp.stack([whole.sum(-1, dtype=jnp.int32), kept.sum(-1, dtype=jnp.int32)], -1)
+    order = jnp.argsort(-counts[..., 1].reshape(-1), stable=True).astype(jnp.int32)
+    return Visits(blocks, counts, order)
+
+
+def _judge(
+    limits: Limits, queries: jax.Array, keys: jax.Array, q_block: int, kv_block: int
+) -> tuple[Bool[Array, "batch q_blocks kv_blocks"], Bool[Array, "batch q_blocks kv_blocks"]]:
+    """Blocks that may keep a pair, and blocks that keep all of theirs."""
+    queries = queries.reshape(*queries.shape[:2], -1, q_block)
+    keys = keys.reshape(*keys.shape[:2], -1, kv_block)
+    least_q, most_q = queries.min(-1)[..., :, None], queries.max(-1)[..., :, None]
+    least_kv, most_kv = keys.min(-1)[..., None, :], keys.max(-1)[..., None, :]
+    kept, whole = least_kv[:, 0] <= most_q[:, 0], most_kv[:, 0] <= least_q[:, 0]
+    if limits.windowed:
+        kept &= most_kv[:, 0] > least_q[:, 1]
+        whole &= least_kv[:, 0] > most_q[:, 1]
+    if limits.segmented:
+        real_q, real_kv = queries[:, -1] > 0, (keys[:, 1] > 0) & (keys[:, 1] < _NO_KEY)
+        first_q = jnp.where(real_q, queries[:, -1], _GREATEST).min(-1)[..., :, None]
+        first_kv = jnp.where(real_kv, keys[:, 1], _GREATEST).min(-1)[..., None, :]
+        last_kv = jnp.where(real_kv, keys[:, 1], 0).max(-1)[..., None, :]
+        kept &= (first_kv <= most_q[:, -1]) & (first_q <= last_kv)
+        same = (least_q[:, -1] == most_q[:, -1]) & (least_kv[:, 1] == most_kv[:, 1])
+        whole &= same & (least_q[:, -1] == least_kv[:, 1])
+    return kept, whole & kept

@@ -1,0 +1,51 @@
+"""Scores, probabilities and their gradients, in base 2, as all kernels compute them from the products of q and k."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of `q @ k`; static."""
+
+    scale: float
+    """At least 0: the peak of a row is taken before it."""
+    softcap: float | None = None
+
+    @property
+    def exponent(self) -> float:
+        """By what `capped` is multiplied in an exponent of 2."""
+        return LOG2_E * (self.scale if self.softcap is None else self.softcap)
+
+    def capped(self, raw: jax.Array) -> jax.Array:
+        """The scores but for a constant factor."""
+        return raw if self.softcap is None else jnp.tanh(raw * (self.scale / self.softcap))
+
+    def gradient(
+        self, raw: jax.Array, dp: jax.Array, lse: jax.Array, inner: jax.Array, pairs: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Probabilities, and the gradient of `raw` but for `scale`; all arguments have its shape."""
+        capped = self.capped(raw)
+        p = jnp.exp2(capped * self.exponent - lse)
+        if pairs is not None:
+            p = jnp.where(pairs, p, 0.0)
+        ds = p * (dp - inner)
+        return p, ds if self.softcap is None else ds * (1.0 - capped * capped)
+
+    @staticmethod
+    def statistics(
+        lse: Float[Array, "batch queries heads"], inner: Float[Array, "batch queries heads"], block: int
+    ) -> Float[Array, "batch heads 2 padded_queries"]:
+        """Log-sum-exp in base 2 and `inner`; infinite, so that probabilities are 0, for padding and empty rows."""
+        lse = jnp.where(lse == -jnp.inf, jnp.inf, lse.astype(jnp.float32) * LOG2_E)
+        padding = [(0, 0), (0, 0), (0, -lse.shape[1] % block)]
+        lse, inner = jnp.swapaxes(lse, 1, 2), jnp.swapaxes(inner.astype(jnp.float32), 1, 2)
+        return jnp.stack([jnp.pad(lse, padding, constant_values=jnp.inf), jnp.pad(inner, padding)], 2)
