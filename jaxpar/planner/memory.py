@@ -1,9 +1,7 @@
 """What a step takes of a device's memory, by class, in closed form: thousands of layouts in a second.
 
 It is the estimate of `training.memory_estimate` with nothing traced: weights from their declarations and the rules of
-`mesh.placements`, kept activations from the shape of a layer, slots of the pipeline's buffers from its program. Slots
-of a schedule grow by as much with every p microbatches once there are 2p of them (not at all, but for GPipe and
-breadth-first), so that the program of a few microbatches tells those of many.
+`mesh.placements`, kept activations from the shape of a layer, slots of the pipeline's buffers from formulas.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 from jaxpar.config import Config
@@ -24,13 +22,9 @@ from jaxpar.mesh.placements import SHARD_ORDER
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.moments import Blocks, form_of
-from jaxpar.pipeline.program import make_program
-from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
+from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.training.memory_estimate import MemoryEstimate
 from jaxpar.training.tiles import HIDDEN, loss_tiles
-
-STEADY = 3
-"""Multiples of the ranks from which on slots grow evenly with the microbatches."""
 
 BATCH_BYTES = 6 * 4
 """Of a token: tokens, labels, mask, segments, positions, slots."""
@@ -56,27 +50,50 @@ class Slots(NamedTuple):
 
 @cache
 def pipeline_slots(schedule: str, ranks: int, microbatches: int, virtual_stages: int, hold: bool = False) -> Slots:
-    """The slots of a published schedule (`parallel.schedule`), as `pipeline.program` has them."""
-    steady = STEADY * ranks + microbatches % ranks
-    if schedule == "one-stage":
-        steady = min(microbatches, STEADY)
-        return _program_slots(schedule, ranks, steady, virtual_stages, hold)
-    if microbatches <= steady + ranks:
-        return _program_slots(schedule, ranks, microbatches, virtual_stages, hold)
-    last = _program_slots(schedule, ranks, steady + ranks, virtual_stages, hold)
-    if SCHEDULES[schedule].splits_backward or schedule in ("1f1b", "interleaved"):
-        return last
-    before = _program_slots(schedule, ranks, steady, virtual_stages, hold)
-    times = (microbatches - steady - ranks) // ranks
-    return Slots(*(b + times * (b - a) for a, b in zip(before, last, strict=True)))
+    """The slots that `pipeline.program` gives a published schedule: by formula, since a program takes up to a second.
+
+    F and B of a chunk on rank 0 are 2 (p - 1) ticks apart, and every tick brings a new one; chunks that wait for the
+    others of a rank add p each. GPipe and breadth-first keep all. In a V a rank's two chunks are in flight for 4 p ticks
+    together, and every second tick brings a microbatch.
+    """
+    p, m, v = ranks, microbatches, virtual_stages
+    if schedule == "one-stage" or p == 1:
+        return Slots(1, 1, 1, 1, 0, 0, 0, 1)
+    whole, split = m * v, SCHEDULES[schedule].splits_backward
+    waiting = max(1, m - p + 1) if schedule == "breadth-first" and v > 1 else 1
+    stash = {
+        "gpipe": whole,
+        "breadth-first": whole,
+        "zb-v": 2 * p,
+        "dualpipe-v": 2 * p + 1,
+        "v-half": 2 * p,
+    }.get(schedule, 2 * (p - 1) + (v - 1) * p + 1)
+    return Slots(
+        stash=min(whole, stash),
+        arrivals=2 if schedule in ("zb-v", "dualpipe-v") else waiting,
+        cotangents=waiting,
+        outputs=m if schedule in ("gpipe", "breadth-first") else 1,
+        kept=min(p, whole + 1) if split else 0,
+        weights=min(v, 2) if hold else 0,
+        gradients=min(v, 2) if hold else 0,
+        heads=_runs_with_loss(schedule, p, m, v),
+    )
 
 
-@cache
-def _program_slots(schedule: str, ranks: int, microbatches: int, virtual_stages: int, hold: bool) -> Slots:
-    table = make_schedule(schedule, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
-    program = make_program(table, hold=hold)
-    heads = sum(run.head for loop in program.loops for run in loop.runs)
-    return Slots(**program.slots, heads=heads)
+def _runs_with_loss(schedule: str, p: int, m: int, v: int) -> int:
+    """Runs of ticks in which the last chunk goes backward, of at least as many microbatches as ranks."""
+    match schedule:
+        case "1f1b":
+            return 1
+        case "interleaved":
+            return 1 if m == p else 2
+        case "zb-uniform":
+            return 2 if v == 1 or m == p else 3
+        case "zb-v" | "v-half":
+            return min(p, 4) + (m > p)
+        case "dualpipe-v":
+            return {2: 3, 3: 5, 4: 6}.get(p, 7)
+    return 2
 
 
 class _Part(NamedTuple):
@@ -362,8 +379,3 @@ def _leaves(tree: Tree) -> list[ParamSpec]:
 def holds(schedule: str, virtual_stages: int, zero: int, shards: int) -> bool:
     """Whether chunks are held whole while microbatches go through them, as `training.pipeline.holds_chunks` says."""
     return zero == 3 and shards > 1 and schedule == "breadth-first" and virtual_stages > 1
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    return [n for n in range(1, number + 1) if gcd(n, number) == n]

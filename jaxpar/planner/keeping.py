@@ -1,0 +1,154 @@
+"""What layers can keep within a layout's memory: presets, the cheapest mixture, and shares of them on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxpar.config import Config
+from jaxpar.config.plan import AxisSizes, LayerRun
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
+from jaxpar.memory.fraction import kept_bytes, offload_share
+from jaxpar.memory.layer_shape import layer_shape
+from jaxpar.memory.pareto import NothingFits, cheapest
+from jaxpar.memory.pipeline_offload import ATTAINED, largest_hidden_fraction
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.memory import MemoryModel, Slots, holds, pipeline_slots
+from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, config_of, longest_chunk, of_all_names, runs_of
+from jaxpar.planner.space import Choice, Group
+from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.training.memory_estimate import MemoryEstimate
+from jaxpar.training.tiles import mlp_tiles, without_hidden
+
+SHARES = 20
+"""Parts in which the share of activations on the host is searched."""
+IN_TIME = ("none", "gemm_last", "selective", "full")
+"""Presets, about by rising time."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A layout with what its layers keep, and what that takes."""
+
+    layout: Layout
+    memory: MemoryEstimate
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """All that can be kept under one choice of one group."""
+
+    model: MemoryModel
+    cluster: Cluster
+    group: Group
+    choice: Choice
+    limit: int
+    """Bytes of a device that may be planned for."""
+    fixed_remat: str | None = None
+    may_offload: bool = True
+
+    def options(self) -> Iterator[Kept]:
+        """What fits; if everything can be kept, only that."""
+        for preset in IN_TIME if self.fixed_remat is None else (self.fixed_remat,):
+            layout = self.layout(preset)
+            memory = self.memory(layout)
+            if memory.device <= self.limit:
+                yield Kept(layout, memory)
+                if preset == "none":
+                    return
+            elif self.may_offload and preset != "full":
+                yield from self._with_host(layout)
+        if self.fixed_remat is None:
+            yield from self._mixture()
+
+    def layout(self, remat: str, share: float = 0.0) -> Layout:
+        """The layout with one preset."""
+        group, choice = self.group, self.choice
+        return Layout(
+            pipe=group.pipe, replica=group.replica, fsdp=group.fsdp, expert=group.expert, context=group.context,
+            tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
+            virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
+            remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
+            precision=self.model.config.precision.compute,
+        )  # fmt: skip
+
+    def least(self) -> MemoryEstimate:
+        """What it takes at least with everything made again and nothing more on the host."""
+        return self.memory(self.layout("full" if self.fixed_remat is None else self.fixed_remat))
+
+    def memory(self, layout: Layout) -> MemoryEstimate:
+        """What a layout of this choice takes."""
+        config = config_of(self.model.config, layout)
+        runs = runs_of(layout, self.chunk)
+        tiles = mlp_tiles(config, runs, self._splits).number
+        runs = without_hidden(runs, tiles)
+        if layout.offload_fraction:
+            runs = offload_share(runs, self.costs.sizes, layout.offload_fraction, config.memory.offload_smallest)
+        if tiles > 1:
+            config = replace(config, memory=replace(config.memory, mlp_tiles=tiles))
+        return self.model.estimate(config, runs, self.slots, self.chunk)
+
+    @property
+    def chunk(self) -> int:
+        """Layers of the longest chunk."""
+        return longest_chunk(self.model.config.model.layers, self.group.pipe, self.choice.virtual_stages)
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Of the pipeline."""
+        group, choice = self.group, self.choice
+        microbatches = self.model.config.data.batch_size // (group.data * group.microbatch)
+        hold = holds(choice.schedule, choice.virtual_stages, choice.zero, group.shards)
+        return pipeline_slots(choice.schedule, group.pipe, microbatches, choice.virtual_stages, hold)
+
+    @property
+    def _splits(self) -> bool:
+        return self.choice.schedule != ONE_STAGE and SCHEDULES[self.choice.schedule].splits_backward
+
+    @cached_property
+    def costs(self) -> LayerCosts:
+        """Of a layer, by the roofline."""
+        return costs_of(self.model.config, self.cluster, self.group)
+
+    def _with_host(self, layout: Layout) -> Iterator[Kept]:
+        """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""
+        for part in range(1, SHARES + 1):
+            share = part / SHARES
+            if share > self._hidden(layout):
+                return
+            shared = replace(layout, offload_fraction=share)
+            memory = self.memory(shared)
+            if memory.device <= self.limit and memory.host:
+                yield Kept(shared, memory)
+                return
+
+    def _hidden(self, layout: Layout) -> float:
+        costs, layers = self.costs, self.chunk
+        unit = kept_bytes(runs_of(layout, layers), costs.sizes)
+        times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
+        return largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
+
+    def _mixture(self) -> Iterator[Kept]:
+        """The cheapest maps of one or two kinds of layer that fill what there is."""
+        least = self.least()
+        room = self.limit - (least.device - least.saved_activations)
+        units = self.slots.stash
+        try:
+            found = cheapest(self.costs, self.chunk, room // units)
+        except NothingFits:
+            return
+        names = list(self.costs.sizes)
+        runs: Runs = tuple(LayerRun(layers, of_all_names(own)) for layers, own in found)
+        layout = replace(self.layout("full"), remat=as_remat(runs, names))
+        memory = self.memory(layout)
+        if memory.device <= self.limit:
+            yield Kept(layout, memory)
+
+
+def costs_of(config: Config, cluster: Cluster, group: Group) -> LayerCosts:
+    """What a layer of a group can keep and at which costs."""
+    axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
+    speeds = speeds_on(cluster, axes, config.precision.compute)
+    return layer_costs(layer_shape(config, axes, group.microbatch), speeds)

@@ -1,0 +1,88 @@
+"""The machine at hand as a cluster: its GPUs, or the virtual devices of its CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from jaxpar.config import UserError
+from jaxpar.hardware.catalogue import GPU, gpu_of
+from jaxpar.hardware.cluster import Cluster, Group, parse_cluster
+from jaxpar.hardware.links import Link
+from jaxpar.mesh.devices import Device, devices_per_node
+from jaxpar.planner.hardware_model import AMPERE
+
+CPU = "cpu"
+"""Short name of what stands for a virtual device."""
+
+CORE_FLOPS = 50e9
+"""Multiplications and additions a second of a core in float32: two 8-wide units at about 1.6 GHz; no claim, a scale."""
+MACHINE_BANDWIDTH = 20e9
+"""Bytes a second of a machine's memory: two channels of DDR4."""
+
+
+CPU_MODEL = replace(
+    AMPERE, matmul_share=0.6, matmul_ramp=16.0, attention_share=0.2, memory_share=0.6, node_share=0.5,
+    network_share=0.5, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0, multiprocessors=1, exponentials=5e8,
+)  # fmt: skip
+"""What virtual devices reach of the nominal numbers: guesses, until `calibrate` has measured."""
+
+
+def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) -> Cluster:
+    """So many virtual CPU devices on each of `hosts` machines like this one, which share its cores and memory.
+
+    Numbers are nominal, or those of a profile (`calibrate`). All devices of a machine compute at the same time, so each
+    has a share of the cores and of the memory's bandwidth.
+    """
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    flops, bandwidth = core_flops * cores / devices, MACHINE_BANDWIDTH / devices
+    link = Link("memory", bandwidth / 2, 50e-6, "the machine's memory")
+    gpu = GPU(
+        short=CPU,
+        name=f"CPU ({cores} cores shared by {devices} virtual devices)",
+        device_kinds=("cpu",),
+        peaks=MappingProxyType(dict.fromkeys(("float32", "tensorfloat32", "bfloat16", "float16"), flops)),
+        hbm_bytes=memory // devices,
+        device_bytes=memory // devices,
+        hbm_bandwidth=bandwidth,
+        compute_capability=(0, 0),
+        nvlink=link,
+        pcie=link,
+        network=link,
+        source="this machine; nominal",
+    )
+    return Cluster(f"{CPU}:{hosts}x{devices}", devices, (Group(CPU, gpu, hosts, link, link, link),))
+
+
+def cluster_at_hand(devices: Sequence[Device]) -> Cluster:
+    """The devices of this job as a cluster. Raises `UserError` for a GPU that is not in the catalogue."""
+    each = devices_per_node(devices)
+    if devices[0].platform == "cpu":
+        return cpu_cluster(each, len(devices) // each)
+    gpu = gpu_of(devices[0].device_kind)
+    if gpu is None:
+        raise UserError(
+            f"parallel: auto needs to know the speed of {devices[0].device_kind}, which is not in the catalogue; write "
+            "a layout, for example parallel: {fsdp: -1}"
+        )
+    return parse_cluster(f"{gpu.short}:{len(devices) // each}x{each}")
+
+
+def named_cluster(text: str) -> Cluster:
+    """As `parse_cluster`; `cpu:hosts x devices` besides, which is machines like this one. Raises `UserError`."""
+    name, _, sizes = text.partition(":")
+    if name.strip().lower() != CPU:
+        return parse_cluster(text)
+    hosts, cross, devices = sizes.replace(" ", "").partition("x")
+    if not (cross and hosts.isdigit() and devices.isdigit() and int(hosts) and int(devices)):
+        raise UserError(f"cluster {text!r}: expected cpu:hosts x devices, as in cpu:1x8")
+    return cpu_cluster(int(devices), int(hosts))
+
+
+def is_cpu(cluster: Any) -> bool:
+    """Whether a cluster is of CPUs."""
+    return cluster.gpu.short == CPU

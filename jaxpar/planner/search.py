@@ -1,0 +1,276 @@
+"""The best layouts of a space, exactly, without timing all of them.
+
+Best first (A*): a queue of nodes by what they take at least. A node is a group (axis sizes and microbatch), then a
+choice within it (ZeRO stage, context strategy, where the optimizer's state rests), then a schedule for that, then a
+layout whose step is timed in full. Each bound is below everything under its node:
+
+1. **Group**: matmuls, attention, elementwise work and the tensor ranks' messages of a step that makes nothing again, on
+   a pipeline that never waits. No choice makes them less.
+2. **Choice**: with the messages of its data and context ranks, and its optimizer.
+3. **Schedule**: the same as the simulator times it. Making something again only adds to the backward; a message that
+   hides there is then hidden by as much more at most.
+4. **Layout**: its own time. The first to leave the queue is the best there is, the next one the second best.
+
+Memory prunes besides: a schedule whose layers do not fit when they make everything again has nothing under it. Bounds
+and order are checked against all layouts of small spaces in the tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+from jaxpar.config import UserError
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.memory import pool_bytes
+from jaxpar.planner.hardware_model import HardwareModel, hardware_of
+from jaxpar.planner.keeping import Keeper
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import CPU_MODEL, is_cpu
+from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.planner.memory import MemoryModel
+from jaxpar.planner.space import Choice, Group, Space
+from jaxpar.planner.time_model import StepTime, floor_time, step_time
+from jaxpar.training.auto_remat import ESTIMATED
+from jaxpar.training.memory_estimate import MemoryEstimate
+
+HOST_SHARE = 2**40
+"""Bytes of pinned memory that a host is taken to have for its GPUs, where nobody says."""
+SURE = 1 - 1e-9
+"""Bounds are taken by this much lower, since sums of floats depend on their order."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout, its step and its memory."""
+
+    layout: Layout
+    time: StepTime
+    memory: MemoryEstimate
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.time.seconds
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes it another layout to a user: axes, microbatch, schedule."""
+        own = self.layout
+        axes = own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor
+        return (*axes, own.microbatch, own.schedule, own.virtual_stages)
+
+
+@dataclass
+class Effort:
+    """What a search did."""
+
+    groups: int = 0
+    timed: int = 0
+    """Layouts timed in full."""
+    bounded: int = 0
+    """Nodes that only a bound was taken of."""
+    too_large: int = 0
+    """Schedules under which nothing fits."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Groups that a rule of the configuration excludes, by rule."""
+
+
+@dataclass
+class Search:
+    """The search of one space."""
+
+    space: Space
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"]
+    hardware: HardwareModel | None = None
+    limit: int | None = None
+    """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""
+    effort: Effort = field(default_factory=Effort)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it is to run."""
+        return self.space.cluster
+
+    @cached_property
+    def usable(self) -> int:
+        """Bytes of a device that a layout may take: the rest is for fragments, and for what an estimate misses."""
+        return int(ESTIMATED * pool_bytes(self.cluster.device_bytes)) if self.limit is None else self.limit
+
+    @cached_property
+    def model(self) -> MemoryModel:
+        """The memory of every layout."""
+        return MemoryModel(self.space.config)
+
+    @cached_property
+    def reached(self) -> HardwareModel:
+        """What the GPUs reach."""
+        if self.hardware is not None:
+            return self.hardware
+        return CPU_MODEL if is_cpu(self.cluster) else hardware_of(self.cluster.gpu)
+
+    def best(self, number: int) -> list[Found]:
+        """The best layouts, each of another group or schedule; fewer where there are fewer.
+
+        Raises:
+            UserError: there is no layout; the sentence says why.
+        """
+        found: dict[tuple[Any, ...], Found] = {}
+        for one in self.by_time():
+            found.setdefault(one.key, one)
+            if len(found) == number:
+                break
+        if not found:
+            raise UserError(self._why_none())
+        return list(found.values())
+
+    def by_time(self) -> Iterator[Found]:
+        """All layouts that fit, by rising time."""
+        groups, self.effort.refused = self.space.groups()
+        self.effort.groups = len(groups)
+        order = count()
+        queue: list[tuple[float, int, Callable[[], Iterator[Any]] | Found]] = []
+
+        def push(bound: float, node: Any) -> None:
+            heapq.heappush(queue, (bound, next(order), node))
+
+        for group in groups:
+            push(SURE * self._group_bound(group), lambda group=group: self._choices(group))
+        while queue:
+            _, _, node = heapq.heappop(queue)
+            if isinstance(node, Found):
+                yield node
+                continue
+            for bound, child in node():
+                push(bound if isinstance(child, Found) else SURE * bound, child)
+
+    # ---- nodes
+
+    def _group_bound(self, group: Group) -> float:
+        self.effort.bounded += 1
+        least = self._floor(self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False))
+        return sum(least.breakdown[name] for name in ("matmuls", "attention", "other", "tensor"))
+
+    def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
+        for zero in self.space.zeros(group):
+            for strategy in self.space.strategies(group):
+                for away in self.space.offloads():
+                    self.effort.bounded += 1
+                    floor = self._floor(self._bare(group, zero, strategy, away))
+                    # Chunks that are held whole are gathered once for all microbatches.
+                    held = floor.breakdown["data"] if zero == 3 else 0.0
+                    node = lambda zero=zero, strategy=strategy, away=away: self._schedules(group, zero, strategy, away)
+                    yield floor.seconds - held, node
+
+    def _schedules(self, group: Group, zero: int, strategy: str, away: bool) -> Iterator[tuple[float, Any]]:
+        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
+        for schedule, virtual in self.space.schedules(group.pipe, microbatches):
+            choice = Choice(schedule, virtual, zero, strategy, away)
+            keeper = self.keeper(group, choice)
+            if not self._can_fit(keeper):
+                self.effort.too_large += 1
+                continue
+            self.effort.bounded += 1
+            yield self.time(keeper.layout("none")).seconds, lambda keeper=keeper: self._layouts(keeper)
+
+    def _layouts(self, keeper: Keeper) -> Iterator[tuple[float, Found]]:
+        for kept in keeper.options():
+            if kept.memory.host > self._host_limit:
+                continue
+            self.effort.timed += 1
+            time = self.time(kept.layout)
+            yield time.seconds, Found(kept.layout, time, kept.memory)
+
+    def keeper(self, group: Group, choice: Choice) -> Keeper:
+        """What can be kept under a choice."""
+        fixed = self.space.fixed
+        offloads = fixed.get("offload") in (None, "activations", "all")
+        return Keeper(self.model, self.cluster, group, choice, self.usable, fixed.get("remat"), offloads)
+
+    def _can_fit(self, keeper: Keeper) -> bool:
+        """Whether something may fit: what is kept from forward to backward could all go to the host."""
+        least = keeper.least()
+        return least.device <= self.usable or (
+            keeper.may_offload and least.device - least.saved_activations <= self.usable
+        )
+
+    # ---- times
+
+    def time(self, layout: Layout) -> StepTime:
+        """The predicted step of a layout."""
+        config = self.space.config
+        data = config.data.sequence_length, config.data.batch_size
+        return step_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached)
+
+    def _floor(self, layout: Layout) -> StepTime:
+        config = self.space.config
+        data = config.data.sequence_length, config.data.batch_size
+        return floor_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached)
+
+    def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
+        """A layout of the group that makes nothing again."""
+        choice = Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, away)
+        return self.keeper(group, choice).layout("none")
+
+    @property
+    def _host_limit(self) -> int:
+        return HOST_SHARE // self.cluster.gpus_per_host
+
+    # ---- nothing found
+
+    def _why_none(self) -> str:
+        if not self.effort.groups:
+            return no_layout(self.effort.refused, self.cluster)
+        least = least_memory(self)
+        fits = None if self.space.fixed else fitting_devices(self)
+        gib = lambda size: f"{size / 2**30:.1f} GiB"
+        more = "; no number of these hosts up to 65,536 GPUs would do" if fits is None else f"; it would fit {fits} GPUs"
+        if self.space.fixed:
+            more = "; let go of " + " and ".join(f"--fix {name}={value}" for name, value in self.space.fixed.items())
+        return (
+            f"the model fits no layout of {self.cluster.name}: it takes {gib(least)} of a GPU at least, and "
+            f"{gib(self.usable)} of its {gib(self.cluster.device_bytes)} may be planned for{more}"
+        )
+
+
+def no_layout(refused: Counter[str], cluster: Cluster) -> str:
+    """Which constraint left nothing of the space."""
+    killer, number = refused.most_common(1)[0]
+    others = ", ".join(f"{name} {times}" for name, times in refused.most_common(4)[1:])
+    also = f" (others: {others})" if others else ""
+    return f"no layout of {cluster.devices} GPUs is allowed: {killer} excludes {number} of them{also}"
+
+
+def least_memory(search: Search) -> int:
+    """What the model takes of a device at least, over all layouts of the space."""
+    return min(memory.device for memory in _least_of_each(search))
+
+
+def _least_of_each(search: Search) -> Iterator[MemoryEstimate]:
+    groups, _ = search.space.groups()
+    config = search.space.config
+    for group in groups:
+        schedules = search.space.schedules(group.pipe, config.data.batch_size // (group.data * group.microbatch))
+        for schedule, virtual in schedules:
+            for zero in search.space.zeros(group)[-1:]:
+                away = search.space.offloads()[-1]
+                choice = Choice(schedule, virtual, zero, search.space.strategies(group)[0], away)
+                yield search.keeper(group, choice).least()
+
+
+def fitting_devices(search: Search) -> int | None:
+    """The fewest GPUs, by doubling the hosts, that the model fits; None where not even 65,536 do."""
+    cluster = search.cluster
+    while cluster.devices < 65536:
+        groups = tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups)
+        cluster = replace(cluster, groups=groups)
+        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort())
+        least = min((memory.device for memory in _least_of_each(larger)), default=None)
+        if least is not None and least <= larger.usable:
+            return cluster.devices
+    return None

@@ -1,0 +1,128 @@
+"""From a layout to the configuration that has it, and to the `Plan` that the trainer would make of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import Config
+from jaxpar.config.plan import LayerRun, Plan
+from jaxpar.config.schema import MemoryConfig, ParallelConfig
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.memory.remat import BASE, LAYERS, PRESETS, TREATMENTS, Treatment, layer_runs, remat_map
+from jaxpar.model.activations import ACTIVATIONS
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import CPU
+from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
+
+ONE_STAGE = "one-stage"
+
+type Runs = tuple[LayerRun, ...]
+
+
+def config_of(config: Config, layout: Layout, stage_layers: tuple[int, ...] | None = None) -> Config:
+    """`config` with everything that `layout` decides written out: nothing is left to `auto` but what costs nothing.
+
+    Args:
+        config: its model, data, precision, optimizer and sizes of tiles are kept.
+        layout: of all devices.
+        stage_layers: where chunks are not as equal as can be.
+    """
+    pipelined = layout.pipe > 1
+    parallel = ParallelConfig(
+        pipe=layout.pipe,
+        replica=layout.replica,
+        fsdp=layout.fsdp,
+        expert=layout.expert,
+        context=layout.context,
+        tensor=layout.tensor,
+        zero=layout.zero,  # pyright: ignore[reportArgumentType]
+        microbatches=layout.microbatches(config.data.batch_size),
+        schedule=layout.schedule if pipelined else "auto",
+        virtual_stages=layout.virtual_stages if pipelined else None,
+        stage_layers=stage_layers if pipelined else None,
+        context_strategy=layout.context_strategy if layout.context > 1 else "auto",  # pyright: ignore
+    )
+    return replace(config, parallel=parallel, memory=_memory_of(config.memory, layout))
+
+
+def _memory_of(memory: MemoryConfig, layout: Layout) -> MemoryConfig:
+    return replace(
+        memory,
+        remat=written(layout.remat) if not isinstance(layout.remat, str) else layout.remat,
+        offload_fraction=layout.offload_fraction,
+        optimizer_offload="host" if layout.optimizer_offload else "none",
+        optimizer_resident=memory.optimizer_resident if layout.optimizer_offload else 0,
+        offload_dir=None,
+    )  # pyright: ignore[reportArgumentType]
+
+
+def written(remat: Sequence[tuple[int, Sequence[tuple[str, str]]]]) -> dict[str, str | int] | tuple:
+    """Runs of layers as `memory.remat` has them: each the nearest preset and what differs from it."""
+    entries, first = [], 0
+    for layers, treatments in remat:
+        base, changed = nearest_preset(dict(treatments))
+        last = first + layers - 1
+        entries.append({LAYERS: f"{first}-{last}" if layers > 1 else str(first), BASE: base, **changed})
+        first = last + 1
+    if len(entries) > 1:
+        return tuple(entries)
+    return {name: value for name, value in entries[0].items() if name != LAYERS}
+
+
+def nearest_preset(treatments: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """The preset that differs least, and how."""
+    bases = {preset: remat_map(preset, treatments) for preset in PRESETS}
+    changes = {
+        preset: {name: own for name, own in treatments.items() if own != base[name]} for preset, base in bases.items()
+    }
+    nearest = min(changes, key=lambda preset: len(changes[preset]))
+    return nearest, changes[nearest]
+
+
+def runs_of(layout: Layout, layers: int) -> Runs:
+    """What the layers of a chunk keep."""
+    if isinstance(layout.remat, str):
+        return layer_runs(layout.remat, ACTIVATIONS, layers)
+    return tuple(LayerRun(number, of_all_names(dict(own))) for number, own in layout.remat)
+
+
+def of_all_names(own: Mapping[str, str]) -> dict[str, Treatment]:
+    """Treatments with names that this model's layers do not have."""
+    return {name: TREATMENTS[own.get(name, "recompute")] for name in ACTIVATIONS}
+
+
+def as_remat(runs: Sequence[LayerRun], activations: Sequence[str]) -> tuple[tuple[int, tuple[tuple[str, str], ...]], ...]:
+    """Runs as a layout has them, of the activations that the model's layers have."""
+    return tuple((run.layers, tuple((name, run.activations[name]) for name in activations)) for run in runs)
+
+
+def longest_chunk(layers: int, pipe: int, virtual_stages: int) -> int:
+    """Layers of the longest of equal chunks, to which all are padded."""
+    return ceil(layers / (pipe * virtual_stages))
+
+
+@dataclass(frozen=True)
+class _CPUDevice:
+    """What a choice of attention wants to know of a `jax.Device`."""
+
+    device_kind: str = "cpu"
+    platform: str = "cpu"
+
+
+def plan_on(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
+    """`config` with everything filled in and the trainer's own layout of it on `cluster`, checked as a run would be.
+
+    Raises:
+        UserError: jaxpar would not run it.
+    """
+    if cluster.gpu.short != CPU:
+        return plan_for(config, cluster)
+    config = resolve_config(config, cluster.devices)
+    if config.model.vocab is None:
+        from jaxpar.data import open_data
+
+        config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
+    return config, make_plan(config, _CPUDevice(), cluster.gpus_per_host, cluster)

@@ -1,0 +1,241 @@
+"""The space of layouts: which ones there are of a configuration on a cluster, and what rules the others out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from jaxpar.attention.ulysses import exchanges
+from jaxpar.config import Config, UserError
+from jaxpar.config.axes import AXES
+from jaxpar.config.counting import kv_heads, padded_vocab
+from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
+from jaxpar.pipeline.schedules.registry import check_sizes
+from jaxpar.planner.settings import ONE_STAGE
+
+FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_strategy", "remat", "offload")
+"""What a user can hold fast."""
+
+VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
+"""Chunks on a rank that are tried, where a schedule leaves it open."""
+STRATEGIES = ("allgather", "ring", "ulysses", "usp")
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """What decides the shape of the work on a device: axis sizes and rows of a microbatch."""
+
+    pipe: int
+    replica: int
+    fsdp: int
+    context: int
+    tensor: int
+    microbatch: int
+    expert: int = 1
+    """Always 1 for dense models: there the axis is fsdp by another name."""
+
+    @property
+    def data(self) -> int:
+        """Ranks that have rows of their own."""
+        return self.replica * self.fsdp * self.expert
+
+    @property
+    def shards(self) -> int:
+        """Ranks that ZeRO shards over."""
+        return self.fsdp * self.expert * self.context
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What there is to choose within a group, but for what layers keep."""
+
+    schedule: str
+    virtual_stages: int
+    zero: int
+    context_strategy: str
+    optimizer_offload: bool
+
+
+@dataclass(frozen=True)
+class Space:
+    """All layouts of `config` on `cluster` that keep to `fixed`."""
+
+    config: Config
+    """With the vocabulary set."""
+    cluster: Cluster
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """What is held fast: a name of `FIXABLE` to its value."""
+
+    def groups(self) -> tuple[list[Group], Counter[str]]:
+        """Every group that the rules of a configuration allow, and how many each rule has ruled out."""
+        found: list[Group] = []
+        refused: Counter[str] = Counter()
+        for sizes in splits(self.cluster.devices, 5):
+            named = dict(zip(("pipe", "replica", "fsdp", "context", "tensor"), sizes, strict=True))
+            why = self._refused(named)
+            if why is not None:
+                refused[why] += 1
+                continue
+            rows = self.config.data.batch_size // (named["replica"] * named["fsdp"])
+            for microbatch in divisors(rows):
+                group = Group(**named, microbatch=microbatch)
+                why = self._microbatch_refused(group, rows // microbatch)
+                if why is None:
+                    found.append(group)
+                else:
+                    refused[why] += 1
+        return found, refused
+
+    def choices(self, group: Group) -> Iterator[Choice]:
+        """What can be chosen within a group."""
+        microbatches = self.config.data.batch_size // (group.data * group.microbatch)
+        for schedule, virtual in self.schedules(group.pipe, microbatches):
+            for zero in self.zeros(group):
+                for strategy in self.strategies(group):
+                    for away in self.offloads():
+                        yield Choice(schedule, virtual, zero, strategy, away)
+
+    def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
+        """(name, virtual stages) of what can run."""
+        if pipe == 1:
+            return [(ONE_STAGE, 1)]
+        wanted, virtual = self.fixed.get("schedule"), self._number("virtual_stages")
+        found: list[tuple[str, int]] = []
+        for name, family in SCHEDULES.items():
+            if family.one_rank or (wanted is not None and name != wanted):
+                continue
+            low, high = family.virtual_stages
+            for stages in VIRTUAL_STAGES if virtual is None else (virtual,):
+                if stages < low or (high is not None and stages > high):
+                    continue
+                if self.config.model.layers % (pipe * stages) and (stages > 1 or self.config.model.layers < pipe):
+                    continue  # a chunk of fewer layers is padded to the longest, in time and memory
+                try:
+                    check_sizes(name, pipe, microbatches, stages)
+                except ScheduleError:
+                    continue
+                found.append((name, stages))
+        return found
+
+    def zeros(self, group: Group) -> list[int]:
+        """ZeRO stages that differ: without ranks to shard over all are stage 0, which wastes them where there are."""
+        fixed = self._number("zero")
+        if group.shards == 1:
+            return [0] if fixed in (None, 0) else []
+        return [zero for zero in (0, 1, 2, 3) if fixed in (None, zero)]
+
+    def strategies(self, group: Group) -> list[str]:
+        """Context strategies that can be."""
+        fixed = self.fixed.get("context_strategy")
+        if group.context == 1:
+            return ["allgather"]
+        heads = self.config.model.heads // group.tensor
+        found = ["allgather", "ring"]
+        if exchanges(heads, group.context) is None:
+            found.append("ulysses")
+        at_hand = max(1, self.cluster.gpus_per_host // group.tensor)
+        if any(group.context % n == heads % n == at_hand % n == 0 for n in range(2, group.context)):
+            found.append("usp")
+        return [name for name in found if fixed in (None, name)]
+
+    def offloads(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state may rest on the host."""
+        fixed = self.fixed.get("offload")
+        return (False, True) if fixed is None else (fixed in ("optimizer", "all"),)
+
+    def _number(self, name: str) -> int | None:
+        return int(self.fixed[name]) if name in self.fixed else None
+
+    def _refused(self, sizes: Mapping[str, int]) -> str | None:
+        """Which rule axis sizes break."""
+        model, data = self.config.model, self.config.data
+        pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
+        kv = kv_heads(model)
+        for name in sizes:
+            if name in self.fixed and sizes[name] != self._number(name):
+                return f"--fix {name}={self.fixed[name]}"
+        if model.heads % tensor or (kv % tensor and tensor % kv):
+            return f"model.heads ({model.heads}, {kv} of keys) over tensor"
+        if model.mlp % tensor:
+            return f"model.mlp ({model.mlp}) over tensor"
+        if padded_vocab(model) % tensor:
+            return f"the padded vocabulary ({padded_vocab(model)}) over tensor"
+        if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
+            return f"data.sequence_length ({data.sequence_length}) over context and tensor"
+        if pipe > model.layers:
+            return f"model.layers ({model.layers}) over pipe"
+        if data.batch_size % (sizes["replica"] * sizes["fsdp"]):
+            return f"data.batch_size ({data.batch_size}) over replica and fsdp"
+        return self._crosses_kinds(sizes)
+
+    def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
+        """On a cluster of several kinds, all devices of a stage are of one: only pipeline edges cross (Holmes)."""
+        if len(self.cluster.groups) == 1:
+            return None
+        stage, each = self.cluster.devices // sizes["pipe"], self.cluster.gpus_per_host
+        if any(group.hosts * each % stage for group in self.cluster.groups) or each % sizes["tensor"]:
+            return "that a pipeline stage is of one kind of host"
+        return None
+
+    def _microbatch_refused(self, group: Group, microbatches: int) -> str | None:
+        if "microbatch" in self.fixed and group.microbatch != self._number("microbatch"):
+            return f"--fix microbatch={self.fixed['microbatch']}"
+        if group.pipe > 1 and microbatches < group.pipe:
+            return f"that a pipeline has at least a microbatch a stage (data.batch_size is {self.config.data.batch_size})"
+        if not self.schedules(group.pipe, microbatches):
+            return "--fix schedule" if "schedule" in self.fixed else "the schedules' needs of microbatches"
+        if not self.zeros(group) or not self.strategies(group):
+            return f"--fix {'zero' if not self.zeros(group) else 'context_strategy'}"
+        return None
+
+
+def parse_fixed(given: list[str]) -> dict[str, str]:
+    """`name=value` by name. Raises `UserError` for a name that is not of the space, or a value that cannot be."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or name not in FIXABLE:
+            near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
+            raise UserError(f"--fix {text!r}: expected name=value, and {name!r} is nothing that is searched for{near}")
+        found[name] = _checked(name, value)
+    return found
+
+
+def _checked(name: str, value: str) -> str:
+    if name == "schedule":
+        try:
+            return schedule_name(value)
+        except ScheduleError as error:
+            raise UserError(f"--fix schedule: {error}") from None
+    known = {"context_strategy": STRATEGIES, "offload": ("none", "activations", "optimizer", "all")}.get(name)
+    if known is not None:
+        if value not in known:
+            raise UserError(f"--fix {name}: expected {one_of(known)}, got {value!r}{did_you_mean(value, known)}")
+        return value
+    if name == "remat":
+        return value
+    least = 0 if name == "zero" else 1
+    if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
+        raise UserError(f"--fix {name}: expected a number{', 0 to 3' if name == 'zero' else ' above 0'}, got {value!r}")
+    return value
+
+
+def splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write `number` as a product of so many factors, in order."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in splits(number // first, parts - 1):
+            yield (first, *rest)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
