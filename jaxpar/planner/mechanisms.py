@@ -10,9 +10,10 @@ from typing import Literal
 class Mechanisms:
     """The mechanisms of a training system that decide where its time goes."""
 
-    attention: Literal["scores", "flash", "flash_hopper"] = "flash"
-    """`scores`: batched matmuls with all scores in memory, masked ones too. `flash`: one kernel, masked tiles skipped
-    (FlashAttention, and 2). `flash_hopper`: a kernel written for Hopper (FlashAttention-3, cuDNN 9)."""
+    attention: Literal["scores", "flash1", "flash2", "flash3"] = "flash2"
+    """`scores`: batched matmuls with all scores in memory, masked ones too. `flash1`: one kernel, masked tiles skipped
+    (FlashAttention, and its port to Triton). `flash2`: FlashAttention-2, whose warps share work without talking.
+    `flash3`: a kernel written for Hopper (FlashAttention-3, cuDNN 9); on Ampere the same as `flash2`."""
     dropout: bool = False
     """Whether attention and both residual branches drop out, as GPT-3's do."""
     fused_elementwise: bool = True
@@ -25,6 +26,8 @@ class Mechanisms:
     prefetch_weights: bool = True
     """Whether the gather of a layer's sharded weights runs under the layer before, and the reduction of its gradients
     under the layer after (FSDP)."""
+    gather_again: bool = False
+    """Whether sharded weights are gathered once for recomputation and once more for the backward."""
     overlap_tensor: bool = False
     """Whether gathers and scatters over tensor ranks are cut up and run beside the matmuls next to them."""
     overlap_weight_gradient: bool = False
@@ -35,6 +38,9 @@ class Mechanisms:
     """Whether a rank computes while it sends to the next stage."""
     scatter_gather: bool = True
     """Whether tensor ranks send a share each to the next stage, rather than all of them everything."""
+    shared_cards: bool = True
+    """Whether a message of data parallelism leaves a host over the network cards of all its ranks there, each byte once
+    (rings), rather than every rank fetching all that it lacks over its own card."""
     lockstep: bool = False
     """Whether one program with uniform ticks runs on all pipeline ranks, rather than each going on when it can."""
     fused_accumulation: bool = True
@@ -52,33 +58,38 @@ GENERATIONS: dict[str, Mechanisms] = {
     "megatron-2022": Mechanisms(
         attention="scores", dropout=True, gradient_type="float32", overlap_data="none", overlap_weight_gradient=True
     ),
-    "megatron-deepspeed": Mechanisms(
+    "megatron-deepspeed-2021": Mechanisms(
         attention="scores", dropout=True, scatter_gather=False, fused_accumulation=False, gradient_type="16-bit"
     ),
-    "deepspeed-zero3": Mechanisms(
-        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit"
+    "megatron-deepspeed": Mechanisms(
+        attention="scores", dropout=True, scatter_gather=False, fused_accumulation=False, gradient_type="16-bit",
+        overlap_weight_gradient=True,
     ),
-    "megatron-2024": Mechanisms(attention="flash", fused_elementwise=False, overlap_data="none", overlap_weight_gradient=True),
+    "deepspeed-zero3": Mechanisms(
+        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit", shared_cards=False,
+        gather_again=True,
+    ),
+    "megatron-2024": Mechanisms(attention="flash2", fused_elementwise=False, overlap_data="none", overlap_weight_gradient=True),
     "megatron-core": Mechanisms(
-        attention="flash_hopper", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
+        attention="flash3", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
         overlap_weight_gradient=True,
     ),
     "kuaishou": Mechanisms(
-        attention="flash", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
+        attention="flash2", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
         overlap_weight_gradient=True,
     ),
-    "llm-foundry": Mechanisms(attention="flash", fused_accumulation=False, gradient_type="float32"),
+    "llm-foundry": Mechanisms(attention="flash1", fused_accumulation=False, gradient_type="float32"),
     "llm-foundry-pure": Mechanisms(
-        attention="flash", fused_accumulation=False, gradient_type="16-bit", pure_16bit=True
+        attention="flash1", fused_accumulation=False, gradient_type="16-bit", pure_16bit=True
     ),
     "torchtitan": Mechanisms(
-        attention="flash", fused_elementwise=False, fused_accumulation=False, gradient_type="float32"
+        attention="flash2", fused_elementwise=False, fused_accumulation=False, gradient_type="float32"
     ),
     "torchtitan-compiled": Mechanisms(
-        attention="flash", compiled=True, fused_accumulation=False, gradient_type="float32"
+        attention="flash2", compiled=True, fused_accumulation=False, gradient_type="float32"
     ),
     "jaxpar": Mechanisms(
-        attention="flash_hopper", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
+        attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
         overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
     ),
 }  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
@@ -36,6 +38,10 @@ FRAMEWORKS = (
     ("torchtitan", "torchtitan"),
 )
 """Beginnings of framework names, and the generation that each is."""
+
+
+_ASYNCHRONOUS_TENSOR = 12 * 22 + 5
+"""May 2022: Megatron began to sum gradients over tensor ranks beside the gradients of weights (arXiv:2205.05198)."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +119,20 @@ def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanism
     does = GENERATIONS[name]
     if name == "llm-foundry" and "PURE" in row["notes"]:
         does = GENERATIONS["llm-foundry-pure"]
+    if name == "megatron-deepspeed" and _months(row["citation"]) < _ASYNCHRONOUS_TENSOR:
+        does = GENERATIONS["megatron-deepspeed-2021"]
     flash = row["flash_attention"]
     if flash == "1" and does.attention == "scores":
         does = replace(does, attention="flash")
     if flash == "0":
         does = replace(does, attention="scores")
     return does
+
+
+def _months(citation: str) -> float:
+    """Months since 2000 of the arXiv paper that is cited; infinite where none is."""
+    found = re.search(r"arXiv:(\d\d)(\d\d)\.", citation)
+    return 12.0 * int(found[1]) + int(found[2]) if found else inf
 
 
 def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: int) -> Iterable[Layout]:

@@ -166,7 +166,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     else:
         core, core_back = device.flash(
             case.rows, max(1, case.heads // tensor), case.part, case.keys, case.head_dim,
-            does.attention == "flash_hopper",
+            does.attention,
         )  # fmt: skip
         if case.item == 4:
             core, core_back = 2 * core, 2 * core_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.hardware_model import HardwareModel
@@ -18,12 +19,19 @@ class Ring:
     ranks: int
     hosts: int
     """Hosts that they sit in."""
-    bandwidth: float
-    """Bytes per second that each rank sends, reached by large messages."""
+    inside: float
+    """Bytes per second that a rank sends to the next of its host, reached by large messages."""
+    across: float
+    """Bytes per second that the members of a host send to the next host together; infinite for one host."""
     latency: float
     """Seconds until a message has gone once round the ring."""
     start: float
     """Seconds before anything is sent."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that go round."""
+        return min(self.inside, self.across)
 
     def gather(self, whole: float) -> float:
         """All-gather that ends with `whole` bytes on each rank; the same as a reduce-scatter that starts with them."""
@@ -32,8 +40,15 @@ class Ring:
         return self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
 
     def reduce(self, whole: float) -> float:
-        """All-reduce of `whole` bytes: scatter and gather in one message."""
-        return 2 * self.gather(whole) - self.start if self.ranks > 1 and whole else 0.0
+        """All-reduce of `whole` bytes.
+
+        Inside hosts as a ring, scatter and gather; between hosts as a tree, which carries what a ring of hosts would.
+        """
+        if self.ranks == 1 or whole == 0:
+            return 0.0
+        ring = 2 * whole * (self.ranks - 1) / self.ranks / self.inside
+        tree = 2 * whole * (self.hosts - 1) / self.hosts / self.across
+        return self.start + 2 * self.latency + max(ring, tree)
 
     def exchange(self, whole: float) -> float:
         """All-to-all in which each rank holds `whole` bytes."""
@@ -62,30 +77,31 @@ class Network:
     """Whether all GPUs of a host reach each other at full speed."""
     model: HardwareModel
 
-    def ring(self, ranks: int, stride: int) -> Ring:
+    def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
         """The group of `ranks` devices of which each is `stride` devices after the one before.
 
         Inside a host a ring runs at the share of its link that large messages reach. Between hosts, the members of a
         host share what comes and goes: each byte crosses to the next host once, over the network cards of all of them,
-        and other groups of the same axis, one for each other device of the host, use their own.
+        and other groups of the same axis, one for each other device of the host, use their own. If the cards are not
+        `shared`, every rank gets all of its bytes over its own.
         """
         per_host = max(1, min(ranks, self.per_host // stride))
         hosts = -(-ranks // per_host)
         bandwidth = self.inside * self.model.node_share
         if not self.switched:
             bandwidth *= UNSWITCHED_LINKS.get(ranks, 1.0)
-        if hosts > 1:
-            across = self.outside * self.model.network_share * per_host
-            bandwidth = across if per_host == 1 else min(bandwidth, across)
+        across = self.outside * self.model.network_share * (per_host if shared else 1) if hosts > 1 else inf
+        if per_host == 1:
+            bandwidth = inf
         latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
-        return Ring(ranks, hosts, bandwidth, latency, self.model.message_seconds)
+        return Ring(ranks, hosts, bandwidth, across, latency, self.model.message_seconds)
 
     def pair(self, stride: int, ranks: int) -> Ring:
         """Two neighbouring stages of a pipeline of `ranks`: between hosts as soon as any edge crosses."""
         start = self.model.message_seconds
         if stride * ranks > self.per_host:
-            return Ring(2, 2, self.outside * self.model.network_share, self.outside_latency, start)
-        return Ring(2, 1, self.inside * self.model.node_share, self.inside_latency, start)
+            return Ring(2, 2, inf, self.outside * self.model.network_share, self.outside_latency, start)
+        return Ring(2, 1, self.inside * self.model.node_share, inf, self.inside_latency, start)
 
 
 def network_of(cluster: Cluster, model: HardwareModel) -> Network:
@@ -98,8 +114,9 @@ def network_of(cluster: Cluster, model: HardwareModel) -> Network:
 
 
 def overlapped(compute: float, message: float, slowdown: float) -> float:
-    """Seconds of `compute` and a `message` that runs beside it and takes multiprocessors and bandwidth from it."""
-    return max(compute + slowdown * min(message, compute), message)
+    """Seconds of `compute` and a `message` beside it: while both run, each takes multiprocessors and bandwidth from the
+    other, so that the longer one takes longer (Galvatron's coefficient, arXiv:2211.13878)."""
+    return max(compute, message) + slowdown * min(compute, message)
 
 
 def interleaved(compute: float, message: float, slowdown: float, pieces: int) -> float:

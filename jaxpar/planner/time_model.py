@@ -80,13 +80,27 @@ def step_time(
     return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware).time()
 
 
+def floor_time(
+    model: ModelConfig,
+    sequence_length: int,
+    global_batch: int,
+    layout: Layout,
+    cluster: Cluster,
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    hardware: HardwareModel | None = None,
+) -> StepTime:
+    """As `step_time`, with a pipeline in which no rank ever waits: below it for every schedule, and simulates nothing."""
+    return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, waits=False).time()
+
+
 class _Step:
     """The parts of a step's time."""
 
     def __init__(
         self, model: ModelConfig, sequence: int, batch: int, layout: Layout, cluster: Cluster, does: Mechanisms,
-        hardware: HardwareModel | None,
+        hardware: HardwareModel | None, *, waits: bool = True,
     ):  # fmt: skip
+        self.waits = waits
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self.model, self.sequence, self.batch, self.layout = model, sequence, batch, layout
         self.cluster, self.does, self.vocab = cluster, does, model.vocab
@@ -100,8 +114,10 @@ class _Step:
         self.layer: LayerTime = layer_time(self.case, self.device, self.network, does)
         self.head = head_time(self.case, self.vocab, self.device, self.network, does)
         self.again = self._again()
-        self.data_ring = self.network.ring(layout.data * layout.context, layout.tensor)
-        self.shard_ring = self.network.ring(layout.fsdp * layout.expert * layout.context, layout.tensor)
+        self.data_ring = self.network.ring(layout.data * layout.context, layout.tensor, does.shared_cards)
+        self.shard_ring = self.network.ring(
+            layout.fsdp * layout.expert * layout.context, layout.tensor, does.shared_cards
+        )
         self.jitter = 1 + self.hardware.host_jitter * log2(max(1.0, layout.devices / cluster.gpus_per_host))
 
     def time(self) -> StepTime:
@@ -167,7 +183,8 @@ class _Step:
                 self.does.overlap_pipe,
             )  # fmt: skip
             pieces = Pieces(whole_f, whole_b, min(self.layer.weight, whole_b), head, transfer)
-            makespan, ideal = pipeline_seconds(stages, pieces), bubble_free(stages, pieces)
+            ideal = bubble_free(stages, pieces)
+            makespan = pipeline_seconds(stages, pieces) if self.waits else ideal
         count = m * per_rank
         share = m / layout.pipe
         spent["matmuls"] = count * (forward.matmul + backward.matmul) + share * sum(w.matmul for w in self.head)
@@ -193,7 +210,8 @@ class _Step:
         ring = self.shard_ring
         weights = 2.0 * self.case.parameters
         gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * self.case.parameters
-        return ring.gather(weights), ring.gather(weights) + ring.gather(gradients)
+        again = 2 if self.does.gather_again and layout.remat != "none" else 1
+        return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
 
     def _offload(self, forward: float, backward: float) -> tuple[float, float]:
         """What copies to and from the host's memory cannot hide behind a layer's compute."""

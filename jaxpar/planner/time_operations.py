@@ -60,7 +60,7 @@ class Device:
         moved = batch * ((m * k + k * n) * item + m * n * out_bytes)
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
-    def flash(self, rows: int, heads: int, queries: int, keys: float, width: int, hopper: bool) -> tuple[float, float]:
+    def flash(self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str) -> tuple[float, float]:
         """Seconds of an attention kernel forward and backward.
 
         Args:
@@ -69,12 +69,14 @@ class Device:
             queries: of each sequence, on this device.
             keys: that a query sees, on average.
             width: of a head.
-            hopper: whether the kernel hides half of its exponentials behind matmuls, in two warp groups.
+            generation: of the kernel; those written for Hopper hide half of their exponentials behind matmuls.
         """
+        model = self.model
         pairs = float(rows) * heads * queries * (keys + ATTENTION_TILE / 2)
-        share = self.model.attention_hopper_share if hopper else self.model.attention_share
-        rate = self.peak * share
-        exponentials = pairs / self.model.exponentials * (0.5 if hopper else 1.0)
+        native = generation == "flash3" and self.float8_peak > 0
+        later = model.attention_native_share if native else model.attention_share
+        rate = self.peak * (model.attention_first_share if generation == "flash1" else later)
+        exponentials = pairs / model.exponentials * (0.5 if native else 1.0)
         forward = 4.0 * width * pairs / rate + exponentials
         backward = 10.0 * width * pairs / (rate * ATTENTION_BACKWARD) + exponentials
         return forward, backward
