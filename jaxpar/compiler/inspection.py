@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +15,7 @@ from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.difference import print_difference
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
+from jaxpar.compiler.way_out import way_out
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 
@@ -69,12 +70,16 @@ class Inspection:
         with Progress(
             *columns, console=screen, transient=True, refresh_per_second=4, disable=not screen.is_terminal
         ) as progress:
-            progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
+            task = progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
             compilation = compile_step(
                 config, cluster, timeout_s=self.timeout_s, cache=DEFAULT_CACHE if self.remember else None
             )
-        analysis = Analysis(compilation, cluster)
-        return analysis, make_report(analysis, file.stem)
+            analysis = Analysis(compilation, cluster)
+            report = make_report(analysis, file.stem)
+            if not report.fits:
+                progress.update(task, description="It does not fit: looking for what does ...")
+                report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))
+        return analysis, report
 
 
 def _check_writable(page: Path) -> None:

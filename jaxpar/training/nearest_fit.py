@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.overrides import with_overrides
+from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.memory_estimate import estimated_bytes
 from jaxpar.training.step import TrainStep
+
+MORE_DEVICES = "shard over more devices (parallel.fsdp with parallel.zero: 3), or choose a smaller model"
 
 type Rebuild = Callable[[Config], TrainStep]
 """The step of another configuration on the same devices; raises `UserError` where there is none."""
@@ -68,6 +71,20 @@ def nearest_fit(step: TrainStep, limit: int, rebuild: Rebuild, needed: int | Non
             if best.bytes <= limit:
                 return Search(best, best, tuple(tried))
     return Search(None, best if best.settings else None, tuple(tried))
+
+
+def told(search: Search) -> str:
+    """A search in words: `the nearest that fits: ...`."""
+    alone = f"; not enough alone: {', '.join(map(_shown, search.alone))}" if search.alone else ""
+    if search.nearest is not None:
+        return f"the nearest that fits: {_shown(search.nearest)}{alone}"
+    least = f" (at least {_shown(search.least)})" if search.least else ""
+    return f"no change of settings on these devices fits{least}: {MORE_DEVICES}{alone}"
+
+
+def _shown(fit: Fit) -> str:
+    settings = " with ".join(setting.replace("=", ": ", 1) for setting in fit.settings)
+    return f"{settings} (about {mebibytes(fit.bytes)})"
 
 
 def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from jaxpar.mesh.devices import devices_per_node
 from jaxpar.training.host_memory import check_offload
 from jaxpar.training.memory_check import mebibytes, memory_limit, pinned_state_bytes, state_bytes
 from jaxpar.training.memory_estimate import MemoryEstimate, estimate_memory, estimated_bytes
-from jaxpar.training.nearest_fit import Fit, Search, nearest_fit
+from jaxpar.training.nearest_fit import MORE_DEVICES, Search, nearest_fit, told
 from jaxpar.training.resolve import make_plan
 from jaxpar.training.resting_state import check_resting_state
 from jaxpar.training.step import TrainStep
@@ -23,7 +23,6 @@ EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA begins to say that memory did not suffice."""
 ROOM = 0.97
 """Share of the memory that a plan should leave untouched at most, where XLA has run out of it."""
-MORE_DEVICES = "shard over more devices (parallel.fsdp with parallel.zero: 3), or choose a smaller model"
 
 
 def check_state_fits(step: TrainStep) -> None:
@@ -33,7 +32,7 @@ def check_state_fits(step: TrainStep) -> None:
     if needed <= limit:
         return
     where = "each device" if sharing == 1 else f"this machine's {sharing} devices"
-    way_out = MORE_DEVICES if sharing > 1 else _way_out(_search(step, limit, None))
+    way_out = MORE_DEVICES if sharing > 1 else told(_search(step, limit, None))
     raise UserError(
         f"parallel: weights and optimizer state take {mebibytes(needed)} on {where}, and there are "
         f"{mebibytes(limit)}; {way_out}"
@@ -46,7 +45,7 @@ def check_step_fits(step: TrainStep, needed: int | None) -> None:
     if needed is not None and sharing == 1 and needed > limit:
         raise UserError(
             f"parallel: the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}; by shapes, "
-            f"{_by_class(estimate_memory(step))}; {_way_out(_search(step, limit, needed))}"
+            f"{_by_class(estimate_memory(step))}; {told(_search(step, limit, needed))}"
         )
 
 
@@ -75,7 +74,7 @@ def _explanation(step: TrainStep, error: str, needed: int | None) -> str:
     return (
         f"parallel: XLA found no room {found} on a device; the step needs "
         f"{'' if needed else 'about '}{mebibytes(total)} per device, and there are {mebibytes(each)}; by shapes, "
-        f"{_by_class(estimate_memory(step))}; {_way_out(_search(step, goal, needed))}"
+        f"{_by_class(estimate_memory(step))}; {told(_search(step, goal, needed))}"
     )
 
 
@@ -112,16 +111,3 @@ def _search(step: TrainStep, limit: int, needed: int | None) -> Search:
         return changed
 
     return nearest_fit(step, limit, rebuild, needed)
-
-
-def _way_out(search: Search) -> str:
-    alone = f"; not enough alone: {', '.join(map(_shown, search.alone))}" if search.alone else ""
-    if search.nearest is not None:
-        return f"the nearest that fits: {_shown(search.nearest)}{alone}"
-    least = f" (at least {_shown(search.least)})" if search.least else ""
-    return f"no change of settings on these devices fits{least}: {MORE_DEVICES}{alone}"
-
-
-def _shown(fit: Fit) -> str:
-    settings = " with ".join(setting.replace("=", ": ", 1) for setting in fit.settings)
-    return f"{settings} (about {mebibytes(fit.bytes)})"

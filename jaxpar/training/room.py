@@ -47,8 +47,13 @@ def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
     Temporaries are those of a layer that makes everything again, which has the most of them.
     """
     again = LayerRun(max(plan.stage_layers), dict(remat_map("full", ACTIVATIONS)))
-    # What the backends keep is the same, and this one can be traced anywhere.
-    attention = replace(plan.attention, name="xla")
-    step = TrainStep(config, replace(plan, runs=(again,), attention=attention), abstract_mesh(plan.axes))
+    step = described_step(config, replace(plan, runs=(again,)))
     estimate = estimate_memory(step)._replace(saved_activations=0, host=0)
     return Room(usable_bytes, estimate._asdict(), step.program.slots["stash"])
+
+
+def described_step(config: Config, plan: Plan) -> TrainStep:
+    """The step of `plan` on devices that need not be there, to be traced and not to be run."""
+    # What the backends keep is the same, and this one can be traced anywhere.
+    attention = replace(plan.attention, name="xla")
+    return TrainStep(config, replace(plan, attention=attention), abstract_mesh(plan.axes))

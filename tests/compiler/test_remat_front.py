@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -78,13 +79,14 @@ def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFi
     assert [(one.layers, one.activations) for one in runs] == [(n, own) for n, own in best["runs"]]
 
 
-def test_what_fits_nowhere_is_said(capfd: pytest.CaptureFixture[str]):
-    assert run("--set", "data.sequence_length=262144", cluster="v100-32:1x8") == 0
-    out = capfd.readouterr().out
-    assert "Nothing fits" in out
-    front = found(capfd, "--set", "data.sequence_length=262144", cluster="v100-32:1x8")
-    assert front["cheapest"] is None
-    assert not any(point["fits"] for point in front["presets"])
+def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(capfd: pytest.CaptureFixture[str]):
+    """131,072 tokens on GPUs of 32 GB: there is no table of choices none of which fits."""
+    too_long = "--set", "data.sequence_length=131072"
+    assert run(*too_long, cluster="v100-32:1x8") == 0
+    _, sentence, *after = capfd.readouterr().out.splitlines()
+    assert not after
+    assert re.match(r"Nothing fits: .* takes \d+\.\d GiB of 27.7 GiB, \d+\.\d GiB too much; ", sentence)
+    assert re.search(r"the nearest that fits: memory.*\(about 2\d\.\d\d GiB\); not enough alone: memory", sentence)
 
 
 def test_a_feed_forward_in_tiles_is_noted(capfd: pytest.CaptureFixture[str]):

@@ -140,9 +140,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
 def test_the_screen_answers_first_whether_it_fits():
     _, report = hsdp()
     assert "It fits: " in told(report).splitlines()[1]
-    too_much = replace(report, fits=False, margin_bytes=-3 * 2**30)
+    too_much = replace(report, fits=False, margin_bytes=-3 * 2**30, way_out="the nearest that fits: memory.remat: full")
     assert "It does NOT fit: " in told(too_much).splitlines()[1]
-    assert "3.0 GiB too much" in told(too_much)
+    assert "3.0 GiB too much; the nearest that fits: memory.remat: full." in told(too_much)
     assert report.margin_bytes == pool_bytes(report.device_bytes) - report.allocated_bytes
 
 

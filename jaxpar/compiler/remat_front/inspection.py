@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +13,10 @@ from jaxpar.compiler.inspection import PLAIN_WIDTH
 from jaxpar.compiler.remat_front.front import make_front
 from jaxpar.compiler.remat_front.picture import draw_front
 from jaxpar.compiler.remat_front.text import print_front
+from jaxpar.compiler.way_out import way_out
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.memory.remat import DEFAULT
 
 FORMS = ("svg", "png")
 
@@ -34,7 +36,11 @@ class FrontInspection:
     def run(self) -> None:
         """Search, and print. Raises `UserError` with one sentence."""
         form = None if self.picture is None else _form(self.picture)
-        front = make_front(load_config(self.config, self.overrides), parse_cluster(self.cluster), self.config.stem)
+        config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
+        front = make_front(config, cluster, self.config.stem)
+        if not front.fits:
+            asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
+            front = replace(front, way_out=way_out(asked, cluster))
         if self.picture is not None and form is not None:
             try:
                 self.picture.write_bytes(draw_front(front, form))

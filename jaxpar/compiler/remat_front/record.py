@@ -78,6 +78,13 @@ class RematFront:
     """The least that all units in flight take without host memory."""
     notes: tuple[str, ...] = ()
     """What of this the configuration rules out."""
+    way_out: str = ""
+    """The nearest settings that fit, in words, where no choice does."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether some choice does."""
+        return self.cheapest is not None or self.cheapest_with_host is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

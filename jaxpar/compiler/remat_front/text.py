@@ -15,13 +15,15 @@ from jaxpar.observe.amounts import seconds, share, size
 
 
 def print_front(front: RematFront, console: Console) -> None:
-    """What is left for activations, what fits, and the table."""
+    """What is left for activations, what fits, and the table; where nothing does, a sentence alone."""
     mesh = ", ".join(f"{axis} {n}" for axis, n in front.axes.items() if n > 1) or "one device"
     console.print(
         Text.assemble((front.config, "bold"), f" on {front.cluster}: {front.devices} x {front.gpu}, mesh {mesh}"),
         soft_wrap=True,
     )
     console.print(Text(verdict(front), "bold green" if front.cheapest else "bold red"), soft_wrap=True)
+    if not front.fits:
+        return
     console.print(_units(front), soft_wrap=True)
     console.print(_parts(front), soft_wrap=True)
     console.print()
@@ -43,13 +45,15 @@ def print_front(front: RematFront, console: Console) -> None:
 def verdict(front: RematFront) -> str:
     """One sentence."""
     room = f"{size(front.room_bytes)} of {size(front.usable_bytes)} are left for activations"
+    after = f"; {front.way_out}" if front.way_out else ""
     if front.room_bytes < 0:
-        return f"Nothing fits: what is no activation takes {size(-front.room_bytes)} more than a GPU has."
+        taken = f"what is no activation takes {size(sum(front.parts.values()))} of {size(front.usable_bytes)}"
+        return f"Nothing fits: {taken}, {size(-front.room_bytes)} too much{after}."
     fitting = [point.name for point in front.presets if point.fits]
     if fitting:
         return f"{room}: {' and '.join(fitting) if len(fitting) < 3 else ', '.join(fitting)} fit."
     if front.cheapest is None:
-        return f"Nothing fits: {room}, and layers keep {size(front.least_bytes)} at least without host memory."
+        return f"Nothing fits: {room}, and layers keep {size(front.least_bytes)} at least without host memory{after}."
     return f"{room}: no preset fits, but other choices do."
 
 

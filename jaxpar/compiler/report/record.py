@@ -128,6 +128,8 @@ class Report:
     """Roofline time by kind of kernel."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
+    way_out: str = ""
+    """The nearest settings that fit, in words, where these do not."""
 
     @property
     def step_seconds(self) -> float:

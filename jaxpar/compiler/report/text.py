@@ -63,7 +63,8 @@ def verdict(report: Report) -> str:
     there = f"{usable} ({size(report.device_bytes)} less {size(report.reserve_bytes)} for CUDA and NCCL)"
     if report.fits:
         return f"It fits: {size(report.allocated_bytes)} of {there}, {size(report.margin_bytes)} to spare."
-    return f"It does NOT fit: {size(report.allocated_bytes)} of {there}, {size(-report.margin_bytes)} too much."
+    too_much = f"{size(report.allocated_bytes)} of {there}, {size(-report.margin_bytes)} too much"
+    return f"It does NOT fit: {too_much}{f'; {report.way_out}' if report.way_out else ''}."
 
 
 def warnings(report: Report) -> list[str]:
