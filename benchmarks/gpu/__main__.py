@@ -1,0 +1,144 @@
+"""Checks and measures kernels, memory and a step on one GPU, in under 8 minutes; prints a table.
+
+    python -m benchmarks.gpu --json gpu.json             # everything
+    python -m benchmarks.gpu --record                    # and note which kernels were right, for `auto` to take
+    python -m benchmarks.gpu --only check-triton attention
+    python -m benchmarks.gpu --dry-run                   # tiny shapes on any machine, kernels in the interpreter
+
+What there was no time for, and what failed, is in the table and in the JSON. The exit code is 1 where something failed
+or was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.journal import Journal, read
+from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.record import add_records, verified
+from benchmarks.gpu.report import table
+from benchmarks.gpu.targets import targets
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 465
+"""Of the whole suite: 8 minutes, less what the last part may overrun."""
+GRACE = 10
+"""Seconds that a part gets beyond its time before it is killed."""
+LEAST = 12
+"""A part is not begun with fewer seconds than a process and its first program take."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything")
+    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    parser.add_argument("--record", action="store_true", help="enter kernels that were right into verified.json")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine, in this process")
+    parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    parts = [part for part in PARTS if part.name in options.only]
+    if options.part is not None:
+        (part,) = (part for part in PARTS if part.name == options.part)
+        _run_part(part, Journal(part.name, options.seconds, options.journal))
+        return 0
+    began = time.monotonic()
+    rows = _dry(parts) if options.dry_run else _in_processes(parts, options.seconds)
+    result = _result(rows, options.dry_run, time.monotonic() - began)
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))
+    if options.record:
+        try:
+            print("recorded: " + (", ".join(add_records(verified(rows), result["device"])) or "nothing was right"))
+        except ValueError as error:
+            print(f"not recorded: {error}", file=sys.stderr)
+            return 2
+    return 1 if any(wrong(row) for row in rows) else 0
+
+
+def wrong(row: dict[str, Any]) -> bool:
+    """Whether something failed; a refusal with its reason, or a lack of time, is none."""
+    return "failed" in row or row.get("passed") is False or row["kind"] == "broken"
+
+
+def _result(rows: list[dict[str, Any]], dry: bool, seconds: float) -> dict[str, Any]:
+    nothing = {"device": "no device answered", "platform": "", "compute_capability": "", "count": 0, "versions": {}}
+    device = next((row for row in rows if row["kind"] == "device"), nothing)
+    rest = [row for row in rows if row["kind"] != "device"]
+    return {"device": device, "dry_run": dry, "seconds": seconds, "targets": targets(rest), "rows": rest}
+
+
+def _run_part(part: Part, journal: Journal) -> None:
+    from benchmarks.gpu.programs import device_row
+
+    journal.add("device", **device_row())
+    part.run(journal)
+
+
+def _dry(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    rows = []
+    for part in parts:
+        journal = Journal(part.name, part.seconds, dry=True)
+        _run_part(part, journal)
+        rows += journal.rows
+    return rows
+
+
+def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]:
+    """Rows of all parts, each in a process with its share of the time; what goes wrong is a row too."""
+    end, rows = time.monotonic() + seconds, []
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            left = min(part.seconds, end - time.monotonic())
+            if left < LEAST:
+                rows.append({"part": part.name, "kind": "skipped", "what": part.name, "why": "time budget"})
+                continue
+            print(f"{part.name}: at most {left:.0f} s", file=sys.stderr, flush=True)
+            file = Path(folder) / f"{part.name}.jsonl"
+            failure = _child(part, left, file)
+            rows += read(file)
+            if failure is not None:
+                rows.append({"part": part.name, "kind": "skipped", "what": f"the rest of {part.name}", "why": failure})
+                rows.append({"part": part.name, "kind": "broken", "what": part.name, "why": failure})
+    return rows
+
+
+def _child(part: Part, seconds: float, file: Path) -> str | None:
+    """Run a part; returns why it did not come to its end."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--seconds", str(seconds)]
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(
+            [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=said, stderr=said,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = child.wait(seconds + GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            return f"killed after {seconds + GRACE:.0f} s"
+        if code == 0:
+            return None
+        said.seek(0)
+        last = [line for line in said.read().splitlines() if line.strip()][-3:]
+        return f"ended with {code}: {' | '.join(last)[-600:]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Attention on the device: is each implementation right, and how fast is it beside cuDNN and PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu import torch_attention
+from benchmarks.gpu.attention_cases import CHECKED, Case, timed
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
+from pallas_kernels.attention.registry import IMPLEMENTATIONS
+
+DRY_CHECKED = (Case("72, packed, window 20", 72, 64, 2, 1, packed=30, window=20),)
+DRY_TIMED = (Case("packed", 64, 32, 2, 2, packed=20),)
+
+
+def check(journal: Journal, name: str) -> None:
+    """Output, log-sum-exp and gradients of one implementation against float64: at most twice plain JAX's error.
+
+    What an implementation refuses is a row with its reason. Each case runs twice: whether bits are the same is said.
+    """
+    known = {entry.name: entry for entry in IMPLEMENTATIONS}
+    if name not in known:
+        journal.skip(f"attention/{name}", "the registry of pallas_kernels.attention has no such implementation")
+        return
+    cases = DRY_CHECKED if journal.dry else CHECKED
+    lse = known[name].kernels is not None
+    programs = {}
+    for case in cases:
+        arrays = case.arrays()
+        programs[case, "low"] = _gradients(case, "xla", lse, arrays)
+        programs[case, "have"] = _gradients(case, name, lse, arrays, interpret=journal.dry and name != "xla")
+        programs[case, "wanted"] = _gradients(case, None, lse, arrays)
+    compiled = compile_all(programs)
+    for case in cases:
+        row: dict[str, Any] = {"kernel": f"attention/{name}", "case": case.name}
+        have = compiled[case, "have"]
+        if isinstance(have, Exception):
+            journal.add("check", **row, **why_not(have))
+            continue
+        try:
+            journal.add("check", **row, **_compare(case, lse, {kind: compiled[case, kind] for kind in KINDS}))
+        except Exception as error:  # a row says what went wrong, and the others are still checked
+            journal.add("check", **row, failed=sentence(error))
+
+
+KINDS = ("wanted", "low", "have")
+
+
+def _gradients(case: Case, name: str | None, lse: bool, arrays: tuple, interpret: bool = False) -> Any:
+    """Lowers the results and gradients by the implementation `name`, or as on paper in float64."""
+
+    def program(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, d_lse: jax.Array) -> tuple:
+        attend: Any = case.dense if name is None else case.call(name, lse=lse, interpret=interpret)
+        if not lse and name is None:
+            attend = lambda q, k, v: case.dense(q, k, v)[0]
+        results, pullback = jax.vjp(attend, q, k, v)
+        gradients = pullback((d_out, d_lse) if lse else d_out)
+        return *(results if lse else (results,)), *gradients
+
+    def lower() -> Any:
+        if name is not None:
+            return jax.jit(program).lower(*arrays)
+        with jax.enable_x64(True):
+            return jax.jit(program).lower(*(jax.ShapeDtypeStruct(x.shape, jnp.float64) for x in arrays))
+
+    return lower
+
+
+def _compare(case: Case, lse: bool, compiled: dict[str, Any]) -> dict[str, Any]:
+    arrays = case.arrays()
+    with jax.enable_x64(True):
+        wanted = [np.asarray(x) for x in compiled["wanted"](*(jnp.asarray(x, jnp.float64) for x in arrays))]
+    low, have, again = (jax.device_get(compiled[kind](*arrays)) for kind in ("low", "have", "have"))
+    names = ("out", "lse", "dq", "dk", "dv") if lse else ("out", "dq", "dk", "dv")
+    errors = {name: _error(a, b) for name, a, b in zip(names, have, wanted, strict=True)}
+    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(names, low, wanted, strict=True)}
+    return {
+        "errors": errors,
+        "allowed": allowed,
+        "passed": all(errors[name] <= allowed[name] for name in names),
+        "same_bits": all(np.array_equal(a, b) for a, b in zip(have, again, strict=True)),
+    }
+
+
+def _error(have: Any, wanted: np.ndarray) -> float:
+    """max|difference| / max|wanted|; infinite where something is not finite."""
+    difference = np.abs(np.asarray(have, np.float64) - wanted)
+    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+
+
+def measure(journal: Journal) -> None:
+    """TFLOP/s of forward and backward of every implementation that takes a case, in turn."""
+    names = [entry.name for entry in IMPLEMENTATIONS if journal.dry or entry.name != "xla"]
+    rounds = 2 if journal.dry else 7
+    for case in DRY_TIMED if journal.dry else timed():
+        what = f"{case.name}, {case.seq} tokens, width {case.width}"
+        if not journal.has_time(what, 0 if journal.dry else 12):
+            continue
+        arrays, flops = case.arrays(), case.flops()
+        programs = compile_all({(name, way): lower for name in names for way, lower in _ways(case, name, arrays)})
+        programs |= compile_all({("cudnn, dense mask", way): lower for way, lower in _masked_ways(case, arrays)})
+        ready: dict[str, dict[str, Any]] = {"forward": {}, "kept": {}, "backward": {}}
+        row = {"case": case.name, "seq": case.seq, "width": case.width, "batch": case.batch}
+        row |= {"heads": case.heads, "kv_heads": case.kv_heads}
+        for (name, way), program in programs.items():
+            if isinstance(program, Exception):
+                if way == "forward":
+                    journal.add("attention", **row, by=name, **why_not(program))
+                continue
+            ready[way][name] = program
+        calls = {"forward": _forward_calls(ready["forward"], arrays), "backward": _backward_calls(ready, case, arrays)}
+        for name, ways in torch_attention.programs(case, journal).items():
+            for way, call in ways.items():
+                calls[way][name] = call
+        for way, by_name in calls.items():
+            work = flops * (2.5 if way == "backward" else 1.0)
+            for name, seconds in _timed(journal, by_name, rounds, what).items():
+                tflops = work / seconds["seconds"] / 1e12
+                journal.add("attention", **row, by=name, way=way, tflops=tflops, **seconds)
+
+
+def _timed(journal: Journal, calls: dict[str, Any], rounds: int, what: str) -> dict[str, dict[str, float]]:
+    working = {}
+    for name, call in calls.items():
+        try:
+            jax.block_until_ready(call())
+            working[name] = call
+        except Exception as error:  # told in the table; the others are still timed
+            journal.skip(f"{what} by {name}", sentence(error))
+    return seconds_of(working, rounds) if working else {}
+
+
+def _ways(case: Case, name: str, arrays: tuple) -> list[tuple[str, Any]]:
+    """Lowers the forward alone, and the backward alone, which takes what the forward keeps."""
+    return _lowered(case.call(name, lse=False), arrays)
+
+
+def _masked_ways(case: Case, arrays: tuple) -> list[tuple[str, Any]]:
+    """cuDNN where it takes no segments: with the mask of the documents as a dense bias, which is what users have."""
+    segments = case.segments()
+    if segments is None:
+        return []
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        slots = jnp.arange(case.seq)
+        mask = (segments[:, None, :, None] == segments[:, None, None, :]) & (slots[:, None] >= slots)
+        implementation = "cudnn" if jax.devices()[0].platform == "gpu" else "xla"
+        return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+
+    return _lowered(attend, arrays)
+
+
+def _lowered(attend: Any, arrays: tuple) -> list[tuple[str, Any]]:
+    forward = jax.jit(attend)
+    keeping, backward = _keeping(attend), jax.jit(lambda pullback, d_out: pullback(d_out))
+    q, k, v, d_out, _ = arrays
+
+    def lower_backward() -> Any:
+        _, pullback = jax.eval_shape(keeping, q, k, v)
+        return backward.lower(pullback, d_out)
+
+    return [
+        ("forward", lambda: forward.lower(q, k, v)), ("kept", lambda: keeping.lower(q, k, v)),
+        ("backward", lower_backward),
+    ]  # fmt: skip
+
+
+def _keeping(attend: Any) -> Any:
+    return jax.jit(lambda q, k, v: jax.vjp(attend, q, k, v))
+
+
+def _forward_calls(programs: dict[str, Any], arrays: tuple) -> dict[str, Any]:
+    return {name: (lambda program=program: program(*arrays[:3])) for name, program in programs.items()}
+
+
+def _backward_calls(ready: dict[str, dict[str, Any]], case: Case, arrays: tuple) -> dict[str, Any]:
+    calls = {}
+    for name, program in ready["backward"].items():
+        if name in ready["kept"]:
+            calls[name] = _Backward(program, ready["kept"][name], arrays)
+    return calls
+
+
+class _Backward:
+    """The backward alone; what the forward keeps for it is made when it is first called."""
+
+    def __init__(self, program: Any, keeping: Any, arrays: tuple):
+        self.program, self.keeping, self.arrays, self.pullback = program, keeping, arrays, None
+
+    def __call__(self) -> Any:
+        if self.pullback is None:
+            self.pullback = self.keeping(*self.arrays[:3])[1]
+        return self.program(self.pullback, self.arrays[3])

@@ -1,0 +1,164 @@
+"""The head's loss on the device: is the kernel right, and what time and memory does it take beside others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.programs import compile_all, seconds_of, sentence
+from pallas_kernels import fused_linear_cross_entropy
+from pallas_kernels.linear_cross_entropy import Tile
+
+CHECKED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
+    "one token": ((1, 64, 200), {}),
+    "nothing divides": ((203, 200, 1025), {"softcap": 20.0, "z_loss": 1e-2, "vocab": 1000}),
+    "all divides": ((512, 512, 4096), {}),
+    "soft-cap, table of rows": ((512, 512, 4096), {"softcap": 20.0, "vocab_first": True}),
+    "z-loss, table of rows": ((1023, 256, 5000), {"z_loss": 1e-2, "vocab_first": True}),
+    "50257 columns": ((1024, 768, 50257), {}),
+}
+"""(tokens, embed, columns) and options."""
+DRY_CHECKED = {"small": ((24, 40, 300), {"softcap": 20.0, "z_loss": 1e-2, "vocab": 290})}
+DRY = {"implementation": "triton", "interpret": True, "tile": Tile(32, 128, 32, warps=4, stages=2)}
+
+
+def check(journal: Journal) -> None:
+    """The kernel's loss, log-sum-exp and gradients against float64: at most twice the error of logits that are kept."""
+    kernel = DRY if journal.dry else {"implementation": "triton"}
+    for case, (shape, options) in (DRY_CHECKED if journal.dry else CHECKED).items():
+        row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
+        try:
+            journal.add("check", **row, **_compare(shape, options, kernel))
+        except Exception as error:  # a row says what went wrong, and the others are still checked
+            refused = isinstance(error, ValueError) and "does not support" in str(error)
+            journal.add("check", **row, **{"refused" if refused else "failed": sentence(error)})
+
+
+def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:
+    tokens, embed, columns = shape
+    vocab_first = options.get("vocab_first", False)
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (tokens, embed), jnp.float32).astype(jnp.bfloat16)
+    table = (2 * embed**-0.5 * jax.random.normal(keys[1], (embed, columns), jnp.float32)).astype(jnp.bfloat16)
+    labels = jax.random.randint(keys[2], (tokens,), 0, options.get("vocab", columns)).at[0].set(-100)
+    weights = jax.random.normal(keys[3], (tokens,), jnp.float32)
+
+    def gradients(function: Any) -> Any:
+        """The result is of (x, table [embed, columns], weights): losses, and the gradients of their weighted sum."""
+
+        def program(x: jax.Array, table: jax.Array, weights: jax.Array) -> tuple:
+            (loss, lse), pullback = jax.vjp(function, x, table)
+            return loss, lse, *pullback((weights, jnp.zeros_like(weights)))
+
+        return jax.jit(program)
+
+    def fused(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+        table = table.T if vocab_first else table
+        return tuple(fused_linear_cross_entropy(x, table, labels, **kernel, **options, chunk_bytes=1 << 24))
+
+    kept = lambda x, table: kept_logits(x, table, labels, **options)
+    run = gradients(fused)
+    have, again = (jax.device_get(run(x, table, weights)) for _ in range(2))
+    low = jax.device_get(gradients(kept)(x, table, weights))
+    with jax.enable_x64(True):
+        wanted = jax.device_get(gradients(kept)(*(jnp.asarray(a, jnp.float64) for a in (x, table, weights))))
+    names = ("loss", "lse", "dx", "d_table")
+    errors = {name: _error(a, b) for name, a, b in zip(names, have, wanted, strict=True)}
+    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(names, low, wanted, strict=True)}
+    return {
+        "errors": errors,
+        "allowed": allowed,
+        "passed": all(errors[name] <= allowed[name] for name in names),
+        "same_bits": all(np.array_equal(a, b) for a, b in zip(have, again, strict=True)),
+    }
+
+
+def _error(have: Any, wanted: np.ndarray) -> float:
+    difference = np.abs(np.asarray(have, np.float64) - wanted)
+    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+
+
+def kept_logits(
+    x: jax.Array, table: jax.Array, labels: jax.Array, *, vocab: int | None = None, softcap: float | None = None,
+    z_loss: float = 0.0, vocab_first: bool = False,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Loss and log-sum-exp by logits that are kept whole, in float32 or, for float64 inputs, in float64."""
+    del vocab_first  # the table is [embed, columns] here
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    logits = jnp.matmul(x, table[:, :vocab], preferred_element_type=wide)
+    logits = logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+    lse, counts = jax.nn.logsumexp(logits, axis=-1), labels != -100
+    label = jnp.take_along_axis(logits, jnp.where(counts, labels, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(counts, lse - label + z_loss * lse**2, 0.0), jnp.where(counts, lse, 0.0)
+
+
+def measure(journal: Journal) -> None:
+    """Forward and backward of the mean loss of 16k tokens, 4096 wide, over 152k columns."""
+    tokens, embed, columns = (64, 32, 640) if journal.dry else (16384, 4096, 152064)
+    x = jnp.ones((tokens, embed), jnp.bfloat16)
+    table = jax.random.normal(jax.random.key(0), (embed, columns), jnp.bfloat16) * 0.02
+    labels = jnp.arange(tokens, dtype=jnp.int32) % columns
+
+    def full(x: jax.Array, table: jax.Array) -> jax.Array:
+        return kept_logits(x, table, labels)[0].mean()
+
+    def fused(**options: Any) -> Any:
+        return lambda x, table: fused_linear_cross_entropy(x, table, labels, **options).loss.mean()
+
+    losses = {
+        "fused": fused(**DRY) if journal.dry else fused(implementation="triton"),
+        "chunks in plain JAX": fused(implementation="xla"),
+        "full logits": full,
+    }
+    functions = {name: jax.jit(jax.value_and_grad(loss, (0, 1))) for name, loss in losses.items()}
+    functions["jaxpar's tiles"] = _tiled(labels, columns, max(1, round(tokens * columns * 4 / 2**30)))
+    compiled = compile_all({name: (lambda f=f: f.lower(x, table)) for name, f in functions.items()})
+    calls = {}
+    row = {"tokens": tokens, "embed": embed, "columns": columns}
+    for name, program in compiled.items():
+        if isinstance(program, Exception):
+            journal.add("cross_entropy", **row, by=name, refused=sentence(program))
+            continue
+        calls[name] = lambda program=program: program(x, table)
+        try:
+            jax.block_until_ready(calls[name]())
+        except Exception as error:  # told in the table; the others are still timed
+            journal.add("cross_entropy", **row, by=name, refused=sentence(error))
+            del calls[name]
+    for name, seconds in seconds_of(calls, 2 if journal.dry else 5).items():
+        memory = compiled[name].memory_analysis()
+        tflops = 6.0 * tokens * embed * columns / seconds["seconds"] / 1e12
+        journal.add(
+            "cross_entropy", **row, by=name, tflops=tflops, temporary_bytes=memory.temp_size_in_bytes, **seconds
+        )
+
+
+def _tiled(labels: jax.Array, columns: int, tiles: int) -> Any:
+    """`jaxpar.model.tiled_loss` on a mesh of one device: gradients made along with the loss."""
+    from jax.sharding import AxisType, PartitionSpec
+
+    from jaxpar.config import ModelConfig
+    from jaxpar.mesh.axes import AXES, vary
+    from jaxpar.mesh.collectives import reduce_sum
+    from jaxpar.model.tiled_loss import tiled_cross_entropy
+
+    loss: Any = tiled_cross_entropy
+    mesh = jax.make_mesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:1])
+    counted = [axis for axis in AXES if axis != "tensor"]
+
+    def program(x: jax.Array, table: jax.Array) -> Any:
+        model = ModelConfig(embed=x.shape[1], vocab=columns)
+        mask = jnp.full((1, len(labels)), 1.0 / len(labels), jnp.float32)
+
+        def total(x: jax.Array, table: jax.Array) -> jax.Array:
+            sums = loss(vary(x[None]), vary(table), labels[None], vary(mask, counted), model, ("tensor",), tiles)
+            return reduce_sum(sums[0], counted)
+
+        return jax.value_and_grad(total, (0, 1))(x, table)
+
+    none = PartitionSpec()
+    return jax.jit(jax.shard_map(program, mesh=mesh, in_specs=(none, none), out_specs=(none, (none, none))))

@@ -1,0 +1,56 @@
+"""What a part of the suite found, row by row, and what it had no time for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Rows of a part. They are written at once, so that a part that is killed leaves what it had.
+
+    Args:
+        part: its name.
+        seconds: time that it has.
+        file: where rows are added as lines of JSON; None keeps them here alone.
+        dry: whether shapes are tiny and nothing is measured that means anything.
+    """
+
+    def __init__(self, part: str, seconds: float, file: Path | None = None, dry: bool = False):
+        self.part, self.file, self.dry = part, file, dry
+        self.rows: list[dict[str, Any]] = []
+        self._end = time.monotonic() + seconds
+
+    def add(self, kind: str, **row: Any) -> None:
+        """A row of what was measured: `kind` says which table it belongs to."""
+        row = {"part": self.part, "kind": kind, **row}
+        self.rows.append(row)
+        if self.file is not None:
+            with self.file.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+
+    def skip(self, what: str, why: str) -> None:
+        """Something that the suite has, and this run has not."""
+        self.add("skipped", what=what, why=why)
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.monotonic()
+
+    def has_time(self, what: str, seconds: float = 0.0) -> bool:
+        """Whether `seconds` are left; if not, `what` is skipped."""
+        if self.left > seconds:
+            return True
+        self.skip(what, f"time budget: {max(self.left, 0.0):.0f} s left, it takes about {seconds:.0f} s")
+        return False
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The rows in a file; what was being written when the part was killed is left out."""
+    if not file.exists():
+        return []
+    lines = file.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]

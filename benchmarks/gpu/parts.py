@@ -1,0 +1,77 @@
+"""The parts of the suite, in order of importance, and the time that each has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.gpu.journal import Journal
+
+
+@dataclass(frozen=True)
+class Part:
+    """Runs in a process of its own: what a broken kernel does to a GPU's context ends with it."""
+
+    name: str
+    seconds: float
+    """At most; a part that needs less leaves the rest to those after it."""
+    run: Callable[[Journal], None]
+
+
+def _check_attention(name: str) -> Callable[[Journal], None]:
+    def run(journal: Journal) -> None:
+        from benchmarks.gpu import attention
+
+        attention.check(journal, name)
+
+    return run
+
+
+def _check_cross_entropy(journal: Journal) -> None:
+    from benchmarks.gpu import cross_entropy
+
+    cross_entropy.check(journal)
+
+
+def _attention(journal: Journal) -> None:
+    from benchmarks.gpu import attention
+
+    attention.measure(journal)
+
+
+def _cross_entropy(journal: Journal) -> None:
+    from benchmarks.gpu import cross_entropy
+
+    cross_entropy.measure(journal)
+
+
+def _step(journal: Journal) -> None:
+    from benchmarks.gpu import training
+
+    training.step(journal)
+
+
+def _bits(journal: Journal) -> None:
+    from benchmarks.gpu import training
+
+    training.same_bits(journal)
+
+
+def _tiers(journal: Journal) -> None:
+    from benchmarks.gpu import training
+
+    training.tiers(journal)
+
+
+PARTS = (
+    Part("check-mosaic", 45, _check_attention("mosaic")),
+    Part("check-triton", 45, _check_attention("triton")),
+    Part("check-cross-entropy", 30, _check_cross_entropy),
+    Part("attention", 130, _attention),
+    Part("cross-entropy", 45, _cross_entropy),
+    Part("check-cudnn", 25, _check_attention("cudnn")),
+    Part("step", 60, _step),
+    Part("bits", 45, _bits),
+    Part("memory", 130, _tiers),
+)
+"""Their sum is above what the whole has: parts at the end get what is left."""

@@ -1,0 +1,91 @@
+"""Programs of a part: compiled side by side, timed in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from benchmarks.turns import take_turns
+
+THREADS = 8
+"""Compilations at a time."""
+TURN_SECONDS = 0.02
+"""A turn calls its program as often as it takes to fill them, so that dispatch and the clock weigh little."""
+
+type Lowered = Callable[[], Any]
+"""Traces and lowers a program: in the caller's thread, one after the other."""
+
+
+def compile_all(programs: Mapping[Any, Lowered]) -> dict[Any, Any]:
+    """Each program compiled, or the exception that it raised in tracing or compiling."""
+    found: dict[Any, Any] = {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting = {}
+        for name, lower in programs.items():
+            try:
+                waiting[name] = pool.submit(lower().compile)
+            except Exception as error:  # a benchmark reports what does not trace, and goes on
+                found[name] = error
+        for name, future in waiting.items():
+            error = future.exception()
+            found[name] = future.result() if error is None else error
+    return found
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of an exception, for a row."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def seconds_of(programs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, dict[str, float]]:
+    """Median, lowest and highest seconds of each program, over rounds in which all take a turn."""
+    calls = {}
+    for name, program in programs.items():
+        jax.block_until_ready(program())
+        start = time.perf_counter()
+        jax.block_until_ready(program())
+        calls[name] = max(1, min(100, round(TURN_SECONDS / (time.perf_counter() - start + 1e-9))))
+
+    def turn(name: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            result = None
+            for _ in range(calls[name]):
+                result = programs[name]()
+            return result
+
+        return run
+
+    times = take_turns({name: turn(name) for name in programs}, rounds)["wall"]
+    found = {}
+    for name, values in times.items():
+        each = [value / calls[name] for value in values]
+        found[name] = {"seconds": statistics.median(each), "lowest": min(each), "highest": max(each)}
+    return found
+
+
+def device_row() -> dict[str, Any]:
+    """The device, and the versions that a record names."""
+    import jaxlib
+
+    device = jax.devices()[0]
+    versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    backend = getattr(device, "client", None)
+    versions |= {"cuda": platform_version(backend)} if device.platform == "gpu" else {}
+    return {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "compute_capability": str(getattr(device, "compute_capability", "")),
+        "count": jax.device_count(),
+        "versions": versions,
+    }
+
+
+def platform_version(client: Any) -> str:
+    """What the plugin says of CUDA, in a line."""
+    return " ".join(str(getattr(client, "platform_version", "unknown")).split())

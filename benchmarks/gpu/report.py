@@ -1,0 +1,93 @@
+"""What the suite found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """All of a result, what was skipped included."""
+    rows = result["rows"]
+    of = lambda kind: [row for row in rows if row["kind"] == kind]
+    device = result["device"]
+    lines = [f"{device['count']} x {device['device']}; {result['seconds']:.0f} s in all"]
+    if result["dry_run"]:
+        lines.append("DRY RUN: tiny shapes, to see that the suite runs; no number here means anything.")
+    sections = (
+        ("Right or wrong, against float64", [_check(row) for row in of("check")]),
+        ("Attention, TFLOP/s (median of turns)", _attention(of("attention"))),
+        ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
+        ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
+        ("A step", [_step(row) for row in of("step")]),
+        ("The deepest model, by where its state rests", [_step(row) for row in of("tier")]),
+        ("Targets", [_target(target) for target in result["targets"]]),
+        ("NOT RUN", [f"{row['part']}: {row['what']}: {row['why']}" for row in of("skipped")]),
+    )
+    for title, content in sections:
+        if content:
+            lines += ["", title, *(f"  {line}" for line in content)]
+    return "\n".join(lines)
+
+
+def _check(row: Mapping[str, Any]) -> str:
+    head = f"{row['kernel']:28}{row['case']:46}"
+    for word in ("refused", "failed"):
+        if word in row:
+            return f"{head}{word.upper() if word == 'failed' else word}: {row[word]}"
+    worst = max(row["errors"], key=lambda name: row["errors"][name] / row["allowed"][name])
+    verdict = "ok" if row["passed"] else "WRONG"
+    bits = "" if row["same_bits"] else ", other bits the second time"
+    return f"{head}{verdict:7}{worst} {row['errors'][worst]:.1e} of {row['allowed'][worst]:.1e}{bits}"
+
+
+def _attention(rows: list[dict[str, Any]]) -> list[str]:
+    cases: dict[tuple, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        key = row["case"], row["seq"], row["width"], f"{row['heads']}:{row['kv_heads']}"
+        cases.setdefault(key, {}).setdefault(row["by"], {}).update({row.get("way", "refused"): row})
+    lines = (
+        [f"{'case':22}{'tokens':>8}{'width':>7}{'heads':>8}  {'by':20}{'forward':>9}{'backward':>10}"] if rows else []
+    )
+    for (case, seq, width, heads), by_name in cases.items():
+        for name, ways in by_name.items():
+            head = f"{case:22}{seq:8}{width:7}{heads:>8}  {name:20}"
+            rate = lambda way, ways=ways: f"{ways[way]['tflops']:.0f}" if way in ways else "-"
+            refused = ways["refused"]["refused"] if "refused" in ways else ""
+            lines.append(f"{head}{rate('forward'):>9}{rate('backward'):>10}  {refused}".rstrip())
+    return lines
+
+
+def _cross_entropy(row: Mapping[str, Any]) -> str:
+    head = f"{row['by']:22}"
+    if "refused" in row:
+        return f"{head}refused: {row['refused']}"
+    gib = row["temporary_bytes"] / 2**30
+    return f"{head}{row['seconds'] * 1e3:10.2f} ms{row['tflops']:8.0f} TFLOP/s{gib:8.2f} GiB of temporaries"
+
+
+def _bits(row: Mapping[str, Any]) -> str:
+    if "failed" in row:
+        return f"{row['name']:12}FAILED: {row['failed']}"
+    return f"{row['name']:12}{'equal' if row['passed'] else 'NOT EQUAL'} ({row['compared']} arrays)"
+
+
+def _step(row: Mapping[str, Any]) -> str:
+    head = f"{row['name']:14}" + (f"state: {row['tier']:6}" if "tier" in row else "")
+    for word in ("refused", "failed"):
+        if word in row:
+            return f"{head}{word}: {row[word]}"
+    mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
+    peak = f"{row['peak_bytes'] / 2**30:.1f} GiB" + ("" if row["memory_kind"] == "device" else " (of the process)")
+    return (
+        f"{head}{row['parameters'] / 1e9:7.2f}B{row['tokens_per_second']:12,.0f} tokens/s"
+        f"{row['step_time_s'] * 1e3:11.1f} ms  MFU {mfu}  peak {peak}  attention: {row['attention']}"
+    )
+
+
+def _target(target: Mapping[str, Any]) -> str:
+    sign = "<=" if target.get("at_most") else ">="
+    if target["measured"] is None:
+        return f"{'not measured':14}{sign} {target['target']:<5}{target['what']}"
+    verdict = "met" if target["met"] else "MISSED"
+    return f"{verdict:8}{target['measured']:5.2f} {sign} {target['target']:<5}{target['what']}"

@@ -1,0 +1,71 @@
+"""What the kernels are to reach on an H200, and whether they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+OURS = ("mosaic", "triton")
+CUDNN = {8192: (644, 541), 16384: (673, 579)}
+"""TFLOP/s forward and backward that NVIDIA's table has for cuDNN 9.19 on an H200: one row, 64 query and 8 KV heads of
+width 128, causal, bfloat16."""
+
+
+def targets(rows: Rows) -> list[dict[str, Any]]:
+    """Each target with what was measured; `measured` is None where something is missing."""
+    found = [
+        *_attention(rows, "causal", (8192, 16384), 128, ("forward", "backward"), 1.0, ("cudnn",)),
+        *_attention(rows, "causal", (8192,), 64, ("forward", "backward"), 1.0, ("cudnn",)),
+        *_attention(rows, "window 1024", (16384,), 128, ("forward", "backward"), 1.5, None),
+        *_attention(rows, "window 4096", (16384,), 128, ("forward", "backward"), 1.5, None),
+        *_attention(rows, "packed, mean 1k", (16384,), 128, ("forward", "backward"), 1.5, None),
+        *_cross_entropy(rows),
+    ]
+    return [target | {"met": None if target["measured"] is None else _met(target)} for target in found]
+
+
+def _met(target: Mapping[str, Any]) -> bool:
+    measured, wanted = target["measured"], target["target"]
+    return measured <= wanted if target.get("at_most") else measured >= wanted
+
+
+def _attention(
+    rows: Rows, case: str, lengths: Sequence[int], width: int, ways: Sequence[str], least: float,
+    others: Sequence[str] | None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Our best over the best of `others` (None: all that is not ours)."""
+    found = []
+    for seq in lengths:
+        for way in ways:
+            of = {
+                row["by"]: row["tflops"]
+                for row in rows
+                if row["kind"] == "attention" and row.get("way") == way
+                and (row["case"], row["seq"], row["width"]) == (case, seq, width)
+            }  # fmt: skip
+            mine = [of[name] for name in OURS if name in of]
+            theirs = [rate for name, rate in of.items() if name not in OURS and (others is None or name in others)]
+            against = "cuDNN" if others else "the best cuDNN or PyTorch"
+            what = f"{case}, {seq} tokens, width {width}, {way}, against {against}"
+            if width == 128 and others and seq in CUDNN:
+                what += f" (NVIDIA's table: {CUDNN[seq][way == 'backward']} TFLOP/s)"
+            found.append(_ratio(what, least, mine, theirs))
+    return found
+
+
+def _ratio(what: str, least: float, mine: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    measured = max(mine) / max(theirs) if mine and theirs else None
+    return {"what": what, "target": least, "measured": measured}
+
+
+def _cross_entropy(rows: Rows) -> list[dict[str, Any]]:
+    of = {row["by"]: row for row in rows if row["kind"] == "cross_entropy" and "seconds" in row}
+    fused, full = of.get("fused"), of.get("full logits")
+    ratio = lambda key: fused[key] / full[key] if fused and full and full[key] else None
+    what = "linear cross-entropy of 16k x 4096 x 152k, forward and backward, against full logits: "
+    return [
+        {"what": what + "time", "target": 1.0, "at_most": True, "measured": ratio("seconds")},
+        {"what": what + "temporary memory", "target": 0.1, "at_most": True, "measured": ratio("temporary_bytes")},
+    ]

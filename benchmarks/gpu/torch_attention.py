@@ -1,0 +1,113 @@
+"""PyTorch's attention beside ours, where torch is installed and has the GPU: flash and cuDNN, and documents by varlen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.gpu.attention_cases import Case
+from benchmarks.gpu.journal import Journal
+
+_told: set[str] = set()
+
+
+def programs(case: Case, journal: Journal) -> dict[str, dict[str, Callable[[], Any]]]:
+    """By backend, then `forward` and `backward`: calls that return when the GPU is done."""
+    torch = _torch(journal)
+    if torch is None:
+        return {}
+    found: dict[str, dict[str, Callable[[], Any]]] = {}
+    if case.packed is not None:
+        varlen = _varlen(case, journal, torch)
+        return {} if varlen is None else {"torch varlen": varlen}
+    if case.window is not None:
+        return found  # its fused backends have no window; a dense mask is what cuDNN has in the packed row
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    for name, backend in (("torch flash", SDPBackend.FLASH_ATTENTION), ("torch cudnn", SDPBackend.CUDNN_ATTENTION)):
+
+        def attend(q: Any, k: Any, v: Any, backend: Any = backend) -> Any:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(
+                    q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
+                )
+
+        found[name] = _calls(torch, attend, _arrays(torch, case, heads_first=True))
+    return found
+
+
+def _torch(journal: Journal) -> Any:
+    try:
+        import torch
+    except ImportError:
+        _tell_once(journal, "PyTorch beside ours", "torch is not installed")
+        return None
+    if not torch.cuda.is_available():
+        _tell_once(journal, "PyTorch beside ours", "torch sees no GPU")
+        return None
+    return torch
+
+
+def _tell_once(journal: Journal, what: str, why: str) -> None:
+    if (journal.part + what) not in _told:
+        _told.add(journal.part + what)
+        journal.skip(what, why)
+
+
+def _arrays(torch: Any, case: Case, *, heads_first: bool) -> list[Any]:
+    """Query, key, value and the cotangent of the output."""
+    make = lambda heads, width: torch.randn(
+        (case.batch, heads, case.seq, width) if heads_first else (case.batch * case.seq, heads, width),
+        device="cuda", dtype=torch.bfloat16,
+    )  # fmt: skip
+    q, k, v = make(case.heads, case.width), make(case.kv_heads, case.width), make(case.kv_heads, case.width)
+    return [*(x.requires_grad_() for x in (q, k, v)), make(case.heads, case.width)]
+
+
+def _calls(torch: Any, attend: Callable[..., Any], arrays: list[Any]) -> dict[str, Callable[[], Any]]:
+    q, k, v, d_out = arrays
+    kept: list[Any] = []
+
+    def forward() -> tuple:
+        attend(q, k, v)
+        return _Event(torch)
+
+    def backward() -> tuple:
+        if not kept:
+            kept.append(attend(q, k, v))
+        torch.autograd.grad(kept[0], (q, k, v), d_out, retain_graph=True)
+        return _Event(torch)
+
+    return {"forward": forward, "backward": backward}
+
+
+class _Event:
+    """What `jax.block_until_ready` waits for: all work that torch has put on its stream."""
+
+    def __init__(self, torch: Any):
+        self.torch = torch
+
+    def block_until_ready(self) -> _Event:
+        self.torch.cuda.synchronize()
+        return self
+
+
+def _varlen(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], Any]] | None:
+    """Flash attention over documents laid end to end, as PyTorch has it from 2.10 on."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        _tell_once(journal, "packed documents by PyTorch", "this torch has no torch.nn.attention.varlen")
+        return None
+    segments = case.segments()
+    assert segments is not None, "only packed cases have documents"
+    import numpy as np
+
+    flat = (segments + 2 * segments.max() * np.arange(case.batch)[:, None]).reshape(-1)
+    starts = np.flatnonzero(np.diff(flat, prepend=-1))
+    ends = np.append(starts, len(flat))
+    longest = int(np.diff(ends).max())
+    offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+    attend = lambda q, k, v: varlen_attn(q, k, v, offsets, offsets, longest, longest, True)
+    return _calls(torch, attend, _arrays(torch, case, heads_first=False))

@@ -1,0 +1,112 @@
+"""Whole steps of training on the device: speed, where state may rest, and whether the numbers are the same."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.programs import sentence
+from benchmarks.jax_step import measure
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.counting import parameter_count
+from jaxpar.observe.memory import host_limit, limit_bytes
+
+ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")
+LLAMA_1B = "configs/llama3_1b.yaml"
+LLAMA_8B = "configs/llama3_8b.yaml"
+TINY = (
+    "model.preset=null", "model.layers=2", "model.embed=64", "model.heads=4", "model.kv_heads=2", "model.head_dim=16",
+    "model.mlp=96", "model.vocab=256", "data.sequence_length=64", "data.batch_size=2",
+)  # fmt: skip
+
+STATE_BYTES = {"none": 18, "host": 6}
+"""Bytes of a parameter on the device: master weight and two moments (12, on the host under `host`), the weight in
+compute dtype (2) and its gradient (4)."""
+HOST_BYTES = 12
+SHARE = 0.8
+"""Of the memory that there is, for these; activations, temporaries and what XLA cuts take the rest."""
+
+
+def step(journal: Journal) -> None:
+    """Tokens per second and MFU of llama3-1b, 4096 tokens a row."""
+    options = (*ONE, "data.batch_size=8", "parallel.microbatches=2", "memory.remat=gemm_last")
+    journal.add("step", name="llama3-1b", **_measured(LLAMA_1B, options, journal, steps=8))
+
+
+def tiers(journal: Journal) -> None:
+    """The deepest model of Llama-3-8B's widths that state on the device leaves room for, and beyond it with offload."""
+    device, host = limit_bytes(), host_limit()
+    most = {
+        "none": device * SHARE / STATE_BYTES["none"],
+        "host": min(device * SHARE / STATE_BYTES["host"], host * SHARE / HOST_BYTES),
+    }
+    for tier, parameters in most.items():
+        layers = 2 if journal.dry else _layers(parameters)
+        if not layers or not journal.has_time(f"llama3-8b's widths, {tier}", 0 if journal.dry else 60):
+            if not layers:
+                journal.skip(f"llama3-8b's widths, state: {tier}", "not even one layer fits")
+            continue
+        options = (
+            *ONE, f"model.layers={layers}", f"memory.optimizer_offload={tier}", "memory.remat=full",
+            "data.batch_size=1", "data.sequence_length=2048",
+        )  # fmt: skip
+        name = f"{layers} layers"
+        journal.add("tier", name=name, tier=tier, **_measured(LLAMA_8B, options, journal, warmup=1, steps=2))
+        gc.collect()
+
+
+def _layers(parameters: float) -> int:
+    of = lambda layers: parameter_count(load_config(LLAMA_8B, [f"model.layers={layers}"]).model, padded=False)
+    first, second = of(1), of(2)
+    return max(0, int((parameters - first) / (second - first)) + 1)
+
+
+def _measured(file: str, options: tuple[str, ...], journal: Journal, **times: int) -> dict[str, Any]:
+    tiny = (*TINY, "parallel.microbatches=1") if journal.dry else ()
+    times = {"warmup": 1, "steps": 1} if journal.dry else {"warmup": 3} | times
+    overrides = [*options, *tiny]
+    try:
+        found = measure(file, overrides, **times)
+    except UserError as error:
+        return {"refused": str(error)}
+    except Exception as error:  # out of memory, say: a row of its own
+        return {"failed": sentence(error)}
+    parameters = parameter_count(load_config(file, overrides).model, padded=False)
+    return {"parameters": parameters, **found}
+
+
+def same_bits(journal: Journal) -> None:
+    """Three steps with state on the device and on the host give the same losses and weights, bit for bit."""
+    for rule in ("adamw", "muon"):
+        if not journal.has_time(f"bits of {rule}", 0 if journal.dry else 15):
+            continue
+        try:
+            device, host = (_steps(_bits_config(rule, tier, journal.dry)) for tier in ("none", "host"))
+        except Exception as error:  # a row says what went wrong
+            journal.add("bits", name=rule, failed=sentence(error))
+            continue
+        equal = all(np.array_equal(a, b) for a, b in zip(device, host, strict=True))
+        journal.add("bits", name=rule, passed=equal, compared=len(device))
+
+
+def _bits_config(rule: str, tier: str, dry: bool) -> Config:
+    size = TINY if dry else ("model.layers=4", "data.sequence_length=512", "data.batch_size=2")
+    return load_config(LLAMA_1B, [*ONE, *size, f"optimizer.name={rule}", f"memory.optimizer_offload={tier}"])
+
+
+def _steps(config: Config) -> list[np.ndarray]:
+    """Losses, then all master weights and moments, after three steps."""
+    from jaxpar.data import batch_rows
+    from jaxpar.training.trainer import Trainer
+
+    trainer = Trainer(config, devices=jax.devices()[:1])
+    state, losses = trainer.state, []
+    for index in range(3):
+        rows = batch_rows(trainer.data.train, index, config.data.batch_size, trainer.placer.rows)
+        state, metrics = trainer.compiled(state, trainer.placer(rows))
+        losses.append(np.asarray(metrics.loss))
+    return [*losses, *map(np.asarray, jax.tree.leaves(jax.device_get((state.master, state.optimizer))))]
