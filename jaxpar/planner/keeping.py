@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 
 from jaxpar.config import Config
 from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
-from jaxpar.memory.fraction import kept_bytes, offload_share
+from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.memory.pareto import NothingFits, cheapest
 from jaxpar.memory.pipeline_offload import ATTAINED, largest_hidden_fraction
@@ -84,11 +85,24 @@ class Keeper:
         runs = runs_of(layout, self.chunk)
         tiles = mlp_tiles(config, runs, self._splits).number
         runs = without_hidden(runs, tiles)
-        if layout.offload_fraction:
-            runs = offload_share(runs, self.costs.sizes, layout.offload_fraction, config.memory.offload_smallest)
         if tiles > 1:
             config = replace(config, memory=replace(config.memory, mlp_tiles=tiles))
-        return self.model.estimate(config, runs, self.slots, self.chunk)
+        estimate = self.model.estimate(config, runs, self.slots, self.chunk)
+        return self._shared(estimate, runs, layout.offload_fraction) if layout.offload_fraction else estimate
+
+    def _shared(self, estimate: MemoryEstimate, runs: Runs, share: float) -> MemoryEstimate:
+        """With a share of what a unit keeps on the host, taken as a number: which arrays it is comes later.
+
+        A layer whose activations come back has none of them while it makes others again.
+        """
+        sizes = self.costs.sizes
+        moved = int(share * self.slots.stash * kept_bytes(runs, sizes))
+        back = min(sum(size for name, size in sizes.items() if run.activations[name] == "save") for run in runs)
+        return estimate._replace(
+            saved_activations=estimate.saved_activations - moved,
+            temporaries=estimate.temporaries + back,
+            host=estimate.host + moved,
+        )
 
     @property
     def chunk(self) -> int:
@@ -114,15 +128,14 @@ class Keeper:
 
     def _with_host(self, layout: Layout) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""
-        for part in range(1, SHARES + 1):
-            share = part / SHARES
-            if share > self._hidden(layout):
-                return
+        whole = self.memory(replace(layout, offload_fraction=1.0))
+        none = self.memory(replace(layout, offload_fraction=1e-9))
+        if whole.device > self.limit:
+            return
+        share = ceil(SHARES * (none.device - self.limit) / (none.device - whole.device)) / SHARES
+        if share <= self._hidden(layout):
             shared = replace(layout, offload_fraction=share)
-            memory = self.memory(shared)
-            if memory.device <= self.limit and memory.host:
-                yield Kept(shared, memory)
-                return
+            yield Kept(shared, self.memory(shared))
 
     def _hidden(self, layout: Layout) -> float:
         costs, layers = self.costs, self.chunk

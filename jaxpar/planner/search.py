@@ -7,7 +7,7 @@ layout whose step is timed in full. Each bound is below everything under its nod
 1. **Group**: matmuls, attention, elementwise work and the tensor ranks' messages of a step that makes nothing again, on
    a pipeline that never waits. No choice makes them less.
 2. **Choice**: with the messages of its data and context ranks, and its optimizer.
-3. **Schedule**: the same as the simulator times it. Making something again only adds to the backward; a message that
+3. **Schedule**: the same with the shortest bubble that the number of chunks allows, then as the simulator times it. Making something again only adds to the backward; a message that
    hides there is then hidden by as much more at most.
 4. **Layout**: its own time. The first to leave the queue is the best there is, the next one the second best.
 
@@ -22,12 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.keeping import Keeper
 from jaxpar.planner.layout import Layout
@@ -41,6 +42,10 @@ from jaxpar.training.memory_estimate import MemoryEstimate
 
 HOST_SHARE = 2**40
 """Bytes of pinned memory that a host is taken to have for its GPUs, where nobody says."""
+GROUP_PARTS = ("matmuls", "attention", "other", "tensor")
+"""Of a step's time, what no choice within a group makes less."""
+WHOLE_SHARE, SPLIT_SHARE = 0.8, 0.45
+"""Of a microbatch's time, what is surely of layers' forward and backward, without the head; without W besides."""
 SURE = 1 - 1e-9
 """Bounds are taken by this much lower, since sums of floats depend on their order."""
 
@@ -75,8 +80,10 @@ class Effort:
     """Layouts timed in full."""
     bounded: int = 0
     """Nodes that only a bound was taken of."""
+    simulated: int = 0
+    """Schedules that were simulated."""
     too_large: int = 0
-    """Schedules under which nothing fits."""
+    """Choices and schedules under which nothing fits."""
     refused: Counter[str] = field(default_factory=Counter)
     """Groups that a rule of the configuration excludes, by rule."""
 
@@ -91,6 +98,8 @@ class Search:
     limit: int | None = None
     """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""
     effort: Effort = field(default_factory=Effort)
+    _fitting: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+    """Whether something may fit, by what decides it."""
 
     @property
     def cluster(self) -> Cluster:
@@ -154,29 +163,54 @@ class Search:
     def _group_bound(self, group: Group) -> float:
         self.effort.bounded += 1
         least = self._floor(self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False))
-        return sum(least.breakdown[name] for name in ("matmuls", "attention", "other", "tensor"))
+        return sum(least.breakdown[name] for name in GROUP_PARTS)
 
     def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
-        for zero in self.space.zeros(group):
+        for zero, away in product(self.space.zeros(group), self.space.offloads()):
+            least = self._bare_keeper(group, zero, "allgather", away).least()
+            if least.device - least.saved_activations > self.usable:
+                self.effort.too_large += 1
+                continue
             for strategy in self.space.strategies(group):
-                for away in self.space.offloads():
-                    self.effort.bounded += 1
-                    floor = self._floor(self._bare(group, zero, strategy, away))
-                    # Chunks that are held whole are gathered once for all microbatches.
-                    held = floor.breakdown["data"] if zero == 3 else 0.0
-                    node = lambda zero=zero, strategy=strategy, away=away: self._schedules(group, zero, strategy, away)
-                    yield floor.seconds - held, node
+                self.effort.bounded += 1
+                floor = self._floor(self._bare(group, zero, strategy, away))
+                # Chunks that are held whole are gathered once for all microbatches.
+                held = floor.breakdown["data"] if zero == 3 else 0.0
+                bound = floor.seconds - held
+                ideal = sum(floor.breakdown[name] for name in GROUP_PARTS)
+                node = lambda z=zero, s=strategy, a=away, f=bound, i=ideal: self._schedules(group, z, s, a, f, i)
+                yield bound, node
 
-    def _schedules(self, group: Group, zero: int, strategy: str, away: bool) -> Iterator[tuple[float, Any]]:
+    def _schedules(
+        self, group: Group, zero: int, strategy: str, away: bool, floor: float, ideal: float
+    ) -> Iterator[tuple[float, Any]]:
         microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
             choice = Choice(schedule, virtual, zero, strategy, away)
             keeper = self.keeper(group, choice)
-            if not self._can_fit(keeper):
+            key = group, schedule, virtual, zero, away
+            if key not in self._fitting:
+                self._fitting[key] = self._can_fit(keeper)
+            if not self._fitting[key]:
                 self.effort.too_large += 1
                 continue
             self.effort.bounded += 1
-            yield self.time(keeper.layout("none")).seconds, lambda keeper=keeper: self._layouts(keeper)
+            yield floor + self._least_bubble(group, choice, ideal), lambda keeper=keeper: self._simulated(keeper)
+
+    def _least_bubble(self, group: Group, choice: Choice, ideal: float) -> float:
+        """What a schedule waits at least: the last rank until the first microbatch comes, the first at the end.
+
+        Both are p - 1 chunks of the layers' share of the time, forward and (without W, where it is apart) backward.
+        """
+        if group.pipe == 1:
+            return 0.0
+        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
+        share = SPLIT_SHARE if SCHEDULES[choice.schedule].splits_backward else WHOLE_SHARE
+        return share * ideal * (group.pipe - 1) / (microbatches * choice.virtual_stages)
+
+    def _simulated(self, keeper: Keeper) -> Iterator[tuple[float, Any]]:
+        self.effort.simulated += 1
+        yield self.time(keeper.layout("none")).seconds, lambda: self._layouts(keeper)
 
     def _layouts(self, keeper: Keeper) -> Iterator[tuple[float, Found]]:
         for kept in keeper.options():
@@ -214,8 +248,10 @@ class Search:
 
     def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
         """A layout of the group that makes nothing again."""
-        choice = Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, away)
-        return self.keeper(group, choice).layout("none")
+        return self._bare_keeper(group, zero, strategy, away).layout("none")
+
+    def _bare_keeper(self, group: Group, zero: int, strategy: str, away: bool) -> Keeper:
+        return self.keeper(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, away))
 
     @property
     def _host_limit(self) -> int:
@@ -269,7 +305,7 @@ def fitting_devices(search: Search) -> int | None:
     while cluster.devices < 65536:
         groups = tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups)
         cluster = replace(cluster, groups=groups)
-        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort())
+        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort(), _fitting={})
         least = min((memory.device for memory in _least_of_each(larger)), default=None)
         if least is not None and least <= larger.usable:
             return cluster.devices

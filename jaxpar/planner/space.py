@@ -122,11 +122,18 @@ class Space:
         return found
 
     def zeros(self, group: Group) -> list[int]:
-        """ZeRO stages that differ: without ranks to shard over all are stage 0, which wastes them where there are."""
+        """ZeRO stages that differ.
+
+        Without ranks to shard over all are stage 0. Stage 0 over fsdp is replica by another name, and under a pipeline
+        stage 2 is stage 1 (`mesh.placements`).
+        """
         fixed = self._number("zero")
         if group.shards == 1:
             return [0] if fixed in (None, 0) else []
-        return [zero for zero in (0, 1, 2, 3) if fixed in (None, zero)]
+        if fixed is not None:
+            return [fixed]
+        stages = {0, 1, 2, 3} - ({0} if group.fsdp > 1 and "fsdp" not in self.fixed else set())
+        return sorted(stages - ({2} if group.pipe > 1 else set()))
 
     def strategies(self, group: Group) -> list[str]:
         """Context strategies that can be."""

@@ -16,6 +16,7 @@ from jaxpar.pipeline.clocks import async_clock, lockstep_clock
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes, make_schedule
 from jaxpar.pipeline.table import Schedule, loop_placement, v_placement
+from jaxpar.planner.time_ticks import lockstep_seconds
 
 _STEPS = 5
 """Simulations between a ratio and 2.7 times it: the path of a ratio within 10% is as good as its own."""
@@ -90,15 +91,27 @@ class _Sum:
 
 def pipeline_seconds(stages: Stages, pieces: Pieces) -> float:
     """From the start of the first forward to the end of the last backward."""
-    unit = pieces.forward
-    rough = tuple(_rough(time / unit) for time in (pieces.backward, pieces.weight, pieces.head, pieces.transfer))
     period = stages.ranks
-    more = max(0, stages.microbatches // period - 1)
+    least = max(1, SCHEDULES[stages.schedule].microbatches_per_rank)  # DualPipe-V cannot be made of fewer than 2p
+    more = max(0, stages.microbatches // period - least)
     if more <= 1:
-        return pieces.dot(_path(stages, stages.microbatches, rough))
+        return _seconds(stages, stages.microbatches, pieces)
     short = stages.microbatches - more * period
-    first, second = (pieces.dot(_path(stages, short + extra * period, rough)) for extra in (0, 1))
+    first, second = (_seconds(stages, short + extra * period, pieces) for extra in (0, 1))
     return first + more * (second - first)
+
+
+def _seconds(stages: Stages, microbatches: int, pieces: Pieces) -> float:
+    """Of so many microbatches."""
+    if not stages.lockstep:
+        unit = pieces.forward
+        rough = tuple(_rough(time / unit) for time in (pieces.backward, pieces.weight, pieces.head, pieces.transfer))
+        return pieces.dot(_path(stages, microbatches, rough))
+    longest = max(chunk_layers(stages.layers, stages.ranks * stages.virtual))
+    return lockstep_seconds(
+        stages.schedule, stages.ranks, microbatches, stages.virtual, pieces.forward * longest,
+        pieces.backward * longest, pieces.weight * longest, pieces.head, pieces.transfer, stages.overlap,
+    )  # fmt: skip
 
 
 def bubble_free(stages: Stages, pieces: Pieces) -> float:
