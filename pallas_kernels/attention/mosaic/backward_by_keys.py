@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
-from pallas_kernels.attention.mosaic.matmuls import products
+from pallas_kernels.attention.mosaic.matmuls import product, product_over_halves, products
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
     ROWS,
@@ -71,14 +71,14 @@ def key_gradients(
     group, block, stages = heads // kv_heads, tiles.queries, tiles.stages
     head_bytes = group * q.shape[1] * (width + value_width) * dtype.itemsize
     schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
-    shape = (ROWS, block)
+    shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted
 
     def kernel(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
         d_ref, tile_refs, barriers,
     ) -> None:  # fmt: skip
-        k_tile, v_tile, q_tiles, d_out_tiles, statistics_tiles, q_limits, key_tile, scratch = tile_refs
-        k_ready, k_free, q_ready, q_free, d_ready, d_free = barriers
+        k_tile, v_tile, q_tiles, d_out_tiles, statistics_tiles, q_limits, key_tile, scratch, ds_tiles, dq_stages = tile_refs
+        k_ready, k_free, q_ready, q_free, d_ready, d_free, ds_ready = barriers
 
         def produce() -> None:
             def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
@@ -134,27 +134,61 @@ def key_gradients(
                     def per_block(index: Any, sums: dict[str, jax.Array], *, masked: bool) -> dict[str, jax.Array]:
                         slot = lax.rem(done + index, jnp.int32(stages))
                         plgpu.barrier_wait(q_ready.at[slot])
-                        raw, dp = products(
-                            (k_tile.at[warpgroup], q_tiles.at[slot].transpose((1, 0))),
-                            (v_tile.at[warpgroup], d_out_tiles.at[slot].transpose((1, 0))),
-                            lambda: plgpu.barrier_wait(d_ready.at[slot]),
-                        )
-                        pairs = None
+                        q_block, d_block = q_tiles.at[slot], d_out_tiles.at[slot]
+                        of_scores = (k_tile.at[warpgroup], q_block.transpose((1, 0)))
+                        of_dp = (v_tile.at[warpgroup], d_block.transpose((1, 0)))
+                        wait_for_d_out = lambda: plgpu.barrier_wait(d_ready.at[slot])
+                        raw, dp, pairs = None, None, None
+                        if overlapped and not masked:
+                            raw, dp = products(of_scores, of_dp, wait_for_d_out)
+                        else:  # limits and query gradients need the registers that the second product would hold
+                            raw = product(*of_scores, wait_for_d_out)
                         if masked:
                             of_query = (column_values(q_limits.at[slot, i]) for i in range(limits.query_rows))
                             pairs = limits.kept(
                                 tuple(down(x, shape) for x in of_query), tuple(across(x, shape) for x in of_key)
                             )
-                        lse, inner = (column_values(statistics_tiles.at[slot, i]) for i in range(2))
-                        p, ds = scores.gradient(raw, dp, down(lse, shape), down(inner, shape), pairs)
+                        # Column by column values are many registers: each is loaded when the one before is used up.
+                        lse = column_values(statistics_tiles.at[slot, 0])
+                        p = scores.probabilities(raw, down(lse, shape), pairs)
                         if "v" in wanted:
-                            sums = sums | {"v": matmuls.add(sums["v"], p.astype(dtype), d_out_tiles.at[slot], held)}
+                            sums = sums | {"v": matmuls.add(sums["v"], p.astype(dtype), d_block, held)}
+                        if "k" in wanted:
+                            inner = down(column_values(statistics_tiles.at[slot, 1]), shape)
+                            slope = matmuls.add_shared(-inner, *of_dp) if dp is None else dp - inner
                         plgpu.barrier_arrive(d_free.at[slot])
                         if "k" in wanted:
-                            sums = sums | {"k": matmuls.add(sums["k"], ds.astype(dtype), q_tiles.at[slot], held)}
+                            ds = scores.gradient(raw, p, slope).astype(dtype)
+                            if "q" in wanted:
+                                # Two buffers: whoever is through this step's barrier has read what the last one left.
+                                ds_tile = ds_tiles.at[lax.rem(done + index, jnp.int32(2))]
+                                ds_tile.at[warpgroup][...] = ds
+                                plgpu.commit_smem()
+                                plgpu.barrier_arrive(ds_ready)
+                                sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
+                                plgpu.barrier_wait(ds_ready)
+                            else:
+                                sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
                         plgpu.barrier_arrive(q_free.at[slot])
+                        if "q" in wanted:
+                            add_query_gradient(ds_tile, blocks_ref[row, tile, index] * block)
                         return sums
 
+                    def add_query_gradient(ds_tile: Any, start: Any) -> None:
+                        """This consumer's part, by columns or by rows, of the product of both consumers' `ds`."""
+                        part = warpgroup * (width // 2 if by_columns else ROWS)
+                        if by_columns:
+                            columns = pl.ds(part, width // 2)
+                            pairs = tuple((ds_tile.at[half].transpose((1, 0)), k_tile.at[half, :, columns]) for half in range(2))
+                            target = d_ref["q"].at[row, pl.ds(start, block), head, columns]
+                        else:
+                            some = pl.ds(part, ROWS)
+                            pairs = tuple((ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half]) for half in range(2))
+                            target = d_ref["q"].at[row, pl.ds(start + part, ROWS), head]
+                        dq = product_over_halves(pairs) * scores.scale
+                        matmuls.add_to_global(target, dq, dq_stages.at[warpgroup])
+
+                    head = kv_head * group + member
                     sums = lax.fori_loop(0, whole, lambda i, s: per_block(i, s, masked=False), sums)
                     sums = lax.fori_loop(whole, kept, lambda i, s: per_block(i, s, masked=True), sums)
                     return done + kept, sums
@@ -169,16 +203,20 @@ def key_gradients(
                 return done
 
             schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
+            if "q" in wanted:
+                plgpu.wait_smem_to_gmem(0)
 
         specialise(consume, produce)
 
     like_keys = (batch, keys.shape[2], kv_heads)
     results = {"k": (*like_keys, width), "v": (*like_keys, value_width)}
     names = [name for name in results if name in wanted]
+    sums = [jax.new_ref(jnp.zeros((batch, queries.shape[2], heads, width), jnp.float32))] if "q" in wanted else []
+    letters = ["q"] * len(sums) + names
 
     def entry(*refs: Any) -> None:
-        inputs, outputs, (tile_refs, barriers) = refs[:10], refs[10 : 10 + len(names)], refs[10 + len(names) :]
-        kernel(*inputs, dict(zip(names, outputs, strict=True)), tile_refs, barriers)
+        inputs, outputs, (tile_refs, barriers) = refs[:10], refs[10 : 10 + len(letters)], refs[10 + len(letters) :]
+        kernel(*inputs, dict(zip(letters, outputs, strict=True)), tile_refs, barriers)
 
     run = plgpu.kernel(
         entry,
@@ -193,6 +231,8 @@ def key_gradients(
                 plgpu.SMEM((stages, limits.query_rows, block), jnp.int32),
                 plgpu.SMEM((CONSUMERS, limits.key_rows, ROWS), jnp.int32),
                 tiled((CONSUMERS, ROWS, block), dtype) if matmuls.needs_scratch else None,
+                tiled((2, CONSUMERS, ROWS, block), dtype) if sums else None,
+                tiled((CONSUMERS, ROWS, width // 2 if by_columns else width), jnp.float32) if sums else None,
             ),
             (
                 plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=3),
@@ -201,6 +241,7 @@ def key_gradients(
                 plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
                 plgpu.Barrier(num_barriers=stages),
                 plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
+                plgpu.Barrier(num_arrivals=CONSUMERS) if sums else None,
             ),
         ],
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -211,5 +252,5 @@ def key_gradients(
         kernel_name="attention_key_gradients",
         interpret=interpret,
     )
-    outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order)
-    return dict(zip(names, outputs, strict=True))
+    outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order, *sums)
+    return dict(zip(names, outputs, strict=True)) | {"q": jax.freeze(total) for total in sums}

@@ -130,7 +130,8 @@ def query_gradients(
                     if masked:
                         of_key = tuple(down(column_values(key_tiles.at[slot, i]), shape) for i in range(limits.key_rows))
                         pairs = limits.kept(tuple(across(x, shape) for x in of_query), of_key)
-                    _, ds = scores.gradient(raw, dp, across(lse, shape), across(inner, shape), pairs)
+                    p = scores.probabilities(raw, across(lse, shape), pairs)
+                    ds = scores.gradient(raw, p, dp - across(inner, shape))
                     held = scratch.at[warpgroup] if scratch is not None else None
                     dq = matmuls.add(dq, ds.astype(dtype), k_tiles.at[slot], held)
                     plgpu.barrier_arrive(k_free.at[slot])

@@ -40,6 +40,17 @@ def products(first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[
     return pl.run_scoped(compute, *accumulators)
 
 
+def product_over_halves(pairs: tuple[tuple[Any, Any], ...]) -> jax.Array:
+    """The sum of `a @ b` over pairs of references to shared memory."""
+
+    def compute(accumulator: Any) -> jax.Array:
+        for a, b in pairs:
+            plgpu.wgmma(accumulator, a, b)
+        return accumulator[...]
+
+    return pl.run_scoped(compute, plgpu.ACC((pairs[0][0].shape[0], pairs[0][1].shape[1]), jnp.float32))
+
+
 class OnDevice:
     """Accumulates in place, with the first operand in registers."""
 
@@ -59,6 +70,23 @@ class OnDevice:
 
         return pl.run_state(compute)(plgpu.ACC.init(total))
 
+    @staticmethod
+    def add_shared(total: jax.Array, a: Any, b: Any) -> jax.Array:
+        """`total + a @ b` of two references."""
+
+        def compute(accumulator: Any) -> None:
+            plgpu.wgmma(accumulator, a, b)
+
+        return pl.run_state(compute)(plgpu.ACC.init(total))
+
+    @staticmethod
+    def add_to_global(target: Any, value: jax.Array, stage: Any) -> None:
+        """Add `value` to global memory through shared memory, by TMA and without waiting: others may do the same."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        stage[...] = value
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
+
 
 class Simulated:
     """The same through `scratch`, a reference of a's shape."""
@@ -72,3 +100,15 @@ class Simulated:
         scratch[...] = a
         plgpu.commit_smem()
         return total + product(scratch, b, meanwhile)
+
+    @staticmethod
+    def add_shared(total: jax.Array, a: Any, b: Any) -> jax.Array:
+        return total + product(a, b)
+
+    @staticmethod
+    def add_to_global(target: Any, value: jax.Array, stage: Any) -> None:
+        """Reads and writes: the simulator runs one program after the other."""
+        stage[...] = target[...] + value
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(stage, target)
+        plgpu.wait_smem_to_gmem(0)

@@ -21,7 +21,7 @@ CONSUMERS = 2
 ROWS = 64
 """Rows of a consumer: what one wgmma computes."""
 TILE = CONSUMERS * ROWS
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 24, 240
 """Together 504 of the 512 per lane of three warpgroups, in the steps of 8 that setmaxnreg takes."""
 _CACHE = 24 * 2**20
 """Bytes of the other side that the tiles of neighbouring programs should share: half of a Hopper's L2."""

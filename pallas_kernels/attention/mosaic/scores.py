@@ -29,16 +29,15 @@ class Scores:
         """The scores but for a constant factor."""
         return raw if self.softcap is None else jnp.tanh(raw * (self.scale / self.softcap))
 
-    def gradient(
-        self, raw: jax.Array, dp: jax.Array, lse: jax.Array, inner: jax.Array, pairs: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Probabilities, and the gradient of `raw` but for `scale`; all arguments have its shape."""
-        capped = self.capped(raw)
-        p = jnp.exp2(capped * self.exponent - lse)
-        if pairs is not None:
-            p = jnp.where(pairs, p, 0.0)
-        ds = p * (dp - inner)
-        return p, ds if self.softcap is None else ds * (1.0 - capped * capped)
+    def probabilities(self, raw: jax.Array, lse: jax.Array, pairs: jax.Array | None) -> jax.Array:
+        """Of the kept pairs, all where `pairs` is None; `lse` in base 2, of raw's shape."""
+        p = jnp.exp2(self.capped(raw) * self.exponent - lse)
+        return p if pairs is None else jnp.where(pairs, p, 0.0)
+
+    def gradient(self, raw: jax.Array, p: jax.Array, slope: jax.Array) -> jax.Array:
+        """The gradient of `raw` but for `scale`; `slope` is that of p less the inner product of its row."""
+        ds = p * slope
+        return ds if self.softcap is None else ds * (1.0 - jnp.square(self.capped(raw)))
 
     @staticmethod
     def statistics(
