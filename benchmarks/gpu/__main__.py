@@ -80,7 +80,7 @@ def _result(rows: list[dict[str, Any]], dry: bool, seconds: float) -> dict[str, 
     nothing = {"device": "no device answered", "platform": "", "compute_capability": "", "count": 0, "versions": {}}
     device = next((row for row in rows if row["kind"] == "device"), nothing)
     rest = [row for row in rows if row["kind"] != "device"]
-    return {"device": device, "dry_run": dry, "seconds": seconds, "targets": targets(rest), "rows": rest}
+    return {"device": device, "dry_run": dry, "seconds": seconds, "targets": [] if dry else targets(rest), "rows": rest}
 
 
 def _run_part(part: Part, journal: Journal) -> None:
@@ -93,7 +93,7 @@ def _run_part(part: Part, journal: Journal) -> None:
 def _dry(parts: Sequence[Part]) -> list[dict[str, Any]]:
     rows = []
     for part in parts:
-        journal = Journal(part.name, part.seconds, dry=True)
+        journal = Journal(part.name, float("inf"), dry=True)
         _run_part(part, journal)
         rows += journal.rows
     return rows

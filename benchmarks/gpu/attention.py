@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import batched
 from typing import Any
 
 import jax
@@ -27,8 +29,14 @@ def check(journal: Journal, name: str) -> None:
     if name not in known:
         journal.skip(f"attention/{name}", "the registry of pallas_kernels.attention has no such implementation")
         return
-    cases = DRY_CHECKED if journal.dry else CHECKED
     lse = known[name].kernels is not None
+    for cases in batched(DRY_CHECKED if journal.dry else CHECKED, TOGETHER):
+        if not journal.has_time(f"the rest of attention/{name}", 10):
+            return
+        _check_some(journal, name, cases, lse)
+
+
+def _check_some(journal: Journal, name: str, cases: Sequence[Case], lse: bool) -> None:
     programs = {}
     for case in cases:
         arrays = case.arrays()
@@ -48,6 +56,8 @@ def check(journal: Journal, name: str) -> None:
             journal.add("check", **row, failed=sentence(error))
 
 
+TOGETHER = 5
+"""Cases whose programs are compiled side by side."""
 KINDS = ("wanted", "low", "have")
 
 
@@ -99,7 +109,7 @@ def measure(journal: Journal) -> None:
     rounds = 2 if journal.dry else 7
     for case in DRY_TIMED if journal.dry else timed():
         what = f"{case.name}, {case.seq} tokens, width {case.width}"
-        if not journal.has_time(what, 0 if journal.dry else 12):
+        if not journal.has_time(what, 12):
             continue
         arrays, flops = case.arrays(), case.flops()
         programs = compile_all({(name, way): lower for name in names for way, lower in _ways(case, name, arrays)})

@@ -78,7 +78,7 @@ class Case:
     def dense(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Output and log-sum-exp as written on paper, in the arrays' dtype; every query sees itself."""
         slots = jnp.broadcast_to(jnp.arange(self.seq), (self.batch, self.seq))
-        segments = self.segments()
+        segments = None if self.packed is None else jnp.asarray(self.segments())
         prefix = None if self.prefix is None else jnp.full(self.batch, self.prefix)
         kept = allowed(self.mask, slots, slots, segments, segments, prefix)[:, None]
         k, v = (jnp.repeat(x, self.heads // self.kv_heads, axis=2) for x in (k, v))

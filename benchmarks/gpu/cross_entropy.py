@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, sentence
+from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Tile
 
@@ -34,8 +34,7 @@ def check(journal: Journal) -> None:
         try:
             journal.add("check", **row, **_compare(shape, options, kernel))
         except Exception as error:  # a row says what went wrong, and the others are still checked
-            refused = isinstance(error, ValueError) and "does not support" in str(error)
-            journal.add("check", **row, **{"refused" if refused else "failed": sentence(error)})
+            journal.add("check", **row, **why_not(error))
 
 
 def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +57,8 @@ def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[
 
     def fused(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
         table = table.T if vocab_first else table
-        return tuple(fused_linear_cross_entropy(x, table, labels, **kernel, **options, chunk_bytes=1 << 24))
+        found = fused_linear_cross_entropy(x, table, labels, **kernel, **options, chunk_bytes=1 << 24)
+        return found.loss, found.lse
 
     kept = lambda x, table: kept_logits(x, table, labels, **options)
     run = gradients(fused)
@@ -121,13 +121,13 @@ def measure(journal: Journal) -> None:
     row = {"tokens": tokens, "embed": embed, "columns": columns}
     for name, program in compiled.items():
         if isinstance(program, Exception):
-            journal.add("cross_entropy", **row, by=name, refused=sentence(program))
+            journal.add("cross_entropy", **row, by=name, **why_not(program))
             continue
         calls[name] = lambda program=program: program(x, table)
         try:
             jax.block_until_ready(calls[name]())
         except Exception as error:  # told in the table; the others are still timed
-            journal.add("cross_entropy", **row, by=name, refused=sentence(error))
+            journal.add("cross_entropy", **row, by=name, **why_not(error))
             del calls[name]
     for name, seconds in seconds_of(calls, 2 if journal.dry else 5).items():
         memory = compiled[name].memory_analysis()

@@ -13,7 +13,7 @@ class Journal:
 
     Args:
         part: its name.
-        seconds: time that it has.
+        seconds: time that it has; infinite where it does not matter.
         file: where rows are added as lines of JSON; None keeps them here alone.
         dry: whether shapes are tiny and nothing is measured that means anything.
     """

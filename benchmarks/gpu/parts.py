@@ -64,8 +64,8 @@ def _tiers(journal: Journal) -> None:
 
 
 PARTS = (
-    Part("check-mosaic", 45, _check_attention("mosaic")),
-    Part("check-triton", 45, _check_attention("triton")),
+    Part("check-mosaic", 60, _check_attention("mosaic")),
+    Part("check-triton", 60, _check_attention("triton")),
     Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("attention", 130, _attention),
     Part("cross-entropy", 45, _cross_entropy),

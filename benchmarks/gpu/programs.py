@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -43,6 +44,14 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
+def why_not(error: BaseException) -> dict[str, str]:
+    """`refused` with its reasons where a registry said no, else `failed`."""
+    refused = getattr(error, "refused", None)
+    if refused is not None:
+        return {"refused": "; ".join(refused.values())}
+    return {"refused" if "does not support" in str(error) else "failed": sentence(error)}
+
+
 def seconds_of(programs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, dict[str, float]]:
     """Median, lowest and highest seconds of each program, over rounds in which all take a turn."""
     calls = {}
@@ -71,10 +80,8 @@ def seconds_of(programs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[A
 
 def device_row() -> dict[str, Any]:
     """The device, and the versions that a record names."""
-    import jaxlib
-
     device = jax.devices()[0]
-    versions = {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}
     backend = getattr(device, "client", None)
     versions |= {"cuda": platform_version(backend)} if device.platform == "gpu" else {}
     return {

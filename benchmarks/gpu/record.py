@@ -18,10 +18,12 @@ def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Kernels all of whose cases that they do not refuse were right, with at least one such case and none left out."""
     kernels = dict.fromkeys(row["kernel"] for row in rows if row["kind"] == "check")
     left_out = {row["what"] for row in rows if row["kind"] == "skipped"}
+    broken = {row["part"] for row in rows if row["kind"] == "broken"}
     found = []
     for kernel in kernels:
         cases = [row for row in rows if row["kind"] == "check" and row["kernel"] == kernel and "refused" not in row]
-        if cases and all(row.get("passed") for row in cases) and not left_out & {kernel, f"the rest of {kernel}"}:
+        whole = not left_out & {kernel, f"the rest of {kernel}"} and not broken & {row["part"] for row in cases}
+        if cases and whole and all(row.get("passed") for row in cases):
             found.append(kernel)
     return [kernel for kernel in found if kernel not in ALWAYS]
 

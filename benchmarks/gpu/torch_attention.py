@@ -1,9 +1,12 @@
-"""PyTorch's attention beside ours, where torch is installed and has the GPU: flash and cuDNN, and documents by varlen."""
+"""PyTorch's attention beside ours, where torch is installed and sees the GPU: flash and cuDNN; documents by varlen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.journal import Journal
@@ -22,16 +25,14 @@ def programs(case: Case, journal: Journal) -> dict[str, dict[str, Callable[[], A
         return {} if varlen is None else {"torch varlen": varlen}
     if case.window is not None:
         return found  # its fused backends have no window; a dense mask is what cuDNN has in the packed row
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
+    attention: Any = import_module("torch.nn.attention")
+    attend_by, backends = torch.nn.functional.scaled_dot_product_attention, attention.SDPBackend
 
-    for name, backend in (("torch flash", SDPBackend.FLASH_ATTENTION), ("torch cudnn", SDPBackend.CUDNN_ATTENTION)):
+    for name, backend in (("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION)):
 
         def attend(q: Any, k: Any, v: Any, backend: Any = backend) -> Any:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(
-                    q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
-                )
+            with attention.sdpa_kernel(backend):
+                return attend_by(q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads)
 
         found[name] = _calls(torch, attend, _arrays(torch, case, heads_first=True))
     return found
@@ -39,7 +40,7 @@ def programs(case: Case, journal: Journal) -> dict[str, dict[str, Callable[[], A
 
 def _torch(journal: Journal) -> Any:
     try:
-        import torch
+        torch: Any = import_module("torch")
     except ImportError:
         _tell_once(journal, "PyTorch beside ours", "torch is not installed")
         return None
@@ -69,11 +70,11 @@ def _calls(torch: Any, attend: Callable[..., Any], arrays: list[Any]) -> dict[st
     q, k, v, d_out = arrays
     kept: list[Any] = []
 
-    def forward() -> tuple:
+    def forward() -> _Event:
         attend(q, k, v)
         return _Event(torch)
 
-    def backward() -> tuple:
+    def backward() -> _Event:
         if not kept:
             kept.append(attend(q, k, v))
         torch.autograd.grad(kept[0], (q, k, v), d_out, retain_graph=True)
@@ -96,14 +97,12 @@ class _Event:
 def _varlen(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], Any]] | None:
     """Flash attention over documents laid end to end, as PyTorch has it from 2.10 on."""
     try:
-        from torch.nn.attention.varlen import varlen_attn
+        varlen_attn = import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:
         _tell_once(journal, "packed documents by PyTorch", "this torch has no torch.nn.attention.varlen")
         return None
     segments = case.segments()
     assert segments is not None, "only packed cases have documents"
-    import numpy as np
-
     flat = (segments + 2 * segments.max() * np.arange(case.batch)[:, None]).reshape(-1)
     starts = np.flatnonzero(np.diff(flat, prepend=-1))
     ends = np.append(starts, len(flat))
