@@ -52,7 +52,7 @@ def allowed(
         q_segment, kv_segment = _needed(q_segments, "q_segments"), _needed(kv_segments, "kv_segments")
         segments = q_segment[:, :, None], kv_segment[:, None, :]
     prefix = _needed(prefix_lengths, "prefix_lengths")[:, None, None] if mask.causal and mask.prefix else None
-    return keeps(mask, q_slots[:, :, None], kv_slots[:, None, :], *segments, prefix)
+    return keeps(mask, q_slots[:, :, None], kv_slots[:, None, :], segments[0], segments[1], prefix)
 
 
 def keeps(

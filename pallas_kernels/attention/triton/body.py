@@ -84,9 +84,7 @@ def products(a: Pieces, b: Pieces) -> jax.Array:
     )
 
 
-def pairs(
-    settings: Settings, tokens: Tokens, row: jax.Array, queries: Rows, keys: Rows, *, keys_first: bool
-) -> jax.Array:
+def pairs(settings: Settings, tokens: Any, row: jax.Array, queries: Rows, keys: Rows, *, keys_first: bool) -> jax.Array:
     """The pairs that the mask keeps, [queries, keys] or, with `keys_first`, [keys, queries]."""
     of_query = (lambda x: x[None, :]) if keys_first else (lambda x: x[:, None])
     of_key = (lambda x: x[:, None]) if keys_first else (lambda x: x[None, :])

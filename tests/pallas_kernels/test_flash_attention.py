@@ -1,0 +1,162 @@
+"""`flash_attention`: what it computes on a CPU, what it refuses, and which implementation it says it took."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import flash_attention, verified
+from pallas_kernels.attention.registry import IMPLEMENTATIONS, UNVERIFIED, Unsupported, choose
+from pallas_kernels.attention.request import Request
+from pallas_kernels.masks import Mask
+from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
+
+HOPPER = Request(
+    platform="gpu", dtype="bfloat16", heads=8, kv_heads=2, width=128, value_width=128, batch=1, queries=4096, keys=4096,
+    compute_capability=9.0,
+)  # fmt: skip
+SEGMENTS = np.array([[1] * 5 + [2] * 6, [1] * 9 + [0] * 2], np.int32)
+
+
+def arrays(queries: int = 11, keys: int = 11, heads: int = 4, kv_heads: int = 2, dtype: Any = np.float32) -> list[Any]:
+    rng = np.random.default_rng(0)
+    shapes = ((queries, heads), (keys, kv_heads), (keys, kv_heads))
+    return [jnp.asarray(rng.normal(size=(2, *shape, 8)), dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("options", "mask"),
+    [
+        ({"causal": True}, Mask()),
+        ({"causal": False, "softcap": 2.0}, Mask(causal=False)),
+        ({"causal": True, "window": 4, "segment_ids": SEGMENTS}, Mask(window=4, segmented=True)),
+        ({"causal": True, "prefix": np.array([3, 7], np.int32)}, Mask(prefix=True)),
+    ],
+    ids=["causal", "full-softcap", "packed-window", "prefix"],
+)
+def test_output_lse_and_their_gradients_equal_float64(options: dict[str, Any], mask: Mask) -> None:
+    inputs = arrays()
+    d_out, d_lse = np.ones((2, 11, 4, 8), np.float32), np.linspace(-1, 1, 2 * 11 * 4).reshape(2, 11, 4)
+    attend = lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True)
+    (out, lse), pull = jax.vjp(attend, *inputs)
+    found = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *pull((d_out, jnp.float32(d_lse)))), strict=True))
+    kept = pairs(mask, Tokens.whole_rows(SEGMENTS, np.array([3, 7], np.int32)))
+    expected = attention(*map(np.asarray, inputs), kept, d_out, d_lse, options.get("softcap"))
+    assert max(worst(found, expected).values()) <= 1e-5
+
+
+def test_offsets_place_queries_in_a_row_of_keys() -> None:
+    q, k, v = arrays()
+    whole = flash_attention(q, k, v, causal=True, window=5, segment_ids=SEGMENTS)
+    options = {"causal": True, "window": 5, "segment_ids": (SEGMENTS[:, 7:], SEGMENTS)}
+    for offset in (7, jnp.int32(7), np.array([7, 7])):
+        part = flash_attention(q[:, 7:], k, v, q_offset=offset, **options)
+        np.testing.assert_allclose(part, whole[:, 7:], atol=1e-6)
+    moved = flash_attention(q, k, v, causal=True, q_offset=3, kv_offset=3)
+    np.testing.assert_allclose(moved, flash_attention(q, k, v, causal=True), atol=1e-6)
+
+
+def test_a_kernel_in_the_interpreter_gives_what_plain_jax_gives() -> None:
+    q, k, v = (jnp.tile(x, 8) for x in arrays(dtype=jnp.bfloat16))
+    attend = lambda name: flash_attention(q, k, v, causal=True, implementation=name, interpret=True)
+    np.testing.assert_allclose(attend("triton").astype(float), attend("xla").astype(float), atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "sentence"),
+    [
+        ({"heads": 3}, {}, r"3 query heads .* 2 KV heads: query \(2, 11, 3, 8\), key \(2, 11, 2, 8\)"),
+        ({"dtype": np.int32}, {}, r"got int32: query \(2, 11, 4, 8\)"),
+        ({}, {"window": 0}, r"whole number from 1, got 0: query \(2, 11, 4, 8\)"),
+        ({}, {"segment_ids": SEGMENTS[:, 1:]}, r"one for each query \(2, 11\), not int32 \(2, 10\): query"),
+        ({"keys": 9}, {"segment_ids": SEGMENTS}, r"one for each key \(2, 9\), not int32 \(2, 11\)"),
+        ({}, {"segment_ids": SEGMENTS * 1.0}, r"integers.* not float64 \(2, 11\)"),
+        ({}, {"prefix": np.zeros(3, np.int32)}, r"one for each row \(2\), got int32 \(3,\)"),
+        ({}, {"prefix": 3, "causal": False}, "a prefix lifts causality"),
+        ({}, {"softcap": 0.0}, "a soft-cap is above 0, got 0.0"),
+        ({}, {"q_offset": 2**31 - 5}, r"slots are from 0 to 2147483646, got offset 2147483643 and 11 tokens"),
+        ({}, {"q_offset": -1}, "got offset -1"),
+        ({"keys": 0}, {}, "attention of nothing"),
+        ({}, {"implementation": "triton"}, r"'triton' does not support query .* the platform is cpu"),
+        ({}, {"implementation": "tritan"}, "no implementation 'tritan'; expected one of auto, flash"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence_with_the_shapes(change: dict, options: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        flash_attention(*arrays(**change), **({"causal": True} | options))
+
+
+@pytest.mark.parametrize(
+    ("k", "sentence"),
+    [((2, 11, 2), "arrays"), ((1, 11, 2, 8), "do not fit together"), ((2, 11, 2, 4), "heads of one width")],
+)
+def test_arrays_that_do_not_fit_together_are_refused(k: tuple[int, ...], sentence: str) -> None:
+    q, _, v = arrays()
+    with pytest.raises(ValueError, match=sentence):
+        flash_attention(q, jnp.zeros(k), v if len(k) < 4 else jnp.zeros((*k[:3], 8)), causal=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"width": 100, "value_width": 100}, "a width of 64, 96, 128, 192/128, 256, not 100/100"),
+        ({"dtype": "float32"}, "bfloat16 or float16, not float32"),
+        ({"compute_capability": 7.5}, "8.0 .Ampere., and the GPU has 7.5"),
+        ({"batch": 64, "queries": 2**16}, r"at most 2\^31 - 1 elements, not 4,294,967,296"),
+    ],
+)
+def test_what_the_triton_kernels_do_not_compute_is_refused_with_the_reason(change: dict, sentence: str) -> None:
+    with pytest.raises(Unsupported, match=sentence):
+        choose("triton", replace(HOPPER, **change))
+    assert choose("auto", replace(HOPPER, **change, mask=Mask(segmented=True))).name == "xla"
+
+
+def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    packed = replace(HOPPER, mask=Mask(segmented=True))
+    file = tmp_path / "verified.json"
+    file.write_text("[]")
+    read = verified.records.__wrapped__
+    monkeypatch.setattr(verified, "records", lambda: read(file))
+    assert choose("auto", packed).rejected["triton"] == UNVERIFIED
+    named = choose("triton", packed)
+    assert not named.verified and named.reason == f"the call names triton, though {UNVERIFIED}"
+    record = {"kernel": "attention/triton", "device": "NVIDIA H200", "compute_capability": "9.0", "date": "2026-01-01"}
+    file.write_text(json.dumps([record | {"versions": {"jax": "0.11.2"}}]))
+    assert choose("auto", packed).name == "triton" and choose("triton", packed).verified
+    assert choose("auto", replace(packed, compute_capability=8.0)).name == "xla", "a record is of one generation"
+    assert choose("auto", HOPPER).name == "cudnn", "which is ahead where the mask is dense"
+    file.write_text(json.dumps([record]))
+    with pytest.raises(ValueError, match="is not a list of records"):
+        choose("auto", packed)
+
+
+def test_the_records_in_the_repository_are_of_implementations_that_exist() -> None:
+    names = {f"attention/{entry.name}" for entry in IMPLEMENTATIONS if entry.recorded}
+    of_attention = {record.kernel for record in verified.records() if record.kernel.startswith("attention/")}
+    assert of_attention <= names
+
+
+def test_no_mask_is_made_dense_for_cudnn() -> None:
+    refused = choose("auto", replace(HOPPER, mask=Mask(segmented=True))).rejected["cudnn"]
+    assert "dense bias" in refused
+    assert "log-sum-exp" in choose("auto", replace(HOPPER, lse=True)).rejected["cudnn"]
+
+
+def test_one_line_of_the_log_says_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = arrays(queries=3)
+    with caplog.at_level(logging.INFO, "pallas_kernels"):
+        for _ in range(2):
+            flash_attention(q, k, v, causal=True, kv_offset=1)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "attention by xla (the first in order of preference that supports this) for query (2, 3, 4, 8)"
+    )
+    assert "; not " in line and "cudnn: it needs an NVIDIA GPU" in line

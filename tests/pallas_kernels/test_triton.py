@@ -1,0 +1,221 @@
+"""The Triton kernels in Pallas' interpreter, which puts NaN past the end of an array, against float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from jaxpar.attention.ring import merge
+from pallas_kernels.attention import Kernels, Settings, output_products, reference, triton
+from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
+from pallas_kernels.attention.triton.tiles import AMPERE, HOPPER, Tile, Tiles, pieces
+from pallas_kernels.masks import Mask
+from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
+from tests.pallas_kernels.test_masks import packed_rows, random_tokens
+
+TIMES = 2.0
+"""Errors are at most so many times those of the plain JAX form in the same dtype ..."""
+FLOOR = 3e-6
+"""... or below this: log-sum-exps are float32 in both."""
+
+TILE = Tile(queries=16, keys=32, warps=4, stages=2)
+TILES = Tiles(TILE, TILE, Tile(queries=32, keys=16, warps=4, stages=2))
+KERNELS = Kernels(partial(triton.forward, tile=TILE), partial(triton.backward, tiles=TILES))
+
+
+class Case(NamedTuple):
+    """One combination."""
+
+    mask: Mask
+    length: int = 50
+    heads: int = 4
+    kv_heads: int = 2
+    width: int = 16
+    value_width: int = 16
+    softcap: float | None = None
+    dtype: str = "bfloat16"
+    queries: slice = slice(None)
+
+
+CASES = {
+    "causal": Case(Mask()),
+    "full-multi-query-float16": Case(Mask(causal=False), 33, 3, 1, dtype="float16"),
+    "packed-window-softcap": Case(Mask(window=20, segmented=True), 70, softcap=1.5),
+    "prefix-some-queries": Case(Mask(prefix=True), queries=slice(23, 45)),
+    "one-token": Case(Mask(), 1),
+}
+LONG = {
+    "causal-113": Case(Mask(), 113, 2, 1),
+    "packed-203-width-96": Case(Mask(segmented=True), 203, 2, 1, 96, 96),
+    "window-both-ways": Case(Mask(causal=False, window=9), 64, 2, 2),
+    "packed-both-ways": Case(Mask(causal=False, segmented=True), 70, 2, 2),
+    "prefix-window-packed": Case(Mask(window=15, segmented=True, prefix=True), 70),
+    "two-widths": Case(Mask(), 40, 2, 2, 192, 128),
+    "multiples-of-tiles": Case(Mask(), 64, 2, 2, 64, 64),
+}
+
+
+def tokens_of(case: Case) -> Tokens:
+    """Documents of uneven lengths, the second row with padding at its end, and only some of the queries."""
+    length = case.length
+    rows = np.zeros((2, length), np.int32)
+    rows[0] = 1 + np.searchsorted([2, length // 3, length // 2], np.arange(length), side="right")
+    rows[1, : -(-length * 4 // 5)] = 1
+    return Tokens.whole_rows(rows, np.array([length // 4, length - 3], np.int32)).queries(case.queries)
+
+
+def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
+    rng, (batch, queries), keys = np.random.default_rng(0), tokens.q_slots.shape, tokens.kv_slots.shape[1]
+    shapes = {
+        "q": (queries, case.heads, case.width),
+        "k": (keys, case.kv_heads, case.width),
+        "v": (keys, case.kv_heads, case.value_width),
+        "d_out": (queries, case.heads, case.value_width),
+    }
+    inputs = {name: jnp.asarray(rng.normal(size=(batch, *shape)), case.dtype) for name, shape in shapes.items()}
+    return inputs | {"d_lse": jnp.asarray(rng.normal(size=(batch, queries, case.heads)), jnp.float32)}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def run(kernels: Kernels, options: Settings, tokens: KernelTokens, inputs: dict[str, Any]) -> dict[str, jax.Array]:
+    """Output, log-sum-exp and gradients, all float32."""
+    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
+    out, lse = kernels.forward(options, q, k, v, tokens)
+    inner = output_products(out, d_out, lse, d_lse)
+    dq, dk, dv = kernels.backward(options, q, k, v, tokens, lse, inner, d_out)
+    return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+
+def errors(case: Case, tokens: Tokens) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the kernels, and of the plain JAX form."""
+    inputs = random_inputs(case, tokens)
+    options = Settings(case.mask, case.width**-0.5, case.softcap, interpret=True)
+    given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
+    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
+    found, plain = (run(kernels, options, given_tokens, inputs) for kernels in (KERNELS, reference.KERNELS))
+    return worst(found, expected), worst(plain, expected)
+
+
+def check(case: Case, tokens: Tokens) -> None:
+    found, plain = errors(case, tokens)
+    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(case: Case) -> None:
+    check(case, tokens_of(case))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG.values(), ids=LONG)
+def test_so_are_they_for_more_lengths_widths_and_masks(case: Case) -> None:
+    check(case, tokens_of(case))
+
+
+@settings(max_examples=15, deadline=None)
+@given(segments=packed_rows(length=43))
+def test_any_packing_of_a_row_equals_float64(segments: np.ndarray) -> None:
+    check(Case(Mask(segmented=True), 43, 2, 1), Tokens.whole_rows(segments))
+
+
+def test_what_lies_past_the_end_of_an_array_is_nan_here() -> None:
+    """So that a kernel whose results are finite has not used it."""
+
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = plgpu.load(x.at[pl.ds(8 + pl.program_id(0), 16)])
+
+    shape = jax.ShapeDtypeStruct((16,), jnp.float32)
+    read = pl.pallas_call(kernel, grid=(1,), out_shape=shape, interpret=True)(jnp.ones(12))
+    assert np.array_equal(np.isnan(read), np.arange(8, 24) >= 12)
+
+
+def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_every_run() -> None:
+    case = Case(Mask(segmented=True), 48, 2, 1)
+    tokens = tokens_of(case)
+    inputs = random_inputs(case, tokens)
+    options = Settings(case.mask, case.width**-0.5, interpret=True)
+    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
+    slots, segments = jnp.asarray(tokens.q_slots), jnp.asarray(tokens.q_segments)
+    whole_tokens = KernelTokens(slots, slots, segments, segments)
+    whole = run(KERNELS, options, whole_tokens, inputs)
+    for name, again in run(KERNELS, options, whole_tokens, inputs).items():
+        assert np.array_equal(again, whole[name], equal_nan=True), name
+
+    forward, backward = (jax.jit(partial(f, options)) for f in KERNELS.__dict__.values())
+    halves = (
+        [slice(0, 12), slice(36, 48)],
+        [slice(12, 24), slice(24, 36)],
+    )  # of a rank that holds both ends, and another
+    picks = [np.concatenate([np.arange(48)[part] for part in half]) for half in halves]
+    parts = [
+        (k[:, pick], v[:, pick], KernelTokens(slots, slots[:, pick], segments, segments[:, pick])) for pick in picks
+    ]
+    out, lse = merge(*(forward(q, *part) for part in parts))
+    inner = output_products(out, d_out, lse, d_lse)
+    found = [backward(q, *part, lse, inner, d_out) for part in parts]
+    dq = sum(dq for dq, _, _ in found)
+    dk, dv = (np.zeros(x.shape, np.float32) for x in (k, v))
+    for pick, (_, dk_part, dv_part) in zip(picks, found, strict=True):
+        dk[:, pick], dv[:, pick] = dk_part, dv_part
+    merged = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+    # In bfloat16 the probabilities of a part are rounded relative to another peak.
+    apart = worst(merged, {name: np.asarray(x, np.float64) for name, x in whole.items()})
+    assert max(apart.values()) <= 1e-2 and apart["lse"] <= FLOOR, apart
+
+
+MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("seed", [0, None], ids=["in any order", "in order"])
+def test_lists_hold_each_block_with_a_kept_pair_once_and_call_none_whole_that_is_cut(
+    mask: Mask, seed: int | None
+) -> None:
+    tokens = Tokens.whole_rows(np.array([[1] * 5 + [2] * 4 + [0] * 2], np.int32), np.array([4], np.int32))
+    tokens = tokens if seed is None else random_tokens(seed)
+    kept = pairs(mask, tokens)
+    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    for lists, pairs_, sizes in (
+        (per_query_block(mask, named, 2, 3), kept, (2, 3)),
+        (per_key_block(mask, named, 2, 3), kept.swapaxes(1, 2), (3, 2)),
+    ):
+        for row, block in np.ndindex(lists.whole.shape):
+            mine = pairs_[row, block * sizes[0] : (block + 1) * sizes[0]]
+            others = -(-mine.shape[1] // sizes[1])
+            of_other = [mine[:, other * sizes[1] : (other + 1) * sizes[1]] for other in range(others)]
+            whole, visited = int(lists.whole[row, block]), int(lists.kept[row, block])
+            order = list(map(int, lists.order[row, block]))
+            assert sorted(order) == list(range(others))
+            assert {other for other in range(others) if of_other[other].any()} <= set(order[:visited])
+            assert all(of_other[other].all() for other in order[:whole])
+
+
+def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask() -> None:
+    slots = jnp.arange(64)[None]
+    lists = per_query_block(Mask(), KernelTokens(slots, slots), 8, 8)
+    assert np.array_equal(lists.whole[0], np.arange(8)) and np.array_equal(lists.kept[0], np.arange(8) + 1)
+
+
+def test_a_short_window_makes_the_lists_short() -> None:
+    slots = jnp.arange(64)[None]
+    lists = per_query_block(Mask(window=8), KernelTokens(slots, slots), 8, 8)
+    assert max(map(int, lists.kept[0])) == 2
+
+
+@pytest.mark.parametrize(("width", "expected"), [(64, (64,)), (96, (64, 32)), (192, (128, 64)), (256, (256,))])
+def test_heads_are_cut_into_powers_of_two(width: int, expected: tuple[int, ...]) -> None:
+    assert tuple(size for _, size in pieces(width)) == expected
+
+
+def test_there_are_tiles_for_all_widths_on_both_generations() -> None:
+    assert AMPERE.keys() == HOPPER.keys() == {(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)}
