@@ -36,40 +36,43 @@ class Mechanisms:
     """Whether keys and values travel over context ranks beside compute."""
     overlap_pipe: bool = False
     """Whether a rank computes while it sends to the next stage."""
-    scatter_gather: bool = True
-    """Whether tensor ranks send a share each to the next stage, rather than all of them everything."""
     shared_cards: bool = True
     """Whether a message of data parallelism leaves a host over the network cards of all its ranks there, each byte once
     (rings), rather than every rank fetching all that it lacks over its own card."""
     lockstep: bool = False
     """Whether one program with uniform ticks runs on all pipeline ranks, rather than each going on when it can."""
     fused_accumulation: bool = True
-    """Whether matmuls add weight gradients to the float32 accumulator themselves."""
+    """Whether matmuls add weight gradients to the accumulator themselves."""
     gradient_type: Literal["float32", "16-bit"] = "float32"
-    """Type in which gradients are reduced."""
+    """Type in which gradients are reduced. Megatron-LM reduces those of float16 weights as they are, and adds up those
+    of bfloat16 weights in float32."""
     recompute_last_matmul: bool = True
-    """Whether full recomputation runs the layer's last matmul again, whose result nobody needs."""
+    """Whether full recomputation runs the layer's last matmul again, whose result nobody needs. PyTorch stops early since
+    2.1, where checkpoints are not reentrant."""
     pure_16bit: bool = False
     """Whether master weights and moments have 16 bits too."""
 
 
 GENERATIONS: dict[str, Mechanisms] = {
-    "megatron-2021": Mechanisms(attention="scores", dropout=True, gradient_type="float32", overlap_data="none"),
+    "megatron-2021": Mechanisms(attention="scores", dropout=True, fused_accumulation=False),
     "megatron-2022": Mechanisms(
-        attention="scores", dropout=True, gradient_type="float32", overlap_data="none", overlap_weight_gradient=True
+        attention="scores", dropout=True, overlap_weight_gradient=True
     ),
     "megatron-deepspeed-2021": Mechanisms(
-        attention="scores", dropout=True, scatter_gather=False, fused_accumulation=False, gradient_type="16-bit"
+        attention="scores", dropout=True, fused_accumulation=False
     ),
     "megatron-deepspeed": Mechanisms(
-        attention="scores", dropout=True, scatter_gather=False, fused_accumulation=False, gradient_type="16-bit",
+        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit",
         overlap_weight_gradient=True,
     ),
     "deepspeed-zero3": Mechanisms(
         attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit", shared_cards=False,
         gather_again=True,
     ),
-    "megatron-2024": Mechanisms(attention="flash2", fused_elementwise=False, overlap_data="none", overlap_weight_gradient=True),
+    "megatron-2024": Mechanisms(
+        attention="flash2", fused_elementwise=False, overlap_tensor=True, overlap_weight_gradient=True,
+        overlap_pipe=True, overlap_context=True,
+    ),
     "megatron-core": Mechanisms(
         attention="flash3", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
         overlap_weight_gradient=True,
@@ -78,15 +81,19 @@ GENERATIONS: dict[str, Mechanisms] = {
         attention="flash2", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
         overlap_weight_gradient=True,
     ),
-    "llm-foundry": Mechanisms(attention="flash1", fused_accumulation=False, gradient_type="float32"),
+    "llm-foundry": Mechanisms(
+        attention="flash1", fused_accumulation=False, gradient_type="float32", recompute_last_matmul=False
+    ),
     "llm-foundry-pure": Mechanisms(
         attention="flash1", fused_accumulation=False, gradient_type="16-bit", pure_16bit=True
     ),
     "torchtitan": Mechanisms(
-        attention="flash2", fused_elementwise=False, fused_accumulation=False, gradient_type="float32"
+        attention="flash2", fused_elementwise=False, fused_accumulation=False, gradient_type="float32",
+        recompute_last_matmul=False,
     ),
     "torchtitan-compiled": Mechanisms(
-        attention="flash2", compiled=True, fused_accumulation=False, gradient_type="float32"
+        attention="flash2", compiled=True, fused_accumulation=False, gradient_type="float32",
+        recompute_last_matmul=False,
     ),
     "jaxpar": Mechanisms(
         attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,

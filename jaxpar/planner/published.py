@@ -121,6 +121,8 @@ def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanism
         does = GENERATIONS["llm-foundry-pure"]
     if name == "megatron-deepspeed" and _months(row["citation"]) < _ASYNCHRONOUS_TENSOR:
         does = GENERATIONS["megatron-deepspeed-2021"]
+    if name.startswith("megatron") and row["precision"] == "fp16":
+        does = replace(does, gradient_type="16-bit")
     flash = row["flash_attention"]
     if flash == "1" and does.attention == "scores":
         does = replace(does, attention="flash")

@@ -137,13 +137,14 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     hidden, wide = case.mlp // tensor, float(tokens * (case.mlp // tensor))
     fused, item = does.fused_elementwise, case.item / 2
     unfused = 1 if fused else 3
+    of_gradient = 4 if does.gradient_type == "float32" else 2
 
     def product(n: int, k: int) -> float:
         return device.matmul(tokens, n, k, 1, case.item, case.float8)
 
     def gradients(n: int, k: int) -> tuple[float, float]:
         """Gradient of the input, and of the weight [k, n], added to an accumulator of float32 where kernels do."""
-        accumulated = 8 if does.fused_accumulation else 2
+        accumulated = 2 * of_gradient if does.fused_accumulation else 2
         inward = device.matmul(tokens, k, n, 1, case.item, case.float8)
         return inward, device.matmul(k, n, tokens, 1, accumulated, case.float8)
 
@@ -217,7 +218,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     other = move(
         2 * (norm_back + residual_back + drop_back) * between + rope + layout + gate_back * wide + bias
         + cast_in_back + cast_out_back + cast_up_back + cast_down_back
-        + (0 if does.fused_accumulation else 10.0 * case.parameters)
+        + (0 if does.fused_accumulation else (2.0 + 2 * of_gradient) * case.parameters)
     )  # fmt: skip
     sent = messages.backward(backs, (cast_in, cast_out, cast_up, cast_down))
     kernels = 8 + 2 * core_kernels + 2 * launches + 10 * unfused + (4 if case.biases else 0)

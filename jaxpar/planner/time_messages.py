@@ -40,15 +40,10 @@ class Ring:
         return self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
 
     def reduce(self, whole: float) -> float:
-        """All-reduce of `whole` bytes.
-
-        Inside hosts as a ring, scatter and gather; between hosts as a tree, which carries what a ring of hosts would.
-        """
+        """All-reduce of `whole` bytes: scatter and gather in one message."""
         if self.ranks == 1 or whole == 0:
             return 0.0
-        ring = 2 * whole * (self.ranks - 1) / self.ranks / self.inside
-        tree = 2 * whole * (self.hosts - 1) / self.hosts / self.across
-        return self.start + 2 * self.latency + max(ring, tree)
+        return self.start + 2 * (self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth)
 
     def exchange(self, whole: float) -> float:
         """All-to-all in which each rank holds `whole` bytes."""

@@ -223,15 +223,14 @@ class _Step:
         return max(0.0, copy - forward), max(0.0, copy - backward)
 
     def _transfer(self) -> float:
-        """From a stage to the next: the residual stream of a microbatch."""
+        """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
         layout = self.layout
         if layout.pipe == 1:
             return 0.0
         whole = float(self.case.tokens * self.case.embed * self.case.item)
-        spread = layout.tensor if self.case.sequence_parallel or self.does.scatter_gather else 1
         pair = self.network.pair(layout.devices // layout.pipe, layout.pipe)
-        seconds = pair.shift(whole / spread)
-        if spread > 1 and not self.case.sequence_parallel:
+        seconds = pair.shift(whole / layout.tensor)
+        if layout.tensor > 1 and not self.case.sequence_parallel:
             seconds += self.network.ring(layout.tensor, 1).gather(whole)
         return seconds
 
