@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,8 +18,8 @@ from tests.pallas_kernels.dense64 import worst
 from tests.pallas_kernels.linear64 import Case, case, losses
 
 TILE = Tile(32, 128, 32, warps=4, stages=2)
-KERNEL = {"implementation": "triton", "interpret": True, "tile": TILE}
-PLAIN = {"implementation": "xla"}
+KERNEL: dict[str, Any] = {"implementation": "triton", "interpret": True, "tile": TILE}
+PLAIN: dict[str, Any] = {"implementation": "xla"}
 
 
 def arrays(of: Case, dtype: Any, vocab_first: bool = False) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -187,8 +186,11 @@ def test_inside_a_shard_map_with_varying_types_checked():
     x, table, labels = arrays(of, jnp.float32)
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array, of_loss: jax.Array) -> tuple:
-        function = partial(fused_linear_cross_entropy, labels=labels, axes=("tensor",), vocab=60, z_loss=0.1, **PLAIN)
-        loss, pullback, lse = jax.vjp(lambda x, table: tuple(function(x, table)), x, table, has_aux=True)
+        def function(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+            found = fused_linear_cross_entropy(x, table, labels, axes=("tensor",), vocab=60, z_loss=0.1, **PLAIN)
+            return found.loss, found.lse
+
+        loss, pullback, lse = jax.vjp(function, x, table, has_aux=True)
         return loss, lse, *pullback(of_loss)
 
     tokens, part = P("fsdp"), P(None, "tensor")

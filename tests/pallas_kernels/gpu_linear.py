@@ -1,0 +1,139 @@
+"""The kernels of the head's loss compiled for GPUs that are not here, and what the assembler says of them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+    use_abstract_mesh,
+)
+
+from pallas_kernels import fused_linear_cross_entropy
+from pallas_kernels.linear_cross_entropy import Head, triton
+from tests.gpu_compile import H100, QUICKLY
+
+A100 = (
+    H100.replace("major: 9 feature_extension: ACCELERATED_FEATURES", "major: 8")
+    .replace("core_count: 132", "core_count: 108")
+    .replace("shared_memory_per_block_optin: 232448", "shared_memory_per_block_optin: 166912")
+    .replace("shared_memory_per_core: 233472", "shared_memory_per_core: 167936")
+    .replace("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+)
+TARGETS = {"sm_90a": (H100, "NVIDIA H100 80GB HBM3", 132), "sm_80": (A100, "NVIDIA A100-SXM4-80GB", 108)}
+TOKENS, EMBED, COLUMNS, CHUNK = 16384, 4096, 152064, 8192
+KERNELS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
+
+
+def measure(*cases: list[Any]) -> list[dict[str, dict[str, int]]]:
+    """For each [architecture, soft-cap, vocab first]: by kernel, what `_reports` reads."""
+    return [_measure(*case) for case in cases]
+
+
+def _measure(architecture: str, softcap: float | None, vocab_first: bool) -> dict[str, dict[str, int]]:
+    description, kind, cores = TARGETS[architecture]
+    device = get_topology_desc("one", "cuda", target_config=description, topology="1x1x1").devices[0]
+    shape = lambda *dims, dtype: jax.ShapeDtypeStruct(dims, dtype, sharding=SingleDeviceSharding(device))
+    head = Head(COLUMNS - 100, softcap=softcap, vocab_first=vocab_first)
+    table = (COLUMNS, EMBED) if vocab_first else (EMBED, COLUMNS)
+    arrays = (
+        shape(TOKENS, EMBED, dtype=jnp.bfloat16), shape(*table, dtype=jnp.bfloat16), shape(TOKENS, dtype=jnp.int32),
+        shape(1, dtype=jnp.int32),
+    )  # fmt: skip
+    token, chunk = (shape(TOKENS, dtype=jnp.float32),) * 3, shape(dtype=jnp.int32)
+
+    def both(x: Any, table: Any, labels: Any, columns: Any, token: Any, chunk: Any) -> tuple:
+        gradients = triton.logit_gradients(head, x, table, labels, columns, token, chunk, CHUNK, CHUNK)
+        return triton.statistics(head, x, table, labels, columns), gradients
+
+    abstract = AbstractDevice(device_kind=kind, num_cores=cores, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract)), _assembler() as (folder, options):
+        lowered = jax.jit(both).trace(*arrays, token, chunk).lower(lowering_platforms=("cuda",))
+        lowered.compile(compiler_options=QUICKLY | options)
+        return _reports(folder)
+
+
+@contextmanager
+def _assembler() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder, and compiler options under which XLA's assembler leaves there what it read and said."""
+    spec = find_spec("nvidia.cuda_nvcc")
+    assert spec is not None and spec.submodule_search_locations, "compiling for GPUs needs the wheel of nvcc"
+    toolkit = Path(next(iter(spec.submodule_search_locations)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "toolkit" / "bin").mkdir(parents=True)
+        (folder / "toolkit" / "nvvm").symlink_to(toolkit / "nvvm")
+        script, here = folder / "toolkit" / "bin" / "ptxas", shlex.quote(name)
+        script.write_text(
+            "#!/bin/sh\n"
+            f'for word in "$@"; do grep -qs "^.target sm_" "$word" && cp "$word" {here}/$$.ptx; done\n'
+            f'{shlex.quote(str(toolkit / "bin" / "ptxas"))} -v "$@" 2> {here}/$$.said\n'
+            f"code=$?; cat {here}/$$.said >&2; exit $code\n"
+        )
+        script.chmod(0o755)
+        yield folder, {"xla_gpu_cuda_data_dir": str(folder / "toolkit"), "xla_dump_to": str(folder / "dump")}
+
+
+def _reports(folder: Path) -> dict[str, dict[str, int]]:
+    """By kernel: registers, bytes spilled, tensor-core instructions of each kind, and bytes of shared memory."""
+    found = {}
+    (thunks,) = (folder / "dump").glob("*thunk_sequence.txt")
+    for file in folder.glob("*.ptx"):
+        text, said = file.read_text(), file.with_suffix(".said").read_text()
+        for kernel in KERNELS:
+            if f".entry {kernel}" not in text:
+                continue
+            number = lambda pattern, text=said: sum(map(int, re.findall(pattern, text)))
+            found[kernel] = {
+                "registers": number(r"Used (\d+) registers"),
+                "spilled": number(r"(\d+) bytes spill"),
+                "wgmma": text.count("wgmma.mma_async"),
+                "mma": text.count("mma.sync"),
+                "shared": number(rf"{kernel} .*shared_memory: (\d+) bytes", thunks.read_text()),
+            }
+    return found
+
+
+def over_eight() -> list[str]:
+    """Kernels in the program of loss and gradients over eight GPUs, tokens and vocabulary split, types checked."""
+    description, kind, cores = TARGETS["sm_90a"]
+    devices = get_topology_desc("eight", "cuda", target_config=description, topology="1x1x8").devices
+    mesh = Mesh(np.array(devices).reshape(2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    tokens, part = PartitionSpec("fsdp"), PartitionSpec(None, "tensor")
+
+    def program(x: jax.Array, table: jax.Array, labels: jax.Array) -> Any:
+        loss = partial(fused_linear_cross_entropy, axes=("tensor",), vocab=15000, z_loss=1e-4, implementation="triton")
+        total = lambda x, table: jax.lax.psum(loss(x, table, labels).loss.sum(), "fsdp")
+        return jax.value_and_grad(total, (0, 1))(x, table)
+
+    shape = lambda dims, dtype, spec: jax.ShapeDtypeStruct(dims, dtype, sharding=NamedSharding(mesh, spec))
+    arrays = (
+        shape((2048, 512), jnp.bfloat16, tokens), shape((512, 16384), jnp.bfloat16, part),
+        shape((2048,), jnp.int32, tokens),
+    )  # fmt: skip
+    mapped = jax.shard_map(
+        program, mesh=mesh, in_specs=(tokens, part, tokens), out_specs=(PartitionSpec(), (tokens, part))
+    )
+    abstract = AbstractDevice(device_kind=kind, num_cores=cores, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((2, 4), ("fsdp", "tensor"), (AxisType.Auto,) * 2, abstract_device=abstract)):
+        lowered = jax.jit(mapped).trace(*arrays).lower(lowering_platforms=("cuda",))
+    text = lowered.compile(compiler_options=QUICKLY).as_text() or ""
+    return [kernel for kernel in KERNELS if kernel in text]
