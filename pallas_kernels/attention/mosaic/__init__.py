@@ -1,0 +1,125 @@
+"""Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: TMA loads, wgmma, one warpgroup that loads and two that compute.
+
+`schedule` is what all kernels share, `bounds` what the mask means for their tiles, and each of the others one kernel.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.mosaic import matmuls
+from pallas_kernels.attention.mosaic.backward_by_keys import key_gradients
+from pallas_kernels.attention.mosaic.backward_by_queries import query_gradients
+from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
+from pallas_kernels.attention.mosaic.forward import forward_kernel
+from pallas_kernels.attention.mosaic.schedule import TILE
+from pallas_kernels.attention.mosaic.scores import Scores
+from pallas_kernels.attention.mosaic.tiles import MULTIPROCESSORS, TABLE
+from pallas_kernels.attention.request import Request
+from pallas_kernels.attention.settings import Settings, Tokens
+
+__all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
+
+
+def refusal(request: Request) -> str | None:
+    """None if the kernels compute what is asked for, else why not."""
+    if request.platform not in ("gpu", "interpreter"):
+        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+    if request.platform == "gpu" and request.compute_capability != 9.0:
+        return f"it needs compute capability 9.0 (Hopper), and the GPU has {request.compute_capability or 'none'}"
+    if request.dtype not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if (request.width, request.value_width) not in TABLE:
+        listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in TABLE)
+        return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"
+    if request.elements > 2**31 - 1:
+        return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
+    return None
+
+
+def forward(
+    settings: Settings,
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    tokens: Tokens,
+) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
+    """Output and float32 log-sum-exp over these keys, like `attention_forward` of the reference.
+
+    The kernel rounds the output to q's dtype; where float32 is asked for it is widened again.
+    """
+    limits, scores, launch = _static(settings)
+    tiles = _tiles(q, v).forward
+    queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, tiles.keys)
+    found = visits(limits, queries, keys, TILE, tiles.keys, of_keys=False)
+    out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, tiles=tiles, **launch)
+    return out.astype(settings.result_dtype(q)), jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
+
+
+def backward(
+    settings: Settings,
+    q: Float[Array, "batch queries heads width"],
+    k: Float[Array, "batch keys kv_heads width"],
+    v: Float[Array, "batch keys kv_heads value_width"],
+    tokens: Tokens,
+    lse: Float[Array, "batch queries heads"],
+    inner: Float[Array, "batch queries heads"],
+    d_out: Float[Array, "batch queries heads value_width"],
+    *,
+    deterministic: bool = False,
+) -> tuple[
+    Float[Array, "batch queries heads width"],
+    Float[Array, "batch keys kv_heads width"],
+    Float[Array, "batch keys kv_heads value_width"],
+]:
+    """What these keys contribute to the gradients of q, k and v, like `attention_backward` of the reference.
+
+    In one kernel where there are tiles for it, which adds up the gradient of q in an order of chance; with
+    `deterministic` always in kernels of their own for queries and keys, whose bits are the same in every run.
+    """
+    limits, scores, launch = _static(settings)
+    tiles, length = _tiles(q, v), k.shape[1]
+    mask, statistics, d_out = settings.mask, scores.statistics(lse, inner, TILE), d_out.astype(q.dtype)
+    queries, keys = query_limits(mask, tokens, TILE), key_tokens(mask, tokens, TILE)
+
+    def by_keys(wanted: str, cut) -> dict[str, jax.Array]:
+        found = visits(limits, queries, keys, cut.queries, TILE, of_keys=True)
+        given = (q, k, v, d_out, statistics, queries, keys, found)
+        return key_gradients(*given, limits=limits, scores=scores, tiles=cut, wanted=wanted, **launch)
+
+    if tiles.fused is not None and not deterministic:
+        d = by_keys("qkv", tiles.fused)
+    else:
+        blocks = key_tokens(mask, tokens, tiles.query_gradients.keys)
+        found = visits(limits, queries, blocks, TILE, tiles.query_gradients.keys, of_keys=False)
+        given = (q, k, v, d_out, statistics, queries, blocks, found)
+        d = {"q": query_gradients(*given, limits=limits, scores=scores, tiles=tiles.query_gradients, **launch)}
+        for wanted, cut in tiles.key_gradients:
+            d |= by_keys(wanted, cut)
+    dtype = settings.result_dtype(q)
+    return tuple(d[name][:, :rows].astype(dtype) for name, rows in (("q", q.shape[1]), ("k", length), ("v", length)))
+
+
+KERNELS = Kernels(forward, backward)
+DETERMINISTIC_KERNELS = Kernels(forward, partial(backward, deterministic=True))
+
+
+def _static(settings: Settings) -> tuple[Limits, Scores, dict]:
+    """What the settings mean to a kernel: limits, scores, and how it is launched."""
+    if settings.scale <= 0.0:
+        raise ValueError(f"attention by 'mosaic' needs a scale above 0, got {settings.scale}")
+    launch = {"matmuls": matmuls.OnDevice, "programs": MULTIPROCESSORS, "interpret": None}
+    if settings.interpret:  # one program, for the simulator runs one after the other without saying so to its races
+        simulator = plgpu.InterpretGPUParams(detect_races=True)
+        launch = {"matmuls": matmuls.Simulated, "programs": 1, "interpret": simulator}
+    return Limits.of(settings.mask), Scores(settings.scale, settings.softcap), launch
+
+
+def _tiles(q: jax.Array, v: jax.Array):
+    return TABLE[q.shape[3], v.shape[3]]

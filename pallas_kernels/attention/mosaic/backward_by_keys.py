@@ -33,6 +33,7 @@ from pallas_kernels.attention.mosaic.schedule import (
     row_values,
     specialise,
     tiled,
+    zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
 
@@ -71,7 +72,7 @@ def key_gradients(
     group, block, stages = heads // kv_heads, tiles.queries, tiles.stages
     head_bytes = group * q.shape[1] * (width + value_width) * dtype.itemsize
     schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
-    shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted
+    shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted and width <= 192
 
     def kernel(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
@@ -133,24 +134,24 @@ def key_gradients(
 
                     def per_block(index: Any, sums: dict[str, jax.Array], *, masked: bool) -> dict[str, jax.Array]:
                         slot = lax.rem(done + index, jnp.int32(stages))
+                        nothing = zero(done + index)
+                        own = warpgroup + nothing
                         plgpu.barrier_wait(q_ready.at[slot])
                         q_block, d_block = q_tiles.at[slot], d_out_tiles.at[slot]
-                        of_scores = (k_tile.at[warpgroup], q_block.transpose((1, 0)))
-                        of_dp = (v_tile.at[warpgroup], d_block.transpose((1, 0)))
+                        of_scores = (k_tile.at[own], q_block.transpose((1, 0)))
+                        of_dp = (v_tile.at[own], d_block.transpose((1, 0)))
                         wait_for_d_out = lambda: plgpu.barrier_wait(d_ready.at[slot])
-                        raw, dp, pairs = None, None, None
+                        dp = None
                         if overlapped and not masked:
                             raw, dp = products(of_scores, of_dp, wait_for_d_out)
                         else:  # limits and query gradients need the registers that the second product would hold
                             raw = product(*of_scores, wait_for_d_out)
-                        if masked:
-                            of_query = (column_values(q_limits.at[slot, i]) for i in range(limits.query_rows))
-                            pairs = limits.kept(
-                                tuple(down(x, shape) for x in of_query), tuple(across(x, shape) for x in of_key)
-                            )
                         # Column by column values are many registers: each is loaded when the one before is used up.
                         lse = column_values(statistics_tiles.at[slot, 0])
-                        p = scores.probabilities(raw, down(lse, shape), pairs)
+                        p = scores.probabilities(raw, down(lse, shape))
+                        if masked:
+                            of_query = lambda i: down(column_values(q_limits.at[slot, i]), shape)
+                            p = limits.hide(p, 0.0, of_query, lambda i: across(of_key[i], shape))
                         if "v" in wanted:
                             sums = sums | {"v": matmuls.add(sums["v"], p.astype(dtype), d_block, held)}
                         if "k" in wanted:
@@ -171,19 +172,19 @@ def key_gradients(
                                 sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
                         plgpu.barrier_arrive(q_free.at[slot])
                         if "q" in wanted:
-                            add_query_gradient(ds_tile, blocks_ref[row, tile, index] * block)
+                            add_query_gradient(ds_tile, blocks_ref[row, tile, index] * block, nothing)
                         return sums
 
-                    def add_query_gradient(ds_tile: Any, start: Any) -> None:
+                    def add_query_gradient(ds_tile: Any, start: Any, nothing: Any) -> None:
                         """This consumer's part, by columns or by rows, of the product of both consumers' `ds`."""
                         part = warpgroup * (width // 2 if by_columns else ROWS)
                         if by_columns:
                             columns = pl.ds(part, width // 2)
-                            pairs = tuple((ds_tile.at[half].transpose((1, 0)), k_tile.at[half, :, columns]) for half in range(2))
+                            pairs = tuple((ds_tile.at[half].transpose((1, 0)), k_tile.at[half + nothing, :, columns]) for half in range(2))
                             target = d_ref["q"].at[row, pl.ds(start, block), head, columns]
                         else:
                             some = pl.ds(part, ROWS)
-                            pairs = tuple((ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half]) for half in range(2))
+                            pairs = tuple((ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half + nothing]) for half in range(2))
                             target = d_ref["q"].at[row, pl.ds(start + part, ROWS), head]
                         dq = product_over_halves(pairs) * scores.scale
                         matmuls.add_to_global(target, dq, dq_stages.at[warpgroup])

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
-from pallas_kernels.attention.mosaic.matmuls import products
+from pallas_kernels.attention.mosaic.matmuls import product, products
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
     ROWS,
@@ -30,6 +30,7 @@ from pallas_kernels.attention.mosaic.schedule import (
     row_values,
     specialise,
     tiled,
+    zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
 
@@ -67,6 +68,8 @@ def query_gradients(
     block, stages = tiles.keys, tiles.stages
     head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
     schedule = Schedule.of(queries.shape[2] // TILE, batch, heads, head_bytes, group, programs)
+
+    overlapped = width <= 192  # a wider sum leaves no registers for two products at once
 
     def kernel(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
@@ -120,18 +123,23 @@ def query_gradients(
                 def per_block(index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:
                     slot = lax.rem(done + index, jnp.int32(stages))
                     plgpu.barrier_wait(k_ready.at[slot])
-                    raw, dp = products(
-                        (q_tile.at[warpgroup], k_tiles.at[slot].transpose((1, 0))),
-                        (d_out_tile.at[warpgroup], v_tiles.at[slot].transpose((1, 0))),
-                        lambda: plgpu.barrier_wait(v_ready.at[slot]),
-                    )
-                    plgpu.barrier_arrive(v_free.at[slot])
-                    pairs = None
+                    own = warpgroup + zero(done + index)
+                    of_scores = (q_tile.at[own], k_tiles.at[slot].transpose((1, 0)))
+                    of_dp = (d_out_tile.at[own], v_tiles.at[slot].transpose((1, 0)))
+                    wait_for_values = lambda: plgpu.barrier_wait(v_ready.at[slot])
+                    dp = None
+                    if overlapped:
+                        raw, dp = products(of_scores, of_dp, wait_for_values)
+                    else:
+                        raw = product(*of_scores, wait_for_values)
+                    p = scores.probabilities(raw, across(lse, shape))
                     if masked:
-                        of_key = tuple(down(column_values(key_tiles.at[slot, i]), shape) for i in range(limits.key_rows))
-                        pairs = limits.kept(tuple(across(x, shape) for x in of_query), of_key)
-                    p = scores.probabilities(raw, across(lse, shape), pairs)
-                    ds = scores.gradient(raw, p, dp - across(inner, shape))
+                        of_key = lambda i: down(column_values(key_tiles.at[slot, i]), shape)
+                        p = limits.hide(p, 0.0, lambda i: across(of_query[i], shape), of_key)
+                    less = across(inner, shape)
+                    slope = matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
+                    plgpu.barrier_arrive(v_free.at[slot])
+                    ds = scores.gradient(raw, p, slope)
                     held = scratch.at[warpgroup] if scratch is not None else None
                     dq = matmuls.add(dq, ds.astype(dtype), k_tiles.at[slot], held)
                     plgpu.barrier_arrive(k_free.at[slot])

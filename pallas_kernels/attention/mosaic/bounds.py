@@ -11,6 +11,7 @@ blocks those are, and which are empty, follows from the least and greatest value
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,14 +48,24 @@ class Limits:
     def key_rows(self) -> int:
         return 1 + self.segmented
 
-    def kept(self, query: tuple[jax.Array, ...], key: tuple[jax.Array, ...]) -> jax.Array:
-        """The kept pairs of rows as `query_limits` and `key_tokens` make them, already broadcast to one shape."""
-        kept = key[0] <= query[0]
+    def hide(
+        self,
+        values: jax.Array,
+        hidden: float,
+        query: Callable[[int], jax.Array],
+        key: Callable[[int], jax.Array],
+    ) -> jax.Array:
+        """`values` of pairs, with `hidden` in place of those that the mask does not keep.
+
+        `query` and `key` give a row as `query_limits` and `key_tokens` make them, in the shape of `values`; one is
+        asked for at a time, so that one is in registers at a time.
+        """
+        values = jnp.where(key(0) <= query(0), values, hidden)
         if self.windowed:
-            kept &= key[0] > query[1]
+            values = jnp.where(key(0) > query(1), values, hidden)
         if self.segmented:
-            kept &= key[1] == query[-1]
-        return kept
+            values = jnp.where(key(1) == query(self.query_rows - 1), values, hidden)
+        return values
 
 
 def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows padded_queries"]:

@@ -30,6 +30,7 @@ from pallas_kernels.attention.mosaic.schedule import (
     row_values,
     specialise,
     tiled,
+    zero,
 )
 from pallas_kernels.attention.mosaic.scores import LOG2_E, Scores
 
@@ -43,7 +44,7 @@ class ForwardTiles:
     stages: int
     """Blocks of keys and values in shared memory."""
     own_output: bool = True
-    """The output has shared memory of its own, so that the next queries arrive while it leaves."""
+    """The output has shared memory of its own, so that the next queries arrive while it leaves; else it takes theirs."""
 
 
 def forward_kernel(
@@ -128,15 +129,11 @@ def forward_kernel(
                 def per_block(index: Any, state: tuple, *, masked: bool) -> tuple:
                     out, peak, total = state
                     slot = lax.rem(done + index, jnp.int32(stages))
-                    s = product(q_tile.at[warpgroup], k_tiles.at[slot].transpose((1, 0)), take_turn)
+                    s = product(q_tile.at[warpgroup + zero(done + index)], k_tiles.at[slot].transpose((1, 0)), take_turn)
                     s = scores.capped(s)
                     if masked:
-                        shape = (ROWS, block)
-                        of_key = tuple(
-                            down(column_values(key_tiles.at[slot, i]), shape) for i in range(limits.key_rows)
-                        )
-                        pairs = limits.kept(tuple(across(x, shape) for x in of_query), of_key)
-                        s = jnp.where(pairs, s, -jnp.inf)
+                        of_key = lambda i: down(column_values(key_tiles.at[slot, i]), s.shape)
+                        s = limits.hide(s, -jnp.inf, lambda i: across(of_query[i], s.shape), of_key)
                     plgpu.barrier_arrive(k_free.at[slot])
                     new_peak = jnp.maximum(peak, s.max(axis=1))
                     base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak) if masked else new_peak

@@ -88,6 +88,15 @@ def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
     )
 
 
+def zero(step: Any) -> jax.Array:
+    """0 for every step below 2^30, which the compiler cannot know.
+
+    What is at an index that contains it has an address that changes with the step: the compiler computes it where it is
+    used. Without, it computes the descriptors of all operands of wgmma before the loop, more than registers can hold.
+    """
+    return lax.shift_right_logical(jnp.int32(step), jnp.int32(30))
+
+
 def across(values: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """One value a row, as a block."""
     return lax.broadcast_in_dim(values, shape, [0])

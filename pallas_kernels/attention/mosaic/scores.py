@@ -29,10 +29,9 @@ class Scores:
         """The scores but for a constant factor."""
         return raw if self.softcap is None else jnp.tanh(raw * (self.scale / self.softcap))
 
-    def probabilities(self, raw: jax.Array, lse: jax.Array, pairs: jax.Array | None) -> jax.Array:
-        """Of the kept pairs, all where `pairs` is None; `lse` in base 2, of raw's shape."""
-        p = jnp.exp2(self.capped(raw) * self.exponent - lse)
-        return p if pairs is None else jnp.where(pairs, p, 0.0)
+    def probabilities(self, raw: jax.Array, lse: jax.Array) -> jax.Array:
+        """Of the pairs that are kept; `lse` in base 2, in raw's shape."""
+        return jnp.exp2(self.capped(raw) * self.exponent - lse)
 
     def gradient(self, raw: jax.Array, p: jax.Array, slope: jax.Array) -> jax.Array:
         """The gradient of `raw` but for `scale`; `slope` is that of p less the inner product of its row."""

@@ -1,0 +1,48 @@
+"""Tiles of each kernel by head width: a table, so that nothing is tuned when a program runs.
+
+They begin with FlashAttention-3's (its `hopper/tile_size.h`), under what Mosaic GPU asks for: a block is a multiple of
+64 wherever it is contracted over, because a row of a swizzled tile is 128 bytes; so 176, 112 and 80 keys are out of
+reach. The rest was decided by shared memory (227 KiB) and by registers: `tests/pallas_kernels` compiles every entry and
+reads that nothing is spilled. Windows and segments take the same tiles: how few blocks they visit is in the lists.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
+from pallas_kernels.attention.mosaic.backward_by_queries import QueryGradientTiles
+from pallas_kernels.attention.mosaic.forward import ForwardTiles
+
+
+class Tiles(NamedTuple):
+    """Of one pair of widths."""
+
+    forward: ForwardTiles
+    query_gradients: QueryGradientTiles
+    key_gradients: tuple[tuple[str, KeyGradientTiles], ...]
+    """What each launch computes, `k` and `v`: both at once where the registers hold both sums."""
+    fused: KeyGradientTiles | None
+    """For all gradients at once; None where it would spill."""
+
+
+_BOTH_64 = (("kv", KeyGradientTiles(64, 2)),)
+
+
+def _one_by_one(stages: int) -> tuple[tuple[str, KeyGradientTiles], ...]:
+    return (("v", KeyGradientTiles(64, stages)), ("k", KeyGradientTiles(64, stages)))
+
+
+TABLE = {
+    (64, 64): Tiles(
+        ForwardTiles(128, 3), QueryGradientTiles(128, 2), (("kv", KeyGradientTiles(128, 2)),), KeyGradientTiles(128, 2)
+    ),
+    (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, None),
+    (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
+    (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _one_by_one(2), None),
+    (256, 256): Tiles(ForwardTiles(64, 2, own_output=False), QueryGradientTiles(64, 1), _one_by_one(1), None),
+}
+"""By (width of queries and keys, width of values)."""
+
+MULTIPROCESSORS = 132
+"""Programs of a launch: one for each multiprocessor of an H100 SXM or H200. With fewer, some wait for their turn."""
