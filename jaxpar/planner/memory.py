@@ -7,14 +7,14 @@ It is the estimate of `training.memory_estimate` with nothing traced: weights fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
 from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads, padded_vocab
-from jaxpar.config.plan import AxisSizes, LayerRun
+from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, activation_bytes, layer_shape
 from jaxpar.memory.streaming import PIECE_BYTES
 from jaxpar.mesh.parameters import ParamSpec, Tree
@@ -146,6 +146,15 @@ class MemoryModel:
             chunk_layers: of the longest chunk.
         """
         return _Layout(self, config, tuple(runs), slots, chunk_layers).estimate()
+
+    def of_plan(self, config: Config, plan: Plan) -> MemoryEstimate:
+        """Bytes on a device of a plan that the trainer made of `config`."""
+        shards = plan.axes.fsdp * plan.axes.expert * plan.axes.context
+        hold = holds(plan.schedule, plan.virtual_stages, plan.zero, shards)
+        slots = pipeline_slots(plan.schedule, plan.axes.pipe, plan.microbatches, plan.virtual_stages, hold)
+        parallel = replace(config.parallel, virtual_stages=plan.virtual_stages)
+        config = replace(config, parallel=parallel, memory=replace(config.memory, mlp_tiles=plan.mlp_tiles))
+        return self.estimate(config, plan.runs, slots, max(plan.stage_layers))
 
     def parts(self, axes: AxisSizes, shared_ends: bool) -> dict[str, _Part]:
         """Elements and state of each part."""

@@ -25,7 +25,8 @@ from functools import cached_property
 from itertools import count, product
 from typing import Any
 
-from jaxpar.config import UserError
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -35,6 +36,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import CPU_MODEL, is_cpu
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.planner.memory import MemoryModel
+from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.space import Choice, Group, Space
 from jaxpar.planner.time_model import StepTime, floor_time, step_time
 from jaxpar.training.auto_remat import ESTIMATED
@@ -44,8 +46,10 @@ HOST_SHARE = 2**40
 """Bytes of pinned memory that a host is taken to have for its GPUs, where nobody says."""
 GROUP_PARTS = ("matmuls", "attention", "other", "tensor")
 """Of a step's time, what no choice within a group makes less."""
-WHOLE_SHARE, SPLIT_SHARE = 0.8, 0.45
-"""Of a microbatch's time, what is surely of layers' forward and backward, without the head; without W besides."""
+SPLIT_SHARE = 0.6
+"""Of a layer's forward and backward, what is surely not W: it has one of three matmuls, and nothing of attention."""
+NEAR = 1.05
+"""Of the best time: how far the order of what comes next is exact."""
 SURE = 1 - 1e-9
 """Bounds are taken by this much lower, since sums of floats depend on their order."""
 
@@ -65,10 +69,22 @@ class Found:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes it another layout to a user: axes, microbatch, schedule."""
+        """What makes it another layout to a user; whether data ranks are fsdp or replica, and how much, is a detail."""
         own = self.layout
-        axes = own.pipe, own.replica, own.fsdp, own.expert, own.context, own.tensor
-        return (*axes, own.microbatch, own.schedule, own.virtual_stages)
+        return own.pipe, own.data, own.context, own.tensor, own.microbatch, own.schedule
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A layout that jaxpar runs as it stands."""
+
+    config: Config
+    """With the layout written out."""
+    plan: Plan
+    cluster: Cluster
+    found: Found
+    usable: int
+    """Bytes of a device that could be planned for."""
 
 
 @dataclass
@@ -84,6 +100,8 @@ class Effort:
     """Schedules that were simulated."""
     too_large: int = 0
     """Choices and schedules under which nothing fits."""
+    declined: list[tuple[Found, str]] = field(default_factory=list)
+    """Layouts that a run would refuse, and why."""
     refused: Counter[str] = field(default_factory=Counter)
     """Groups that a rule of the configuration excludes, by rule."""
 
@@ -98,8 +116,14 @@ class Search:
     limit: int | None = None
     """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""
     effort: Effort = field(default_factory=Effort)
+    met: list[Found] = field(default_factory=list)
+    """Every layout that was timed."""
     _fitting: dict[tuple[Any, ...], bool] = field(default_factory=dict)
     """Whether something may fit, by what decides it."""
+    _heads: dict[Group, float] = field(default_factory=dict)
+    """Seconds of head and loss."""
+    _within: float = float("inf")
+    """Seconds that nothing is looked for above."""
 
     @property
     def cluster(self) -> Cluster:
@@ -123,20 +147,42 @@ class Search:
             return self.hardware
         return CPU_MODEL if is_cpu(self.cluster) else hardware_of(self.cluster.gpu)
 
-    def best(self, number: int) -> list[Found]:
-        """The best layouts, each of another group or schedule; fewer where there are fewer.
+    def best(self, number: int) -> list[Planned]:
+        """The best layouts that jaxpar would run, each unlike the others; fewer where there are fewer.
+
+        The first is the best there is, and so on as long as they are within `NEAR` of it; what follows are the best that
+        the search has met until then.
 
         Raises:
             UserError: there is no layout; the sentence says why.
         """
-        found: dict[tuple[Any, ...], Found] = {}
+        chosen: dict[tuple[Any, ...], Planned] = {}
         for one in self.by_time():
-            found.setdefault(one.key, one)
-            if len(found) == number:
+            planned = None if one.key in chosen else self.checked(one)
+            if planned is not None:
+                chosen[one.key] = planned
+                self._within = min(self._within, NEAR * one.seconds)
+            if len(chosen) == number:
                 break
-        if not found:
+        if not chosen:
             raise UserError(self._why_none())
-        return list(found.values())
+        return list(chosen.values())
+
+    def checked(self, found: Found) -> Planned | None:
+        """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
+
+        Refused are layouts that round badly: arrays that are offloaded whole, blocks of 8-bit moments.
+        """
+        try:
+            config, plan = plan_on(config_of(self.space.config, found.layout), self.cluster)
+        except UserError as error:
+            self.effort.declined.append((found, str(error)))
+            return None
+        memory = self.model.of_plan(config, plan)
+        if memory.device > self.usable:
+            self.effort.declined.append((found, "its arrays on the host are fewer than were counted on"))
+            return None
+        return Planned(config, plan, self.cluster, replace(found, memory=memory), self.usable)
 
     def by_time(self) -> Iterator[Found]:
         """All layouts that fit, by rising time."""
@@ -151,9 +197,11 @@ class Search:
         for group in groups:
             push(SURE * self._group_bound(group), lambda group=group: self._choices(group))
         while queue:
-            _, _, node = heapq.heappop(queue)
+            bound, _, node = heapq.heappop(queue)
             if isinstance(node, Found):
                 yield node
+                continue
+            if bound > self._within:
                 continue
             for bound, child in node():
                 push(bound if isinstance(child, Found) else SURE * bound, child)
@@ -185,6 +233,7 @@ class Search:
         self, group: Group, zero: int, strategy: str, away: bool, floor: float, ideal: float
     ) -> Iterator[tuple[float, Any]]:
         microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
+        head = self._head(group)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
             choice = Choice(schedule, virtual, zero, strategy, away)
             keeper = self.keeper(group, choice)
@@ -195,18 +244,34 @@ class Search:
                 self.effort.too_large += 1
                 continue
             self.effort.bounded += 1
-            yield floor + self._least_bubble(group, choice, ideal), lambda keeper=keeper: self._simulated(keeper)
+            yield floor + self._least_bubble(group, choice, ideal - head / group.pipe, head), lambda keeper=keeper: self._simulated(keeper)
 
-    def _least_bubble(self, group: Group, choice: Choice, ideal: float) -> float:
-        """What a schedule waits at least: the last rank until the first microbatch comes, the first at the end.
+    def _least_bubble(self, group: Group, choice: Choice, layers: float, head: float) -> float:
+        """What a schedule waits at least, with so many seconds of layers on a rank, and of head and loss in all.
 
-        Both are p - 1 chunks of the layers' share of the time, forward and (without W, where it is apart) backward.
+        The rank of the last chunk computes every loss, which the others wait for. It waits itself until the first
+        microbatch comes through p - 1 chunks, and the first rank waits for the last gradient to come back through as
+        many (without W, where that is apart). In uniform ticks a V is twice as long.
         """
         if group.pipe == 1:
             return 0.0
         microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
-        share = SPLIT_SHARE if SCHEDULES[choice.schedule].splits_backward else WHOLE_SHARE
-        return share * ideal * (group.pipe - 1) / (microbatches * choice.virtual_stages)
+        family = SCHEDULES[choice.schedule]
+        share = SPLIT_SHARE if family.splits_backward else 1.0
+        long = 2 if family.placement == "v" and self.mechanisms.lockstep else 1
+        waits = long * share * layers * (group.pipe - 1) / (microbatches * choice.virtual_stages)
+        return waits + head * (1 - 1 / group.pipe)
+
+    def _head(self, group: Group) -> float:
+        """Seconds of head and loss of all microbatches: what twice the layers would not double."""
+        if group.pipe == 1:
+            return 0.0
+        if group not in self._heads:
+            model = self.space.config.model
+            bare = self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
+            work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
+            self._heads[group] = group.pipe * max(0.0, 2 * work(model.layers) - work(2 * model.layers))
+        return self._heads[group]
 
     def _simulated(self, keeper: Keeper) -> Iterator[tuple[float, Any]]:
         self.effort.simulated += 1
@@ -218,7 +283,8 @@ class Search:
                 continue
             self.effort.timed += 1
             time = self.time(kept.layout)
-            yield time.seconds, Found(kept.layout, time, kept.memory)
+            self.met.append(Found(kept.layout, time, kept.memory))
+            yield time.seconds, self.met[-1]
 
     def keeper(self, group: Group, choice: Choice) -> Keeper:
         """What can be kept under a choice."""
@@ -241,10 +307,12 @@ class Search:
         data = config.data.sequence_length, config.data.batch_size
         return step_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached)
 
-    def _floor(self, layout: Layout) -> StepTime:
+    def _floor(self, layout: Layout, layers: int | None = None) -> StepTime:
+        """Of a pipeline that never waits; of another number of layers, where it is given."""
         config = self.space.config
         data = config.data.sequence_length, config.data.batch_size
-        return floor_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached)
+        model = config.model if layers is None else replace(config.model, layers=layers)
+        return floor_time(model, *data, layout, self.cluster, self.mechanisms, self.reached)
 
     def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
         """A layout of the group that makes nothing again."""
@@ -305,7 +373,7 @@ def fitting_devices(search: Search) -> int | None:
     while cluster.devices < 65536:
         groups = tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups)
         cluster = replace(cluster, groups=groups)
-        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort(), _fitting={})
+        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort(), met=[], _fitting={}, _heads={}, _within=float("inf"))
         least = min((memory.device for memory in _least_of_each(larger)), default=None)
         if least is not None and least <= larger.usable:
             return cluster.devices

@@ -48,9 +48,26 @@ class Ticks(NamedTuple):
     splits_backward: bool
 
 
+FEW, MORE = 4, 8
+"""Ranks of two pipelines: with as many microbatches a rank, each further rank adds as many ticks of each make."""
+
+
 @lru_cache(maxsize=10_000)
 def ticks_of(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
-    """Count the ticks of a published schedule."""
+    """The ticks of a published schedule, counted; those of long pipelines from two short ones."""
+    each, rest = divmod(microbatches, ranks)
+    if ranks <= MORE or ranks % FEW or rest:
+        return counted_ticks(schedule, ranks, microbatches, virtual_stages)
+    few, more = (counted_ticks(schedule, p, each * p, virtual_stages) for p in (FEW, MORE))
+    before, after = dict(few.counts), dict(more.counts)
+    steps = (ranks - MORE) // (MORE - FEW)
+    made = {tick: n + steps * (n - before.get(tick, 0)) for tick, n in after.items()}
+    return Ticks(tuple((tick, n) for tick, n in made.items() if n), more.splits_backward)
+
+
+@lru_cache(maxsize=10_000)
+def counted_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
+    """The ticks of a published schedule, counted."""
     table = make_schedule(schedule, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
     found: Counter[Tick] = Counter()
     last = table.chunks - 1

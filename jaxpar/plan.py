@@ -1,0 +1,215 @@
+"""`python -m jaxpar.plan --config X --cluster h800:32x8`: the best layout for a cluster, in seconds, without it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from jaxpar.config import UserError
+from jaxpar.config.spelling import did_you_mean
+
+EXAMPLES = """\
+examples:
+  python -m jaxpar.plan --config configs/llama3_8b.yaml --cluster h100:4x8 --top 5
+  python -m jaxpar.plan --config configs/gpt3_175b_32k.yaml --cluster h800:32x8 --fix tensor=8 --html plans.html
+  python -m jaxpar.plan --config configs/quickstart.yaml --cluster cpu:1x8 && python -m jaxpar.train --plan plan.json
+
+other commands (each has --help):
+  explain   what stands in a plan.json
+  compare   two of them
+  budget    days and costs against the number of GPUs
+  calibrate measure this machine; later plans use what it writes (--profile)
+  place     ranks on nodes, for a measured bandwidth between them
+  validate  the time model against published runs
+
+docs/planner.md says how times are predicted, and where they are wrong.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, as all of jaxpar does."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.fullmatch(r"unrecognized arguments: (.+)", message)
+        if unknown:
+            word = unknown[1].split()[0].split("=")[0]
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            message = f"there is no argument {word}{did_you_mean(word, (*flags, *COMMANDS))}"
+        raise UserError(message.removeprefix("argument "))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan from the command line; returns the exit code: 0 done, 2 the user's mistake."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
+    try:
+        if given and given[0] in COMMANDS:
+            COMMANDS[given[0]](given[1:])
+        else:
+            _plan(given)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxpar: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _plan(given: list[str]) -> None:
+    options = _parser().parse_args(given)
+    from jaxpar.compiler.quiet import quiet_screen
+
+    with quiet_screen():
+        from jaxpar.planner.planning import Planning
+    Planning(
+        config=options.config,
+        cluster=options.cluster,
+        overrides=options.overrides,
+        fixed=options.fixed,
+        top=options.top,
+        output=options.output,
+        as_json=options.json,
+        page=options.html,
+        verify=options.verify,
+        show_model=options.show_model,
+        profile=options.profile,
+        timeout_s=options.timeout,
+    ).run()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m jaxpar.plan",
+        description="Find the best layout of a model for a cluster that need not be there, and write plan.json.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", type=Path, required=True, help="YAML file; its parallel section plays no part")
+    add("--cluster", required=True, help="gpu:hosts x gpus, as in h100:4x8; cpu:1x8; or a .yaml file (docs/clusters.md)")
+    words = "override a key of the file; may be given many times"
+    add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=words)
+    words = "hold something fast, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
+    add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
+    add("--top", metavar="N", type=_count, default=5, help="how many layouts (default 5)")
+    add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="where the best goes (default plan.json)")
+    add("--json", action="store_true", help="print JSON and nothing else: a list, best first")
+    add("--html", metavar="FILE", type=Path, help="write a page: time against memory of all that was timed")
+    add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
+    add("--show-model", action="store_true", help="print every number that times rest on")
+    add("--profile", metavar="FILE", type=Path, help="what `calibrate` wrote, in place of fitted numbers")
+    add("--timeout", metavar="SECONDS", type=float, default=600, help="for each compile of --verify (default 600)")
+    return parser
+
+
+def _explain(given: list[str]) -> None:
+    parser = _Parser(prog="python -m jaxpar.plan explain", description="What stands in a plan.json.", allow_abbrev=False)
+    parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
+    options = parser.parse_args(given)
+    from jaxpar.planner.explain import print_explanation
+    from jaxpar.planner.planning import screen
+
+    print_explanation(options.plan, screen())
+
+
+def _compare(given: list[str]) -> None:
+    parser = _Parser(prog="python -m jaxpar.plan compare", description="Two plans side by side.", allow_abbrev=False)
+    parser.add_argument("first", metavar="A.json", type=Path)
+    parser.add_argument("second", metavar="B.json", type=Path)
+    options = parser.parse_args(given)
+    from jaxpar.planner.explain import print_comparison
+    from jaxpar.planner.planning import screen
+
+    print_comparison(options.first, options.second, screen())
+
+
+def _budget(given: list[str]) -> None:
+    parser = _Parser(
+        prog="python -m jaxpar.plan budget",
+        description="Days and costs of a training run against the number of GPUs, with the best layout at each.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", type=Path, required=True)
+    add("--cluster", required=True, help="the kind of host, as in h100:1x8; its number of hosts plays no part")
+    add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[])
+    add("--tokens", type=float, required=True, help="to train on, as in 1e12")
+    add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
+    add("--price", type=float, required=True, help="of a GPU for an hour")
+    add("--json", action="store_true")
+    options = parser.parse_args(given)
+    from jaxpar.planner.budget import Budget
+
+    Budget(**vars(options)).run()
+
+
+def _calibrate(given: list[str]) -> None:
+    parser = _Parser(
+        prog="python -m jaxpar.plan calibrate",
+        description="Measure this machine: matmuls by shape, attention, memory, collectives by size and axis, a layer.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--output", metavar="FILE", type=Path, default=Path("hardware.json"))
+    parser.add_argument("--devices", metavar="N", type=_count, default=8, help="virtual CPU devices (default 8)")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller shapes")
+    options = parser.parse_args(given)
+    from jaxpar.planner.calibrate import calibrate
+
+    calibrate(options.output, options.devices, quick=options.quick)
+
+
+def _place(given: list[str]) -> None:
+    parser = _Parser(
+        prog="python -m jaxpar.plan place",
+        description="Which node takes which place in the mesh, by simulated annealing over a measured bandwidth matrix.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
+    parser.add_argument("--bandwidth", metavar="CSV", type=Path, required=True, help="MB/s, row sends to column")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(given)
+    from jaxpar.planner.placement import print_placement
+
+    print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
+
+
+def _validate(given: list[str]) -> None:
+    parser = _Parser(
+        prog="python -m jaxpar.plan validate", description="The model against published runs.", allow_abbrev=False
+    )
+    parser.add_argument("--data", metavar="CSV", type=Path, required=True)
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    options = parser.parse_args(given)
+    from jaxpar.planner.planning import print_validation
+
+    print_validation(options.data, as_json=options.json)
+
+
+COMMANDS = {
+    "explain": _explain,
+    "compare": _compare,
+    "budget": _budget,
+    "calibrate": _calibrate,
+    "place": _place,
+    "validate": _validate,
+}
+"""What follows `python -m jaxpar.plan`, in place of options."""
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"{text!r}: expected a number above 0")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

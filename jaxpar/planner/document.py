@@ -1,0 +1,87 @@
+"""`plan.json`: a layout with the configuration that has it, where it is for, and what was predicted of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
+from jaxpar.config.plan import Plan
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.planner.search import Planned
+
+NEEDED = ("config", "plan", "cluster", "step_time_s")
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """What `plan.json` holds."""
+
+    config: Config
+    plan: Plan
+    cluster: str
+    """As the user wrote it."""
+    predicted: Mapping[str, Any]
+    """`step_time_s`, `tokens_per_s_per_gpu`, `mfu`, `peak_bytes`, `host_bytes`, `memory` and `breakdown`."""
+
+
+def to_dict(planned: Planned, cluster: str) -> dict[str, Any]:
+    """For JSON: the plan, what is predicted, and all that a run of it needs."""
+    time, memory = planned.found.time, planned.found.memory
+    return {
+        "plan": asdict(planned.plan),
+        "step_time_s": time.seconds,
+        "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu,
+        "mfu": time.mfu,
+        "peak_bytes": memory.device,
+        "host_bytes": memory.host,
+        "usable_bytes": planned.usable,
+        "breakdown": dict(time.breakdown),
+        "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
+        "cluster": cluster,
+        "config": config_to_dict(planned.config),
+    }
+
+
+def write_document(path: Path, planned: Planned, cluster: str) -> None:
+    """Write `plan.json`. Raises `UserError` where that cannot be."""
+    try:
+        path.write_text(json.dumps(to_dict(planned, cluster), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: the plan cannot be written ({error.strerror})") from None
+
+
+def read_document(path: Path) -> PlanDocument:
+    """Read `plan.json`; of a list (`--json`) the first.
+
+    Raises:
+        UserError: it cannot be read, or is no plan of `python -m jaxpar.plan`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [entry.name for entry in path.parent.glob("*.json")]
+        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text ({error})") from None
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from None
+    if isinstance(plain, list) and plain:
+        plain = plain[0]
+    if not isinstance(plain, dict) or any(key not in plain for key in NEEDED):
+        missing = [key for key in NEEDED if not isinstance(plain, dict) or key not in plain]
+        raise UserError(
+            f"{path}: no plan of python -m jaxpar.plan, because {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing; a run's own plan.json has the layout alone"
+        )
+    try:
+        config, plan = config_from_dict(plain["config"]), Plan.from_json(json.dumps(plain["plan"]))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    rest = {key: value for key, value in plain.items() if key not in ("config", "plan", "cluster")}
+    return PlanDocument(config, plan, str(plain["cluster"]), rest)

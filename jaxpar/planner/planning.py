@@ -1,0 +1,132 @@
+"""From what the user typed to plans on the screen and in files: the work behind `python -m jaxpar.plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.schema import ParallelConfig
+from jaxpar.config.validate import validate
+from jaxpar.data import open_data
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.document import to_dict, write_document
+from jaxpar.planner.explain import print_verified, reordered, verify
+from jaxpar.planner.hardware_model import HardwareModel, described
+from jaxpar.planner.html import write_page
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.profile import read_profile
+from jaxpar.planner.search import Search
+from jaxpar.planner.space import Space, parse_fixed
+from jaxpar.planner.text import print_plans
+from jaxpar.training.resolve import with_vocab
+
+PLAIN_WIDTH = 160
+"""Columns where there is no terminal: the widest table."""
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What the user asked for."""
+
+    config: Path
+    cluster: str
+    overrides: Sequence[str] = ()
+    fixed: Sequence[str] = ()
+    top: int = 5
+    output: Path = Path("plan.json")
+    as_json: bool = False
+    page: Path | None = None
+    verify: bool = False
+    show_model: bool = False
+    profile: Path | None = None
+    timeout_s: float = 600
+
+    def run(self) -> None:
+        """Search, print, and write. Raises `UserError` with one sentence."""
+        cluster = named_cluster(self.cluster)
+        config = planned_config(load_config(self.config, self.overrides))
+        hardware = None
+        if self.profile is not None:
+            hardware, cluster = read_profile(self.profile, cluster)
+        search = Search(Space(config, cluster, parse_fixed(list(self.fixed))), hardware=hardware)
+        plans = search.best(self.top)
+        console = screen()
+        if self.verify:
+            verified = verify(plans, self.timeout_s)
+            plans = reordered(verified)
+            if not self.as_json:
+                print_verified(verified, console)
+        write_document(self.output, plans[0], self.cluster)
+        if self.page is not None:
+            write_page(self.page, plans, search.met, config.run.name, cluster.name)
+        if self.as_json:
+            print(json.dumps([to_dict(planned, self.cluster) for planned in plans], indent=2))
+            return
+        print_plans(plans, search.effort, console)
+        if self.show_model:
+            print_model(search.reached, console)
+        console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
+        if self.page is not None:
+            console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
+
+
+def planned_config(config: Config) -> Config:
+    """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
+    config = without_layout(config)
+    validate(config)
+    if config.model.vocab is None:
+        config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
+    return config
+
+
+def without_layout(config: Config) -> Config:
+    """`config` on one device, which keeps what the presets say."""
+    from dataclasses import replace
+
+    memory = replace(
+        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
+        offload_dir=None, mlp_tiles=None,
+    )  # fmt: skip
+    return replace(config, parallel=ParallelConfig(), memory=memory)
+
+
+def best_plan(config: Config, cluster: Cluster) -> Config:
+    """The configuration with its best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
+    return Search(Space(planned_config(config), cluster)).best(1)[0].config
+
+
+def print_model(model: HardwareModel, console: Console) -> None:
+    """Every number that times rest on."""
+    console.print("What a GPU reaches", style="bold")
+    for name, value, unit, meaning in described(model):
+        console.print(f"  {name:<24}{value:>12.4g} {unit:<32} {meaning}", highlight=False, soft_wrap=True)
+
+
+def print_validation(data: Path, *, as_json: bool) -> None:
+    """The time model against published runs. Raises `UserError` for a file that cannot be used."""
+    from jaxpar.planner.validate import print_report, validate
+
+    report = validate(data)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_report(report, screen())
+
+
+def screen() -> Console:
+    """The terminal, or plain text of a fixed width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def gpu_numbers(text: str) -> tuple[int, int]:
+    """`128:2048`. Raises `UserError`."""
+    low, colon, high = text.partition(":")
+    if not (colon and low.isdigit() and high.isdigit() and 0 < int(low) <= int(high)):
+        raise UserError(f"--gpus {text!r}: expected two numbers of GPUs, the smaller first, as in 128:2048")
+    return int(low), int(high)

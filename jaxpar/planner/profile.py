@@ -1,0 +1,71 @@
+"""A hardware profile: what `calibrate` measured of a machine, and what the planner takes from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jaxpar.config import UserError
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.hardware_model import HardwareModel, hardware_of
+from jaxpar.planner.machine import CPU_MODEL, is_cpu
+
+MEASURED = ("device", "devices", "model", "links")
+"""Keys that a profile must have."""
+
+
+def write_profile(path: Path, profile: dict[str, Any]) -> None:
+    """Write a profile. Raises `UserError` where that cannot be."""
+    try:
+        path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: the profile cannot be written ({error.strerror})") from None
+
+
+def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
+    """What the GPUs of `cluster` reach by a profile, and the cluster with its measured links.
+
+    Raises:
+        UserError: it cannot be read, is no profile, or is of another kind of device.
+    """
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        beside = [entry.name for entry in path.parent.glob("*.json")]
+        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate ({error})") from None
+    missing = [key for key in MEASURED if not isinstance(plain, dict) or key not in plain]
+    if missing:
+        raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing")
+    if plain["device"] not in cluster.gpu.device_kinds:
+        raise UserError(
+            f"--profile {path}: measured on {plain['device']}, and the cluster has {cluster.gpu.name}; expected a "
+            "profile of the same device"
+        )
+    base = CPU_MODEL if is_cpu(cluster) else hardware_of(cluster.gpu)
+    known = {one.name for one in fields(HardwareModel)}
+    measured = {name: value for name, value in plain["model"].items() if name in known}
+    return replace(base, **measured), _linked(cluster, plain)
+
+
+def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:
+    """The cluster with the peaks and links that were measured where no datasheet has them."""
+    if not is_cpu(cluster):
+        return cluster
+    share = plain["devices"] / cluster.gpus_per_host
+    links = plain["links"]
+    group = cluster.groups[0]
+    flops = links["peak_flops"] * share
+    gpu = replace(
+        group.gpu,
+        peaks=MappingProxyType(dict.fromkeys(group.gpu.peaks, flops)),
+        hbm_bandwidth=links["memory_bandwidth"] * share,
+    )
+    node = replace(group.node, bandwidth=links["node_bandwidth"] * share, latency=links["node_latency"], source="measured")
+    groups = (replace(group, gpu=gpu, node=node, network=node),)
+    return replace(cluster, groups=groups)

@@ -1,0 +1,92 @@
+"""A layout in words: for tables, and for what limits it."""
+
+from __future__ import annotations
+
+from jaxpar.config.axes import AXES
+from jaxpar.observe.amounts import seconds, share, size
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.search import Found, Planned
+from jaxpar.planner.settings import nearest_preset
+
+MEANINGS = {
+    "matmuls": "matrix products",
+    "attention": "attention kernels",
+    "other": "norms, activations, residuals, logits: memory traffic",
+    "recomputation": "making activations again in the backward",
+    "tensor": "waiting for messages over tensor",
+    "context": "waiting for messages over context",
+    "data": "waiting for messages over replica, fsdp and expert",
+    "launches": "waiting for the host to launch kernels",
+    "offload": "waiting for copies to and from the host",
+    "bubble": "waiting in the pipeline, for other ranks and their loss",
+    "stragglers": "waiting for the slowest host",
+    "optimizer": "updating weights",
+}
+"""What each part of a step's time is."""
+
+CURES = {
+    "matmuls": "it computes most of the time: larger matrices (less tensor parallelism) or a faster GPU would help",
+    "attention": "the context is long; only fewer tokens a row, or a window, make attention less",
+    "other": "memory traffic between matmuls; larger GPUs' memory bandwidth would help",
+    "recomputation": "memory: with more of it less would be made again",
+    "tensor": "the link between tensor ranks",
+    "context": "the link between context ranks",
+    "data": "the network between data ranks: a larger batch would hide or share it",
+    "bubble": "the pipeline: more microbatches (a larger batch) would fill it",
+    "offload": "the link to the host's memory",
+    "stragglers": "the number of hosts",
+    "optimizer": "the bandwidth of the memory that holds the optimizer's state",
+    "launches": "kernels too small for the host",
+}
+"""What stands behind the largest loss of time."""
+
+
+def axes(layout: Layout) -> str:
+    """`pipe 8 x tensor 8`."""
+    named = ((axis, getattr(layout, axis)) for axis in AXES)
+    return " x ".join(f"{axis} {number}" for axis, number in named if number > 1) or "one device"
+
+
+def schedule(layout: Layout) -> str:
+    """Name and virtual stages."""
+    if layout.pipe == 1:
+        return "-"
+    return layout.schedule + (f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else "")
+
+
+def remat(layout: Layout) -> str:
+    """A preset, or how many layers of which."""
+    if isinstance(layout.remat, str):
+        return layout.remat
+    names = []
+    for layers, treatments in layout.remat:
+        preset, changed = nearest_preset(dict(treatments))
+        names.append(f"{layers} x {preset}{f' +{len(changed)}' if changed else ''}")
+    return ", ".join(names)
+
+
+def host(layout: Layout) -> str:
+    """What rests on the host."""
+    words = [f"α {layout.offload_fraction:g}"] if layout.offload_fraction else []
+    return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
+
+
+def limit(planned: Planned) -> str:
+    """What keeps a layout from being faster."""
+    found = planned.found
+    losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
+    worst = max(losses, key=losses.__getitem__)
+    room = planned.usable - found.memory.device
+    said = f"{MEANINGS[worst]} take {share(losses[worst], found.seconds)} of the step: {CURES[worst]}."
+    return f"{said} {size(room)} of a GPU are left of the {size(planned.usable)} that may be planned for."
+
+
+def difference(best: Found, other: Found) -> str:
+    """What another layout loses, and where."""
+    lost = {
+        name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()
+    }
+    worst = max(lost, key=lost.__getitem__)
+    slower = other.seconds / best.seconds - 1
+    more = f"{seconds(lost[worst])} more of {MEANINGS[worst]}" if lost[worst] > 0 else "about the same"
+    return f"{share(slower, 1.0)} slower: {more}"
