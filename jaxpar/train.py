@@ -6,8 +6,9 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
-from jaxpar.config import UserError
+from jaxpar.config import Config, UserError
 from jaxpar.config.reference import help_text
 from jaxpar.mesh.liveness import depart
 
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file; without one, every key has its default")
+    words = "a plan.json that python -m jaxpar.plan wrote, in place of --config: it has the whole configuration"
+    parser.add_argument("--plan", metavar="FILE", help=words)
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -31,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        return _train(options.config, options.overrides)
+        return _train(options.config, options.plan, options.overrides)
     except UserError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
         return depart(2, str(error))
@@ -40,11 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return depart(130, "interrupted")
 
 
-def _train(file: str | None, overrides: Sequence[str]) -> int:
+def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
     from jaxpar.config import load_config
 
-    config = load_config(file, overrides)
+    if file is not None and plan is not None:
+        raise UserError(f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it")
+    config = load_config(file, overrides) if plan is None else _planned(plan, overrides)
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
+    if config.parallel.auto:
+        config = _plan_here(config)
     from jaxpar.training.errors import TrainingError
     from jaxpar.training.trainer import Trainer
 
@@ -54,6 +61,25 @@ def _train(file: str | None, overrides: Sequence[str]) -> int:
         print(f"jaxpar: {error}", file=sys.stderr)
         return depart(1, str(error))
     return 0
+
+
+def _planned(plan: str, overrides: Sequence[str]) -> Config:
+    """The configuration of a plan, with overrides."""
+    from jaxpar.config.overrides import with_overrides
+    from jaxpar.planner.document import read_document
+
+    return with_overrides(read_document(Path(plan)).config, overrides)
+
+
+def _plan_here(config: Config) -> Config:
+    """`parallel: auto`: the best layout for the devices of this job, which every process finds alike."""
+    from jaxpar.config.axes import VIRTUAL_DEVICES
+    from jaxpar.mesh.devices import find_devices, prepare_devices
+    from jaxpar.planner.machine import cluster_at_hand
+    from jaxpar.planner.planning import best_plan
+
+    prepare_devices(VIRTUAL_DEVICES, config.distributed)
+    return best_plan(config, cluster_at_hand(find_devices()))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,9 @@ def read_sections(path: str | Path) -> Written:
     for section, found in parse_document(_read_text(Path(path)), str(path)).items():
         with _Place(f"{path}:{found.line}"):
             check_section(section)
+            if (section, found.value) == ("parallel", "auto"):
+                written[section] = {"auto": True}
+                continue
             if found.value is not None and not isinstance(found.value, dict):
                 raise UserError(f"{section}: expected a mapping of keys, got {spell(found.value)}")
         written[section] = {}

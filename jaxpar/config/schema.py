@@ -146,6 +146,9 @@ class ParallelConfig:
     `contiguous` where a window is shorter than a part, and where `ulysses` leaves nothing to balance."""
     ulysses: int | None = None
     """Context ranks of a group of `usp`; null is as many of a node as share out the heads."""
+    auto: bool = False
+    """Plan the layout for the machine at hand when training starts, and what layers keep with it; `parallel: auto` says
+    the same. `python -m jaxpar.plan` plans for a cluster that is not at hand."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +208,11 @@ class MemoryConfig:
     loss_tiles: int | None = None
     """Parts of a microbatch's tokens that head and loss take in turn, forward and backward, so that logits exist for
     one part at a time; null makes parts whose float32 logits are 1 GiB or less."""
+    loss_backend: Literal["auto", "xla", "fused"] = "auto"
+    """Head and loss: `xla` takes them in tiles; `fused` by the kernel of `pallas_kernels`, which holds no logits but
+    makes them twice. `auto` takes the kernel on GPUs where a record says that it was right."""
     mlp_tiles: int | None = None
-    """The same for the feed-forward of each layer, whose hidden activations are then recomputed in the backward. Null
+    """As `memory.loss_tiles`, for the feed-forward of each layer, whose hidden activations are then recomputed in the backward. Null
     makes parts of about `model.embed` tokens where hidden activations are recomputed anyway (`remat: full`) and take
     more than 1 GiB in a layer, and one part elsewhere."""
 

@@ -87,6 +87,13 @@ def _check_model(config: Config) -> None:
 
 def _check_layout(config: Config) -> None:
     """The mesh against the sizes that it splits; an axis of -1 counts as 1, a factor of whatever it becomes."""
+    if config.parallel.auto:
+        for key, usual in vars(ParallelConfig(auto=True)).items():
+            if getattr(config.parallel, key) != usual:
+                raise UserError(
+                    f"parallel.{key}: {getattr(config.parallel, key)} would not be used, because parallel: auto plans "
+                    "the layout; hold it fast with python -m jaxpar.plan --fix, or leave out auto"
+                )
     model, parallel, data = config.model, config.parallel, config.data
     tensor = _known(parallel, "tensor")
     _check_pipeline(config)
