@@ -122,8 +122,10 @@ class Plan:
     """Which tokens of a row a context rank holds."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
+    loss: Choice = field(default_factory=lambda: Choice("xla", "by default"))
+    """What computes head and loss."""
     loss_tiles: int = 1
-    """Parts of a microbatch's tokens that the head and the loss take in turn."""
+    """Parts of a microbatch's tokens that the head and the loss take in turn, where XLA computes them."""
     mlp_tiles: int = 1
     """Parts of a microbatch's tokens that the feed-forward of a layer takes in turn."""
     optimizer_resident: int = 0

@@ -212,9 +212,9 @@ class MemoryConfig:
     """Head and loss: `xla` takes them in tiles; `fused` by the kernel of `pallas_kernels`, which holds no logits but
     makes them twice. `auto` takes the kernel on GPUs where a record says that it was right."""
     mlp_tiles: int | None = None
-    """As `memory.loss_tiles`, for the feed-forward of each layer, whose hidden activations are then recomputed in the backward. Null
-    makes parts of about `model.embed` tokens where hidden activations are recomputed anyway (`remat: full`) and take
-    more than 1 GiB in a layer, and one part elsewhere."""
+    """As `memory.loss_tiles`, for the feed-forward of each layer, whose hidden activations are then recomputed in the
+    backward. Null makes parts of about `model.embed` tokens where hidden activations are recomputed anyway (`remat:
+    full`) and take more than 1 GiB in a layer, and one part elsewhere."""
 
 
 @dataclass(frozen=True)

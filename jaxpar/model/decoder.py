@@ -38,10 +38,8 @@ from jaxpar.model.layer_loop import Keep, LayerLoop
 from jaxpar.model.linear import Tap
 from jaxpar.model.norm import NORMS
 from jaxpar.model.rope import rotary_tables
-from jaxpar.model.tiled_loss import tiled_cross_entropy
+from jaxpar.model.tiled_loss import head_loss
 from jaxpar.model.weights import specs_of, with_weights
-
-_cross_entropy: Any = tiled_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, slots [batch, seq]; examples [batch]."""
@@ -90,6 +88,8 @@ class DecoderStages:
     """Parts of the tokens that the head and the loss take in turn."""
     mlp_tiles: int = 1
     """Parts of the tokens that a layer's feed-forward takes in turn."""
+    loss_backend: str = "xla"
+    """`xla` or `fused`: see `jaxpar.model.tiled_loss.head_loss`."""
 
     @property
     def model(self) -> ModelConfig:
@@ -186,8 +186,8 @@ class DecoderStages:
         count. The gradient of the objective goes to `sinks`; the other has none.
         """
         x, table = self._before_head(weights, sinks, x)
-        objective, total = _cross_entropy(
-            x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles
+        objective, total = head_loss(
+            x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend
         )
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, total

@@ -21,11 +21,56 @@ from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.embedding import bound_logits, project, project_gradients
 from jaxpar.model.loss import vocabulary_cross_entropy
 from jaxpar.model.tiles import from_tiles, into_tiles, scan_tiles
+from pallas_kernels import fused_linear_cross_entropy
 
 _cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
 
+FUSED = {"fused": "triton"}
+"""Implementation of `pallas_kernels.fused_linear_cross_entropy` by the name of a plan's loss."""
+
 type Sums = tuple[jax.Array, jax.Array]
 """(objective, negative log-likelihood) over the tokens that count."""
+
+
+def head_loss(
+    x: Float[Array, "batch part embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, "batch seq"],
+    mask: Float[Array, "batch seq"],
+    model: ModelConfig,
+    axes: tuple[str, ...],
+    tiles: int,
+    backend: str,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """`tiled_cross_entropy`, or with another `backend` than `xla` the same sums by a kernel, which knows no tiles."""
+    if backend == "xla":
+        function: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
+        return function(x, table, labels, mask, model, axes, tiles)
+    return fused_cross_entropy(x, table, labels, mask, model, axes, FUSED[backend])
+
+
+def fused_cross_entropy(
+    x: Float[Array, "batch part embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, "batch seq"],
+    mask: Float[Array, "batch seq"],
+    model: ModelConfig,
+    axes: tuple[str, ...],
+    implementation: str,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """As `tiled_cross_entropy`, by `implementation` of the kernel.
+
+    Holds no logits, and in the backward gradients of at most 256 MiB of them. Sends what `gather_sequence` of `x` and
+    `scatter_sequence` of its gradient send, and three floats per token over `axes`.
+    """
+    joined = gather_sequence(x)
+    found = fused_linear_cross_entropy(
+        joined.reshape(-1, joined.shape[-1]), table, labels.reshape(-1), softcap=model.logit_softcap, vocab=model.vocab,
+        axes=axes, vocab_first=model.tied, implementation=implementation,
+    )  # fmt: skip
+    counts = vary(mask.reshape(-1), set(AXES) - set(axes))
+    total = jnp.sum(counts * found.loss)
+    return total + model.z_loss * jnp.sum(counts * found.lse**2), lax.stop_gradient(total)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))

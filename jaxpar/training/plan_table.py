@@ -59,6 +59,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(step),
         *resting_rows(step),
+        ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
         _tiles_row(step),
         ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
         *_context_rows(step),

@@ -31,6 +31,7 @@ from jaxpar.memory.remat import AUTO, layer_runs, offloaded, recomputed, remat_n
 from jaxpar.mesh.devices import Device, cluster_of
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.auto_remat import auto_runs
+from jaxpar.training.head_loss import choose_loss
 from jaxpar.training.memory_check import mebibytes, usable_bytes
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
 from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles, without_hidden
@@ -39,6 +40,11 @@ from pallas_kernels.attention import SAVED_NAMES
 
 def resolve_config(config: Config, devices: int) -> Config:
     """`config` with the mesh axis of -1 filled in for `devices`, checked. Raises `UserError`."""
+    if config.parallel.auto:
+        raise UserError(
+            "parallel: auto is planned when python -m jaxpar.train starts; plan first, with python -m jaxpar.plan, and "
+            "use what it writes"
+        )
     config = replace(config, parallel=resolve_axes(config.parallel, devices))
     validate(config)
     return config
@@ -115,6 +121,7 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
         context_strategy=strategy,
         context_order=layout.order,
         ulysses=layout.ulysses,
+        loss=choose_loss(config, device),
         loss_tiles=loss_tiles(config).number,
         mlp_tiles=in_tiles,
         optimizer_offload=config.memory.optimizer_offload,

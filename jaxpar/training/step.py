@@ -103,7 +103,8 @@ class TrainStep:
             for run in self.plan.runs
         )
         tiles, split = (self.plan.loss_tiles, self.plan.mlp_tiles), self.schedule.splits_backward
-        return DecoderStages(self.config, self.placements, attend, keeps, train, self.order, split, *tiles)
+        loss = self.plan.loss.name
+        return DecoderStages(self.config, self.placements, attend, keeps, train, self.order, split, *tiles, loss)
 
     def shardings(self, layout: Layout) -> Any:
         """`NamedSharding`s on this mesh for a tree of partitions."""

@@ -44,9 +44,7 @@ class Tiles:
 
 def loss_tiles(config: Config) -> Tiles:
     """As many as make float32 logits of 1 GiB or less, unless the configuration says another number."""
-    parallel = config.parallel
-    ranks = parallel.tensor * (parallel.pipe if parallel.pipe_ends == "shared" else 1)
-    size = 4 * _tokens(config) * padded_vocab(config.model) // ranks
+    size = 4 * head_tokens(config) * head_columns(config)
     logits = f"a microbatch has {mebibytes(size)} of logits"
     if config.memory.loss_tiles is not None:
         return Tiles(config.memory.loss_tiles, f"asked for; {logits}")
@@ -73,14 +71,20 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Tiles(1, "memory.remat keeps hidden activations")
     arrays = 3 if model.activation == "swiglu" else 2
     width = 4 if config.precision.compute == "float32" else 2
-    size = width * arrays * _tokens(config) * model.mlp // config.parallel.tensor
+    size = width * arrays * head_tokens(config) * model.mlp // config.parallel.tensor
     hidden = f"a layer has {mebibytes(size)} of hidden activations"
     if size <= GIB:
         return Tiles(1, hidden)
-    return Tiles(min(-(-_tokens(config) // model.embed), _part(config)), hidden)
+    return Tiles(min(-(-head_tokens(config) // model.embed), _part(config)), hidden)
 
 
-def _tokens(config: Config) -> int:
+def head_columns(config: Config) -> int:
+    """Of the padded vocabulary, on one device."""
+    parallel = config.parallel
+    return padded_vocab(config.model) // (parallel.tensor * (parallel.pipe if parallel.pipe_ends == "shared" else 1))
+
+
+def head_tokens(config: Config) -> int:
     """Of a microbatch on one device, the parts of the tensor ranks joined."""
     parallel, data = config.parallel, config.data
     rows = data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert * parallel.microbatches)
@@ -89,4 +93,4 @@ def _tokens(config: Config) -> int:
 
 def _part(config: Config) -> int:
     """Of a microbatch on one device: no tile is smaller than one of them."""
-    return _tokens(config) // config.parallel.tensor
+    return head_tokens(config) // config.parallel.tensor

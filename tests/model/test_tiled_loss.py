@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config import ModelConfig
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.model.tiled_loss import tiled_cross_entropy
+from jaxpar.model.tiled_loss import fused_cross_entropy, tiled_cross_entropy
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations, sent_bytes
 
@@ -49,10 +49,13 @@ def numbers(model: ModelConfig) -> tuple[np.ndarray, ...]:
     return x.astype(np.float32), table.astype(np.float32), labels.astype(np.int32), mask.astype(np.float32)
 
 
-def in_tiles(model: ModelConfig, mesh: str, tiles: int, *, train: bool = True) -> tuple[Mesh, Any]:
-    """(mesh, function): (x, table, labels, mask) -> (objective, nll), with `train` also `SCALE` times (dx, dtable)."""
+def in_tiles(model: ModelConfig, mesh: str, tiles: int | str, *, train: bool = True) -> tuple[Mesh, Any]:
+    """(mesh, function): (x, table, labels, mask) -> (objective, nll), with `train` also `SCALE` times (dx, dtable).
+
+    In place of a number of tiles an implementation of the kernel.
+    """
     axes, sizes = MESHES[mesh]
-    function: Any = tiled_cross_entropy
+    function: Any = fused_cross_entropy if isinstance(tiles, str) else tiled_cross_entropy
     counted = [axis for axis in AXES if axis not in axes]
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
@@ -108,11 +111,14 @@ CASES = [
     ("tensor 4", 8, "plain"),  # five tiles of two tokens, none left for the others
     ("pipe and tensor", 1, "plain"),
     ("pipe and tensor", 6, "all"),
+    ("one device", "xla", "all"),
+    ("tensor 4", "xla", "softcap"),
+    ("pipe and tensor", "xla", "z-loss, tied"),
 ]
 
 
 @pytest.mark.parametrize(("mesh", "tiles", "options"), CASES)
-def test_loss_and_gradients_equal_the_whole_in_float64(mesh: str, tiles: int, options: str):
+def test_loss_and_gradients_equal_the_whole_in_float64(mesh: str, tiles: int | str, options: str):
     model = model_of(**OPTIONS[options])
     *arguments, labels, mask = numbers(model)
     assert 0 < mask.sum() < mask.size and set(labels[mask > 0] // (PADDED // 4)) == set(range(4))
