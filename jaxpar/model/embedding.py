@@ -77,7 +77,7 @@ def add_table_gradients(placements: Placements, weights: Tree, ids: Tree, cotang
             if added_dim(*layouts) is None and total.dtype == jnp.float32:
                 return total.at[rows].add(cotangent, mode="drop")
             new = vary(jnp.zeros(table.shape, jnp.float32)).at[rows].add(cotangent, mode="drop")
-        return total + sink_gradient(new, *layouts, dtype=dtype, unstacked=False)
+            return total + sink_gradient(new, *layouts, dtype=dtype, unstacked=False)
 
     return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient)
 
@@ -129,7 +129,8 @@ def project_gradients(
     """
     cotangent, dims = cotangent.astype(x.dtype), _dims(model)
     dx = jnp.einsum(f"bsv,{dims}->bse", cotangent, table)
-    return dx, jnp.einsum(f"bse,bsv->{dims}", x, cotangent, preferred_element_type=jnp.float32)
+    with jax.named_scope("gradients"):
+        return dx, jnp.einsum(f"bse,bsv->{dims}", x, cotangent, preferred_element_type=jnp.float32)
 
 
 def _dims(model: ModelConfig) -> str:

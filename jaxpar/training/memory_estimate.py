@@ -90,9 +90,10 @@ class _Work(NamedTuple):
 def _in_head(step: TrainStep) -> _Work:
     """In the loss: the gathered head, its whole gradient, a tile's logits in float32, and their gradient.
 
-    A pipeline has layers gathered at the same time. In tiles the head's gradient adds up from zeros as large as itself,
-    which XLA keeps for every run of ticks with a loss; of a tied head or under tensor parallelism it makes them anew.
-    One microbatch alone needs no gradients of the ends before they are made, nor its embedding any more.
+    The first layer of the backward is gathered meanwhile; a pipeline has two at the same time. In tiles the head's
+    gradient adds up from zeros as large as itself, which XLA keeps for every run of ticks with a loss; of a tied head
+    or under tensor parallelism it makes them anew. One microbatch alone needs no gradients of the ends before they are
+    made, nor its embedding any more.
     """
     config, plan = step.config, step.plan
     part = "embedding" if config.model.tied else "head"
@@ -105,7 +106,7 @@ def _in_head(step: TrainStep) -> _Work:
     if _alone(step):
         gradients = {"layers": gradients["layers"]}
         weights = {name: size for name, size in weights.items() if name != "embedding" or config.model.tied}
-    layers = _gathered_layers(step) if _gathers_layers(step) and plan.axes.pipe > 1 else 0
+    layers = _gathered_layers(step) // (1 if plan.axes.pipe > 1 else 2)
     anew = config.model.tied or plan.axes.tensor > 1 or (_alone(step) and not gathers)
     keeps_zeros = plan.loss_tiles > 1 and not anew
     zeros = sum(run.head for loop in step.program.loops for run in loop.runs) if keeps_zeros else 0
@@ -119,7 +120,8 @@ def _in_head(step: TrainStep) -> _Work:
 def _in_layer(step: TrainStep) -> _Work:
     """In a layer's backward: its weights and the next one's, its whole gradients, activations made again, cotangents.
 
-    One microbatch alone needs no ends any more, nor the gradient of the embedding yet.
+    Tensor ranks gather the inputs of both halves of a layer, and the cotangents of their outputs. One microbatch alone
+    needs no ends any more, nor the gradient of the embedding yet.
     """
     config, plan = step.config, step.plan
     made = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
@@ -129,10 +131,12 @@ def _in_layer(step: TrainStep) -> _Work:
     if _alone(step):
         weights = {"layers": weights["layers"]}
         gradients = {name: size for name, size in gradients.items() if name != "embedding" or config.model.tied}
+    tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context
+    whole = tokens * config.model.embed * jnp.dtype(step.placements.compute.dtype).itemsize
     return _Work(
         weights=sum(weights.values()) + _gathered_layers(step),
-        gradients=sum(gradients.values()) + int(_layer(step) * _widening(step)) * _gathers_layers(step),
-        temporaries=2 * sum(made.values()) - kept,
+        gradients=sum(gradients.values()) + int(_layer(step) * _widening(step)),
+        temporaries=2 * sum(made.values()) - kept + (4 * whole if plan.axes.tensor > 1 else 0),
     )
 
 
@@ -163,8 +167,8 @@ def _gathers_layers(step: TrainStep) -> bool:
 
 
 def _gathered_layers(step: TrainStep) -> int:
-    """The layer that computes, and the one that is gathered meanwhile."""
-    return (2 if _gathers_layers(step) else 1) * _layer(step)
+    """The layer that computes, and the one that is gathered meanwhile; others are used where they rest."""
+    return 2 * _layer(step) if _gathers_layers(step) else 0
 
 
 def _widening(step: TrainStep) -> float:

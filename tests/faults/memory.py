@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 PARETO, CHUNKS = "tests/memory/test_pareto.py", "tests/memory/test_chunks.py"
+MOMENTS = "tests/optim/test_moments.py"
+FILED = "tests/training/test_filed_rows.py::test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout"
 
 MEMORY = (
     Fault(
@@ -30,5 +32,29 @@ MEMORY = (
         old='"attention_lse": shape.tokens * (shape.heads // shape.tensor) * FLOAT32_BYTES,',
         new='"attention_lse": shape.tokens * (shape.heads // shape.tensor) * shape.item_bytes,',
         caught_by=("tests/memory/test_closed_forms.py::test_a_form_is_the_sum_of_what_its_preset_saves[none-grouped]",),
+    ),
+    Fault(
+        name="small_second_moments_vanish",
+        says="A second moment in 8 bits that is far below its block's largest becomes zero, and its update infinite.",
+        file="jaxpar/optim/moments.py",
+        old="jnp.where(moment > 0, jnp.maximum(index, 1), 0)",
+        new="jnp.where(moment > 0, index, 0)",
+        caught_by=(f"{MOMENTS}::test_a_second_moment_never_becomes_zero_and_a_block_of_zeros_stays_zero",),
+    ),
+    Fault(
+        name="moments_rounded_to_the_nearest",
+        says="Moments in 8 bits are rounded to the nearest code, so that small changes are lost in every update.",
+        file="jaxpar/optim/moments.py",
+        old="relative - below > _threshold(step) * (above - below)",
+        new="relative - below > 0.5 * (above - below)",
+        caught_by=(f"{MOMENTS}::test_a_second_moment_follows_gradients_that_become_small[0.999-form2]",),
+    ),
+    Fault(
+        name="layers_restored_from_the_next",
+        says="Layers that rest in files are restored each with what was saved of the next one.",
+        file="jaxpar/training/filed_rows.py",
+        old="read((slice(number, number + count), *region[1:]))",
+        new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",
+        caught_by=(f"{FILED}[100-two chunks a rank, uneven]",),
     ),
 )

@@ -67,9 +67,23 @@ class MemoryClasses:
         if key not in self._found:
             self._found[key] = self._of_ops(self._provenance.trail(*key))
             if self._found[key] == "temporaries":
-                heirs = (self._of_value(heir, allocation) for heir in self._heirs(value, allocation))
-                self._found[key] = next(heirs, "temporaries")
+                heirs = [self._of_value(heir, allocation) for heir in self._heirs(value, allocation)]
+                self._found[key] = heirs[0] if heirs else self._of_copies(value)
         return self._found[key]
+
+    def _of_copies(self, value: Value) -> str:
+        """The class of what begins as a copy of zeros that are kept to begin with, again and again."""
+        made = self._provenance.trail(value.op, value.path)
+        if not made or made[-1].opcode != "broadcast":
+            return "temporaries"
+        alike = (other for a in self._buffers.allocations for other in a.values if other.size == value.size)
+        copies = (
+            self._of_ops(self._provenance.trail(other.op, other.path))
+            for other in alike
+            if other.born > value.born
+            and any(op.name == value.op for op in self._provenance.trail(other.op, other.path))
+        )
+        return next((name for name in copies if name != "temporaries"), "temporaries")
 
     def _heirs(self, value: Value, allocation: Allocation) -> list[Value]:
         """Values born where and while `value` lives, that have it in their past: a stack of zeros becomes a loop's."""
