@@ -45,6 +45,7 @@ def compile_for_gpu(function: Any, *arguments: Any) -> Any:
 def in_child(function: str, *arguments: Any) -> Any:
     """The result of `function` ("package.module:name") called in a child process; both ways through JSON."""
     environment = os.environ | {
+        "LLVM_DISABLE_SYMBOLIZATION": "1",  # of tracebacks that nobody reads: most of the time of a compile
         "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a program for a device that is not here cannot be read back
     }  # fmt: skip

@@ -204,6 +204,7 @@ def _environment(flags: list[str]) -> dict[str, str]:
     return ours | {
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+        "LLVM_DISABLE_SYMBOLIZATION": "1",  # of tracebacks where no driver is: most of the time of a small compile
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(filter(None, (root, ours.get("PYTHONPATH")))),

@@ -89,6 +89,7 @@ if __name__ == "__main__":
     target.mkdir(parents=True, exist_ok=True)
     os.environ |= {
         "JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "LLVM_DISABLE_SYMBOLIZATION": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true --xla_dump_hlo_as_text "
         f"--xla_dump_to={target / 'dump'} " + " ".join(sys.argv[2:]),

@@ -1,0 +1,68 @@
+"""The Triton attention kernels compiled for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxpar.compiler.targets import target_config
+from jaxpar.hardware.catalogue import gpu_named
+from pallas_kernels import flash_attention
+from tests.gpu_compile import QUICKLY
+
+ARCHITECTURES = {"a100": "sm_80", "h100": "sm_90a"}
+
+
+def ptxas() -> str:
+    """The assembler of the extra `compile`."""
+    spec = find_spec("nvidia")
+    assert spec is not None and spec.submodule_search_locations is not None, "nvidia-cuda-nvcc is not installed"
+    return next(str(file) for root in spec.submodule_search_locations for file in Path(root).glob("*/bin/ptxas"))
+
+
+def kernels(gpu: str, width: int, value_width: int) -> dict[str, dict[str, int]]:
+    """What ptxas says of each kernel of a packed, causal attention with gradients, inside a `shard_map` over 8 GPUs."""
+    devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
+    mesh = Mesh(np.array(devices).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
+    heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
+        attend = partial(flash_attention, causal=True, segment_ids=segments, return_lse=True, implementation="triton")
+        (out, lse), pull = jax.vjp(lambda q, k, v: attend(q, k, v), q, k, v)
+        return out, lse, *pull((out, lse))
+
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=(heads,) * 5)
+    shape = lambda spec, dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
+    of_heads = lambda number, width: shape(heads, jnp.bfloat16, 4, 2000, number, width)
+    arguments = (of_heads(8, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))
+    with TemporaryDirectory() as folder:
+        options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
+        jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=options)
+        return dict(_described(file, gpu) for file in Path(folder).glob("*.ptx") if "attention_" in file.read_text())
+
+
+def _described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
+    command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", "/dev/null"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    number = lambda pattern, text: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
+    (name,) = re.findall(r"Compiling entry function '(\w+)'", said)
+    (lowered,) = ptx.parent.glob(f"*.{name}.triton-to-llvm.txt")
+    text = ptx.read_text()
+    return name, {
+        "registers": number(r"Used (\d+) registers", said),
+        "spilled": number(r"(\d+) bytes spill stores", said),
+        "shared": number(r"ttg\.shared = (\d+)", lowered.read_text()),
+        "mma": text.count("mma.sync"),
+        "wgmma": text.count("wgmma.mma_async"),
+    }
