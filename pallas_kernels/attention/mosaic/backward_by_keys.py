@@ -31,11 +31,13 @@ from pallas_kernels.attention.mosaic.schedule import (
     down,
     full,
     row_values,
+    scalar,
     specialise,
     tiled,
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
+from pallas_kernels.varying import vary_over, varying_axes
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def key_gradients(
 
         def produce() -> None:
             def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
-                kept = counts_ref[row, tile, 1]
+                kept = scalar(counts_ref, row, tile, 1)
                 for half in range(CONSUMERS):
                     rows, ready = pl.ds(tile * TILE + half * ROWS, ROWS), k_ready.at[half]
                     plgpu.barrier_wait(k_free.at[half])
@@ -95,7 +97,7 @@ def key_gradients(
                     head = kv_head * group + member
 
                     def per_block(index: Any, _: None) -> None:
-                        rows = pl.ds(blocks_ref[row, tile, index] * block, block)
+                        rows = pl.ds(scalar(blocks_ref, row, tile, index) * block, block)
                         slot = lax.rem(done + index, jnp.int32(stages))
                         ready = q_ready.at[slot]
                         plgpu.barrier_wait(q_free.at[slot])
@@ -125,7 +127,7 @@ def key_gradients(
             held = scratch.at[warpgroup] if scratch is not None else None
 
             def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
-                whole, kept = counts_ref[row, tile, 0], counts_ref[row, tile, 1]
+                whole, kept = scalar(counts_ref, row, tile, 0), scalar(counts_ref, row, tile, 1)
                 plgpu.barrier_wait(k_ready.at[warpgroup])
                 of_key = tuple(row_values(key_tile.at[warpgroup, i]) for i in range(limits.key_rows))
 
@@ -172,7 +174,7 @@ def key_gradients(
                                 sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
                         plgpu.barrier_arrive(q_free.at[slot])
                         if "q" in wanted:
-                            add_query_gradient(ds_tile, blocks_ref[row, tile, index] * block, nothing)
+                            add_query_gradient(ds_tile, scalar(blocks_ref, row, tile, index) * block, nothing)
                         return sums
 
                     def add_query_gradient(ds_tile: Any, start: Any, nothing: Any) -> None:
@@ -219,9 +221,10 @@ def key_gradients(
         inputs, outputs, (tile_refs, barriers) = refs[:10], refs[10 : 10 + len(letters)], refs[10 + len(letters) :]
         kernel(*inputs, dict(zip(letters, outputs, strict=True)), tile_refs, barriers)
 
+    varying = jax.typeof(q).manual_axis_type
     run = plgpu.kernel(
         entry,
-        out_type=[jax.ShapeDtypeStruct(results[name], jnp.float32) for name in names],
+        out_type=[jax.ShapeDtypeStruct(results[name], jnp.float32, manual_axis_type=varying) for name in names],
         scratch_types=[
             (
                 tiled((CONSUMERS, ROWS, width), dtype),
@@ -254,4 +257,5 @@ def key_gradients(
         interpret=interpret,
     )
     outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order, *sums)
-    return dict(zip(names, outputs, strict=True)) | {"q": jax.freeze(total) for total in sums}
+    gradients = dict(zip(names, outputs, strict=True)) | {"q": jax.freeze(total) for total in sums}
+    return vary_over(gradients, varying_axes(q))  # a launch that adds to an array loses the type of its results

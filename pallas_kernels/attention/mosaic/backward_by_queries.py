@@ -28,6 +28,7 @@ from pallas_kernels.attention.mosaic.schedule import (
     down,
     full,
     row_values,
+    scalar,
     specialise,
     tiled,
     zero,
@@ -78,7 +79,7 @@ def query_gradients(
     ) -> None:  # fmt: skip
         def produce() -> None:
             def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                kept = counts_ref[row, tile, 1]
+                kept = scalar(counts_ref, row, tile, 1)
                 kv_head = lax.div(head, jnp.int32(group))
                 for half in range(CONSUMERS):
                     rows, ready = pl.ds(tile * TILE + half * ROWS, ROWS), q_ready.at[half]
@@ -89,7 +90,7 @@ def query_gradients(
                     plgpu.copy_gmem_to_smem(queries_ref.at[row, :, rows], q_limits.at[half], ready)
 
                 def per_block(index: Any, _: None) -> None:
-                    rows = pl.ds(blocks_ref[row, tile, index] * block, block)
+                    rows = pl.ds(scalar(blocks_ref, row, tile, index) * block, block)
                     slot = lax.rem(done + index, jnp.int32(stages))
                     plgpu.barrier_wait(k_free.at[slot])
                     plgpu.copy_gmem_to_smem(k_ref.at[row, rows, kv_head], k_tiles.at[slot], k_ready.at[slot])
@@ -114,16 +115,16 @@ def query_gradients(
             plgpu.barrier_arrive(q_free.at[warpgroup])
 
             def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                whole, kept = counts_ref[row, tile, 0], counts_ref[row, tile, 1]
+                whole, kept = scalar(counts_ref, row, tile, 0), scalar(counts_ref, row, tile, 1)
                 shape = (ROWS, block)
                 plgpu.barrier_wait(q_ready.at[warpgroup])
                 of_query = tuple(row_values(q_limits.at[warpgroup, i]) for i in range(limits.query_rows))
                 lse, inner = (row_values(statistics_tile.at[warpgroup, i]) for i in range(2))
 
                 def per_block(index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:
-                    slot = lax.rem(done + index, jnp.int32(stages))
+                    nothing = zero(done + index)
+                    own, slot = warpgroup + nothing, lax.rem(done + index, jnp.int32(stages)) + nothing
                     plgpu.barrier_wait(k_ready.at[slot])
-                    own = warpgroup + zero(done + index)
                     of_scores = (q_tile.at[own], k_tiles.at[slot].transpose((1, 0)))
                     of_dp = (d_out_tile.at[own], v_tiles.at[slot].transpose((1, 0)))
                     wait_for_values = lambda: plgpu.barrier_wait(v_ready.at[slot])
@@ -156,9 +157,10 @@ def query_gradients(
 
         specialise(consume, produce)
 
+    varying = jax.typeof(q).manual_axis_type
     run = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((batch, queries.shape[2], heads, width), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((batch, queries.shape[2], heads, width), jnp.float32, manual_axis_type=varying),
         scratch_types=[
             tiled((CONSUMERS, ROWS, width), dtype),
             tiled((CONSUMERS, ROWS, value_width), dtype),

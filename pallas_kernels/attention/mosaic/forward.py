@@ -28,6 +28,7 @@ from pallas_kernels.attention.mosaic.schedule import (
     down,
     full,
     row_values,
+    scalar,
     specialise,
     tiled,
     zero,
@@ -79,7 +80,7 @@ def forward_kernel(
 
         def produce() -> None:
             def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                kept = counts_ref[row, tile, 1]
+                kept = scalar(counts_ref, row, tile, 1)
                 kv_head = lax.div(head, jnp.int32(group))
                 for half in range(CONSUMERS):
                     rows = pl.ds(tile * TILE + half * ROWS, ROWS)
@@ -88,7 +89,7 @@ def forward_kernel(
                     plgpu.copy_gmem_to_smem(queries_ref.at[row, :, rows], q_limits.at[half], q_ready.at[half])
 
                 def per_block(index: Any, _: None) -> None:
-                    rows = pl.ds(blocks_ref[row, tile, index] * block, block)
+                    rows = pl.ds(scalar(blocks_ref, row, tile, index) * block, block)
                     slot = lax.rem(done + index, jnp.int32(stages))
                     plgpu.barrier_wait(k_free.at[slot])
                     plgpu.copy_gmem_to_smem(k_ref.at[row, rows, kv_head], k_tiles.at[slot], k_ready.at[slot])
@@ -117,7 +118,7 @@ def forward_kernel(
             plgpu.barrier_arrive(q_free.at[warpgroup])
 
             def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                whole, kept = counts_ref[row, tile, 0], counts_ref[row, tile, 1]
+                whole, kept = scalar(counts_ref, row, tile, 0), scalar(counts_ref, row, tile, 1)
                 plgpu.barrier_wait(q_ready.at[warpgroup])
                 of_query = tuple(row_values(q_limits.at[warpgroup, i]) for i in range(limits.query_rows))
 
@@ -182,11 +183,12 @@ def forward_kernel(
 
         specialise(consume, produce)
 
+    varying = jax.typeof(q).manual_axis_type
     run = plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((batch, length, heads, value_width), dtype),
-            jax.ShapeDtypeStruct((batch, heads, queries.shape[2]), jnp.float32),
+            jax.ShapeDtypeStruct((batch, length, heads, value_width), dtype, manual_axis_type=varying),
+            jax.ShapeDtypeStruct((batch, heads, queries.shape[2]), jnp.float32, manual_axis_type=varying),
         ),
         scratch_types=[
             tiled((CONSUMERS, ROWS, width), dtype),

@@ -56,7 +56,7 @@ class Schedule:
         def step(index: Any, carry: Any) -> Any:
             work = program + index * self.programs
             section, within = lax.div(work, jnp.int32(per_section)), lax.rem(work, jnp.int32(per_section))
-            entry = order[lax.div(within, jnp.int32(self.heads_at_once))]
+            entry = scalar(order, lax.div(within, jnp.int32(self.heads_at_once)))
             head = section * self.heads_at_once + lax.rem(within, jnp.int32(self.heads_at_once))
             row, tile = lax.div(entry, jnp.int32(self.tiles)), lax.rem(entry, jnp.int32(self.tiles))
             return body(row, tile, head, carry)
@@ -86,6 +86,15 @@ def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
     return plgpu.SMEM(
         shape, dtype, transforms=(plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle))
     )
+
+
+def scalar(ref: Any, *index: Any) -> jax.Array:
+    """A number in global memory.
+
+    Inside a checked `shard_map` what is read is typed as varying, and what is computed from it in a kernel is not; so
+    that loops find one type, something is computed.
+    """
+    return ref[index] + 0
 
 
 def zero(step: Any) -> jax.Array:
