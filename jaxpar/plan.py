@@ -64,10 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _plan(given: list[str]) -> None:
     options = _parser().parse_args(given)
-    from jaxpar.compiler.quiet import quiet_screen
+    _load()
+    from jaxpar.planner.planning import Planning
 
-    with quiet_screen():
-        from jaxpar.planner.planning import Planning
     Planning(
         config=options.config,
         cluster=options.cluster,
@@ -114,6 +113,7 @@ def _explain(given: list[str]) -> None:
     parser = _Parser(prog="python -m jaxpar.plan explain", description="What stands in a plan.json.", allow_abbrev=False)
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
     options = parser.parse_args(given)
+    _load()
     from jaxpar.planner.explain import print_explanation
     from jaxpar.planner.planning import screen
 
@@ -125,6 +125,7 @@ def _compare(given: list[str]) -> None:
     parser.add_argument("first", metavar="A.json", type=Path)
     parser.add_argument("second", metavar="B.json", type=Path)
     options = parser.parse_args(given)
+    _load()
     from jaxpar.planner.explain import print_comparison
     from jaxpar.planner.planning import screen
 
@@ -146,6 +147,7 @@ def _budget(given: list[str]) -> None:
     add("--price", type=float, required=True, help="of a GPU for an hour")
     add("--json", action="store_true")
     options = parser.parse_args(given)
+    _load()
     from jaxpar.planner.budget import Budget
 
     Budget(**vars(options)).run()
@@ -161,6 +163,7 @@ def _calibrate(given: list[str]) -> None:
     parser.add_argument("--devices", metavar="N", type=_count, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller shapes")
     options = parser.parse_args(given)
+    _load()
     from jaxpar.planner.calibrate import calibrate
 
     calibrate(options.output, options.devices, quick=options.quick)
@@ -173,10 +176,12 @@ def _place(given: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
-    parser.add_argument("--bandwidth", metavar="CSV", type=Path, required=True, help="MB/s, row sends to column")
+    words = "MB/s between nodes, row sends to column; by default what the cluster's YAML names"
+    parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(given)
+    _load()
     from jaxpar.planner.placement import print_placement
 
     print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
@@ -189,9 +194,18 @@ def _validate(given: list[str]) -> None:
     parser.add_argument("--data", metavar="CSV", type=Path, required=True)
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     options = parser.parse_args(given)
+    _load()
     from jaxpar.planner.planning import print_validation
 
     print_validation(options.data, as_json=options.json)
+
+
+def _load() -> None:
+    """Import what takes long once the arguments are known to be right; XLA's plugins talk while they are imported."""
+    from jaxpar.compiler.quiet import quiet_screen
+
+    with quiet_screen():
+        import jaxpar.planner.planning  # noqa: F401
 
 
 COMMANDS = {

@@ -44,6 +44,8 @@ class Cluster:
     """As the user wrote it."""
     gpus_per_host: int
     groups: tuple[Group, ...]
+    bandwidth_file: Path | None = None
+    """Measured bandwidth between hosts, for placing ranks (`jaxpar.planner.placement`)."""
 
     @property
     def gpu(self) -> GPU:
@@ -168,6 +170,7 @@ class _WrittenCluster:
     gpus_per_host: int = 8
     levels: _Levels = field(default_factory=_Levels)
     groups: dict[str, _WrittenGroup] = field(default_factory=dict)
+    bandwidth: str = ""
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -191,7 +194,10 @@ def read_cluster(path: Path) -> Cluster:
                 raise UserError(f"{path}: the key {key} is missing")
         alone = _WrittenGroup(written.gpu, written.hosts, written.levels)
         groups = [_read_group(written.gpu, "", alone, place, path)]
-    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups))
+    measured = path.parent / written.bandwidth if written.bandwidth else None
+    if measured is not None and not measured.is_file():
+        raise UserError(f"{place('bandwidth')}: bandwidth: there is no file {measured}")
+    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured)
 
 
 def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[[str], str], path: Path) -> Group:

@@ -1,0 +1,184 @@
+"""Which node takes which place in the mesh, over a measured bandwidth between nodes (Pipette, DATE 2024).
+
+Nodes of one cluster are not alike: between some pairs a quarter less gets through than between others. A collective
+waits for its slowest edge, and so do the ticks of a pipeline; which node stands where decides which edges are used.
+Simulated annealing swaps two nodes at a time. It starts from the default order and keeps the best that it met, so it is
+never worse than that.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.memory.layer_shape import ITEM_BYTES, activation_bytes, layer_shape
+from jaxpar.observe.amounts import seconds, share
+from jaxpar.planner.document import read_document
+from jaxpar.planner.machine import named_cluster
+
+MEGABYTE = 1e6
+SWAPS = 20_000
+"""Pairs that are tried."""
+WARM, COLD = 0.05, 1e-4
+"""Temperatures at the start and the end, as a share of the default order's time."""
+
+type Edge = tuple[int, int]
+
+
+def read_bandwidth(path: Path) -> Float[np.ndarray, "nodes nodes"]:
+    """Bytes per second between nodes, row sends to column, from a CSV file of MB/s; lines with # are comments.
+
+    Raises:
+        UserError: the file cannot be read, is not square, or has something else than numbers above 0.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: the bandwidths cannot be read ({error})") from None
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            rows.append([float(cell) for cell in next(csv.reader([line]))])
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: expected MB/s with commas between ({error})") from None
+    if not rows or any(len(row) != len(rows) for row in rows):
+        widths = ", ".join(map(str, sorted({len(row) for row in rows})))
+        raise UserError(f"{path}: expected as many columns as rows, got {len(rows)} rows of {widths or 'no'} columns")
+    matrix = np.array(rows) * MEGABYTE
+    off = ~np.eye(len(rows), dtype=bool)
+    if not (matrix[off] > 0).all():
+        raise UserError(f"{path}: expected MB/s above 0 between all nodes")
+    return matrix
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What places of nodes send each other in a step: bytes by edge, of collectives and of the pipeline."""
+
+    data: Mapping[Edge, float]
+    pipe: Mapping[Edge, float]
+
+    def seconds(self, order: Sequence[int], bandwidth: np.ndarray) -> float:
+        """With node `order[place]` in each place: the slowest edge of the collectives, then that of the pipeline."""
+        return sum(
+            max((size / bandwidth[order[a], order[b]] for (a, b), size in edges.items()), default=0.0)
+            for edges in (self.data, self.pipe)
+        )
+
+
+def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
+    """What the hosts of a plan send each other: rings over the ranks with the same weights, and stage to stage."""
+    axes = plan.axes
+    host = np.arange(axes.devices).reshape(tuple(dict(axes).values())) // gpus_per_host
+    rings: Counter[Edge] = Counter()
+    for pipe in range(axes.pipe):
+        for tensor in range(axes.tensor):
+            ring = host[pipe, ..., tensor].ravel()
+            rings.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
+    stages: Counter[Edge] = Counter()
+    for pipe in range(axes.pipe - 1):
+        pairs = zip(host[pipe].ravel(), host[pipe + 1].ravel(), strict=True)
+        for a, b in pairs:
+            if a != b:
+                stages[int(a), int(b)] += 1
+                stages[int(b), int(a)] += 1
+    ring_bytes, stage_bytes = _bytes_of(config, plan, axes)
+    return Traffic(
+        {edge: number * ring_bytes for edge, number in rings.items()},
+        {edge: number * stage_bytes for edge, number in stages.items()},
+    )
+
+
+def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float]:
+    """Bytes of a step: once round a ring of ranks with the same weights, and between two stages in one direction."""
+    model = config.model
+    shape = layer_shape(config, axes, plan.microbatch_rows)
+    matrices = 2 * shape.query_width + 2 * shape.kv_width + (3 if shape.gated else 2) * shape.hidden_width
+    own = model.layers / axes.pipe * model.embed * matrices + padded_vocab(model) * model.embed / axes.tensor
+    gradient, storage = ITEM_BYTES[plan.dtypes.gradient], ITEM_BYTES[plan.dtypes.storage]
+    each = (2 * storage + gradient) * plan.microbatches if plan.zero == 3 else storage + gradient
+    sent = activation_bytes(shape)["layer_input"] * plan.microbatches * plan.virtual_stages
+    return own * each, float(sent)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An order of nodes."""
+
+    order: tuple[int, ...]
+    """Node in each place."""
+    seconds: float
+    """What a step waits for messages between nodes, were nothing hidden."""
+    default_seconds: float
+    """The same in the order of the nodes' numbers."""
+
+
+def place(traffic: Traffic, bandwidth: np.ndarray, seed: int = 0, swaps: int = SWAPS) -> Placed:
+    """The best order that annealing meets; never worse than the default order."""
+    random, nodes = Random(seed), len(bandwidth)
+    order = list(range(nodes))
+    default = now = best = traffic.seconds(order, bandwidth)
+    chosen = tuple(order)
+    if nodes < 2 or default == 0:
+        return Placed(chosen, default, default)
+    for step in range(swaps):
+        a, b = random.sample(range(nodes), 2)
+        order[a], order[b] = order[b], order[a]
+        then = traffic.seconds(order, bandwidth)
+        heat = default * WARM * (COLD / WARM) ** (step / swaps)
+        if then <= now or random.random() < exp((now - then) / heat):
+            now = then
+            if now < best:
+                best, chosen = now, tuple(order)
+        else:
+            order[a], order[b] = order[b], order[a]
+    return Placed(chosen, best, default)
+
+
+def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Layers of each stage in proportion to the speed of its devices (Holmes, arXiv:2312.03549), at least one each.
+
+    Rounded so that the slowest stage is as fast as whole layers allow: the next layer goes where it ends first.
+    """
+    assert layers >= len(speeds), "every stage has a layer"
+    found = [1] * len(speeds)
+    for _ in range(layers - len(speeds)):
+        next_stage = min(range(len(speeds)), key=lambda stage: (found[stage] + 1) / speeds[stage])
+        found[next_stage] += 1
+    return tuple(found)
+
+
+def print_placement(plan_file: Path, bandwidth_file: Path | None, seed: int, *, as_json: bool) -> None:
+    """`python -m jaxpar.plan place`. Raises `UserError` where plan, cluster and matrix do not go together."""
+    document = read_document(plan_file)
+    cluster = named_cluster(document.cluster)
+    source = bandwidth_file or cluster.bandwidth_file
+    if source is None:
+        raise UserError(f"--bandwidth: expected a CSV file, since {document.cluster} names none (bandwidth: in its YAML)")
+    matrix = read_bandwidth(source)
+    if len(matrix) != cluster.hosts:
+        raise UserError(f"{source}: {len(matrix)} nodes, and the plan is for {cluster.hosts} hosts ({document.cluster})")
+    placed = place(traffic_of(document.config, document.plan, cluster.gpus_per_host), matrix, seed)
+    if as_json:
+        print(json.dumps({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
+        return
+    gain = placed.default_seconds - placed.seconds
+    print(
+        f"messages between nodes: {seconds(placed.seconds)} a step, {seconds(placed.default_seconds)} in the default "
+        f"order ({share(gain, placed.default_seconds)} less)"
+    )
+    print("start processes on the nodes in this order: " + " ".join(map(str, placed.order)))
