@@ -47,8 +47,8 @@ class Mechanisms:
     """Type in which gradients are reduced. Megatron-LM reduces those of float16 weights as they are, and adds up those
     of bfloat16 weights in float32."""
     recompute_last_matmul: bool = True
-    """Whether full recomputation runs the layer's last matmul again, whose result nobody needs. PyTorch stops early since
-    2.1, where checkpoints are not reentrant."""
+    """Whether full recomputation runs the layer's last matmul again, whose result nobody needs. PyTorch stops early
+    since 2.1, where checkpoints are not reentrant."""
     pure_16bit: bool = False
     """Whether master weights and moments have 16 bits too."""
 

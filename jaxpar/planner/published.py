@@ -1,10 +1,10 @@
-"""Published training runs: rows of a CSV file, each as a model, a layout, a cluster and the mechanisms of its software."""
+"""Published training runs: rows of a CSV file as models, layouts, clusters and mechanisms of software."""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -14,16 +14,20 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster, Group
-from jaxpar.planner.layout import Layout
+from jaxpar.planner.layout import Layout, Precision
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 
 COLUMNS = (
-    "source citation row_id framework gpu gpus_per_node inter_node_gbps_per_gpu n_gpus n_layers d_model n_heads "
-    "n_kv_heads head_dim d_ff gated_mlp vocab tied_embeddings seq_len global_batch_seqs micro_batch_seqs dp zero_stage "
-    "tp sequence_parallel cp pp vpp ep pipeline_schedule recompute offload_alpha precision flash_attention step_time_s "
-    "tokens_per_s_per_gpu peak_memory_gib notes"
-).split()
+    "source", "citation", "row_id", "framework", "gpu", "gpus_per_node", "inter_node_gbps_per_gpu", "n_gpus",
+    "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "gated_mlp", "vocab", "tied_embeddings",
+    "seq_len", "global_batch_seqs", "micro_batch_seqs", "dp", "zero_stage", "tp", "sequence_parallel", "cp", "pp",
+    "vpp", "ep", "pipeline_schedule", "recompute", "offload_alpha", "precision", "flash_attention", "step_time_s",
+    "tokens_per_s_per_gpu", "peak_memory_gib", "notes",
+)  # fmt: skip
 """What a row must have; others are not read."""
+
+PRECISIONS: Mapping[str, Precision] = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+"""How types are written; bfloat16 where nothing is."""
 
 FRAMEWORKS = (
     ("llm-foundry", "llm-foundry"),
@@ -62,9 +66,16 @@ class Run:
     peak_gib: float | None
 
     @property
-    def group(self) -> tuple[object, ...]:
-        """Runs of one model, batch and cluster: they differ in layout alone."""
-        return (self.source, self.model, self.sequence, self.batch, self.cluster)
+    def shape(self) -> tuple[int, ...]:
+        """The model, as far as its time depends on it."""
+        model = self.model
+        return (model.layers, model.embed, model.heads, model.mlp, model.vocab or 0)
+
+    @property
+    def group(self) -> tuple[Hashable, ...]:
+        """What runs share that differ in layout alone: source, model, batch and cluster."""
+        link = self.cluster.link(True)
+        return (self.source, self.shape, self.sequence, self.batch, self.cluster.name, link.bandwidth)
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -150,7 +161,7 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
     else:
         micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
     remats = [row["recompute"] or "selective"]
-    precision = {"fp8": "float8", "fp16": "float16", "fp32": "float32"}.get(row["precision"], "bfloat16")
+    precision = PRECISIONS.get(row["precision"], "bfloat16")
     zero = cell.whole("zero_stage", 0) if row["zero_stage"] else 0
     for size in micro:
         for virtual in _virtual(row, model.layers, pipe, rows // size):
@@ -164,14 +175,14 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
 
 
 def _virtual(row: Mapping[str, str], layers: int, pipe: int, microbatches: int) -> list[int]:
-    """Virtual stages of a row: what was published, else all that divide the layers of a rank."""
+    """Virtual stages of a row: what was published, else one or as many as a rank has layers."""
     if pipe == 1:
         return [1]
     if row["vpp"]:
         return [int(row["vpp"])]
     if microbatches % pipe or layers % pipe:
         return [1]
-    return [v for v in range(1, layers // pipe + 1) if layers // pipe % v == 0]
+    return sorted({1, layers // pipe})
 
 
 def _schedule(pipe: int, virtual: int) -> str:
@@ -184,7 +195,10 @@ def _cluster(cell: _Cells, kind: str, devices: int, gigabits: str) -> Cluster:
     """The cluster of a row; where the network was not published, the usual one of its GPU."""
     name = kind.lower().removesuffix("gb")
     known = {"a800-80": "a800", "h100-80": "h100", "h800-80": "h800", "h200-141": "h200"}
-    gpu = gpu_named(known.get(name, name))
+    try:
+        gpu = gpu_named(known.get(name, name))
+    except UserError as error:
+        raise UserError(f"{cell.place}: gpu: {error}") from None
     per_host = min(devices, cell.whole("gpus_per_node", 8))
     network = gpu.network
     if gigabits:
@@ -203,8 +217,8 @@ def _measured(cell: _Cells, devices: int) -> float | None:
     told = cell.positive("tokens_per_s_per_gpu")
     if by_time is not None and not 0.95 < told / by_time < 1.05:
         raise UserError(
-            f"{cell.place}: tokens_per_s_per_gpu is {told:g}, but {tokens} tokens in step_time_s = {row['step_time_s']} "
-            f"on {devices} GPUs are {by_time:.4g}: expected tokens per second of one GPU, and seconds"
+            f"{cell.place}: tokens_per_s_per_gpu is {told:g}, but {tokens} tokens in step_time_s = "
+            f"{row['step_time_s']} on {devices} GPUs are {by_time:.4g}: expected tokens/s of one GPU, and seconds"
         )
     return told
 

@@ -157,7 +157,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     layout = 4.0 * item * tokens * (query + 2 * key)
     activation, activation_back = (6.0, 10.0) if case.gated else (4.0, 6.0)
     bias = 2.0 * item * (tokens * (query + 2 * key + hidden) + 2 * between) if case.biases else 0.0
-    launches = (2 if fused else 6)
+    launches = 2 if fused else 6
 
     if does.attention == "scores":
         core, core_back = device.scores(
@@ -174,7 +174,7 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
         core_kernels = 1
     projections = {"query": query, "key": key, "value": key}
     joined = product(query + 2 * key, case.embed)
-    out, up, down = product(case.embed, query), product(hidden, case.embed), product(case.embed, hidden)
+    out, down = product(case.embed, query), product(case.embed, hidden)
     cast_in, cast_in_back = casts(query + 2 * key, case.embed)
     cast_out, cast_out_back = casts(case.embed, query)
     cast_up, cast_up_back = casts(hidden * (2 if case.gated else 1), case.embed)

@@ -115,7 +115,7 @@ def overlapped(compute: float, message: float, slowdown: float) -> float:
 
 
 def interleaved(compute: float, message: float, slowdown: float, pieces: int) -> float:
-    """The same for a matmul and the message that it depends on, cut into `pieces`: the first one hides behind nothing."""
+    """The same for a matmul and the message that it depends on, cut into `pieces`: the first hides behind nothing."""
     if message == 0:
         return compute
     first = (compute + message) / pieces

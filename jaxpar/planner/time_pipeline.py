@@ -1,25 +1,31 @@
 """Seconds of a pipeline, by the schedule simulator.
 
 The time of a schedule is the length of its longest path, and so linear in the durations as long as the path stays the
-same. The simulator is run once per schedule and rough ratio of the durations, with numbers that remember how often each
-duration is in them; after a while a pipeline repeats itself every p microbatches, so that long ones are as many repeats.
+same. The simulator is run once per schedule and rough ratio of the durations, and the longest path traced back
+through it. After a while a pipeline repeats itself every p microbatches, so that long ones are as many repeats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log
-from typing import Any, cast
 
-from jaxpar.pipeline.clocks import async_clock, lockstep_clock
+from jaxpar.pipeline.actions import Action, Kind
+from jaxpar.pipeline.clocks import Event, async_clock
 from jaxpar.pipeline.durations import Durations
-from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes, make_schedule
-from jaxpar.pipeline.table import Schedule, loop_placement, v_placement
+from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
+from jaxpar.pipeline.table import Schedule, loop_placement, needs, v_placement
+from jaxpar.pipeline.transfers import receiver
 from jaxpar.planner.time_ticks import lockstep_seconds
 
 _STEPS = 5
 """Simulations between a ratio and 2.7 times it: the path of a ratio within 10% is as good as its own."""
+
+
+type Counts = tuple[float, ...]
+"""How often each of the durations of `Pieces` is in a path."""
 
 
 @dataclass(frozen=True)
@@ -52,41 +58,10 @@ class Pieces:
     transfer: float
     """From a rank to the next."""
 
-    def dot(self, counts: tuple[float, ...]) -> float:
+    def dot(self, counts: Counts) -> float:
         """Seconds of a path with so many of each."""
         own = (self.forward, self.backward, self.weight, self.head, self.transfer)
         return sum(count * seconds for count, seconds in zip(counts, own, strict=True))
-
-
-class _Sum:
-    """A number of seconds that knows how often each duration is in it."""
-
-    __slots__ = ("counts", "value")
-
-    def __init__(self, value: float, counts: tuple[float, ...]):
-        self.value, self.counts = value, counts
-
-    def __add__(self, other: Any) -> _Sum:
-        if other.__class__ is not _Sum:
-            return _Sum(self.value + other, self.counts)
-        a, b = self.counts, other.counts
-        return _Sum(self.value + other.value, (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4]))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> _Sum:
-        if other.__class__ is not _Sum:
-            return _Sum(self.value - other, self.counts)
-        return _Sum(self.value - other.value, tuple(a - b for a, b in zip(self.counts, other.counts, strict=True)))
-
-    def __lt__(self, other: Any) -> bool:
-        return self.value < getattr(other, "value", other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.value > getattr(other, "value", other)
-
-    def __bool__(self) -> bool:
-        return self.value != 0
 
 
 def pipeline_seconds(stages: Stages, pieces: Pieces) -> float:
@@ -133,25 +108,80 @@ def _rough(ratio: float) -> float | None:
 
 
 @lru_cache(maxsize=100_000)
-def _path(stages: Stages, microbatches: int, rough: tuple[float | None, ...]) -> tuple[float, ...]:
-    """How often each duration is in the longest path."""
-    schedule = _schedule(stages.schedule, stages.ranks, microbatches, stages.virtual, stages.lockstep)
+def _path(stages: Stages, microbatches: int, rough: tuple[float | None, ...]) -> Counts:
+    """How often each duration is in the longest path, in the order of `Pieces`."""
+    schedule = _schedule(stages.schedule, stages.ranks, microbatches, stages.virtual)
     per_chunk = chunk_layers(stages.layers, schedule.chunks)
-    values = [1.0, *(0.0 if ratio is None else exp(ratio) for ratio in rough)]
-    one = lambda place, times: _Sum(values[place] * times, tuple(float(times) * (place == i) for i in range(5)))
-    of_chunks = lambda place: tuple(one(place, layers) for layers in per_chunk)
-    durations = cast(Any, Durations)(
-        of_chunks(0), of_chunks(1), of_chunks(2), head=one(3, 1), transfer=one(4, 1), overlap=stages.overlap
+    backward, weight, head, transfer = (0.0 if ratio is None else exp(ratio) for ratio in rough)
+    of_chunks = lambda seconds: tuple(seconds * layers for layers in per_chunk)
+    durations = Durations(
+        of_chunks(1.0), of_chunks(backward), of_chunks(min(weight, backward)), head, transfer, stages.overlap
     )
-    _, end = (lockstep_clock if stages.lockstep else async_clock)(schedule, durations)
-    return cast(_Sum, end).counts
+    events, _ = async_clock(schedule, durations)
+    return _Trace(schedule, durations, events, per_chunk).counts()
+
+
+class _Trace:
+    """Goes back from the last end of a simulation to what each action waited for."""
+
+    def __init__(self, schedule: Schedule, durations: Durations, events: Sequence[Event], per_chunk: tuple[int, ...]):
+        self.schedule, self.durations, self.per_chunk = schedule, durations, per_chunk
+        self.of_action = {event.action: event for event in events}
+        self.before: dict[Action, Event] = {}
+        """The event of the same rank before each."""
+        last: dict[int, Event] = {}
+        for event in events:
+            if event.rank in last:
+                self.before[event.action] = last[event.rank]
+            last[event.rank] = event
+        self.last = last.values()
+
+    def counts(self) -> Counts:
+        """How often each duration is on the way."""
+        counts = [0.0] * 5
+        event: Event | None = max(self.last, key=self._free)
+        counts[4] += self._free(event) > event.end
+        while event is not None:
+            self._count(event.action, counts)
+            event = self._waited_for(event, counts)
+        return tuple(counts)
+
+    def _free(self, event: Event) -> float:
+        """When the rank can go on after `event`."""
+        end, transfer = float(event.end), float(self.durations.transfer)
+        sends = not self.durations.overlap and receiver(event.action, self.schedule) is not None
+        return end + transfer if sends else end
+
+    def _count(self, action: Action, counts: list[float]) -> None:
+        layers = self.per_chunk[action.chunk]
+        match action.kind:
+            case Kind.FORWARD:
+                counts[0] += layers
+            case Kind.WEIGHT:
+                counts[2] += layers
+            case Kind.BACKWARD:
+                counts[1] += layers
+                counts[2] -= layers * self.schedule.splits_backward
+                counts[3] += action.chunk == self.schedule.chunks - 1
+
+    def _waited_for(self, event: Event, counts: list[float]) -> Event | None:
+        """What `event` started right after; None at the start of all."""
+        before = self.before.get(event.action)
+        if before is not None and self._free(before) == event.start:
+            counts[4] += self._free(before) > before.end
+            return before
+        for need in needs(event.action, self.schedule.chunks):
+            made = self.of_action[need]
+            travels = made.rank != event.rank
+            if (made.end + self.durations.transfer if travels else made.end) == event.start:
+                counts[4] += travels
+                return made
+        return None
 
 
 @lru_cache(maxsize=64)
-def _schedule(name: str, ranks: int, microbatches: int, virtual: int, ticks: bool) -> Schedule:
-    """The schedule; ticks, which take long to make, only where they are wanted."""
-    if ticks:
-        return make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual)
+def _schedule(name: str, ranks: int, microbatches: int, virtual: int) -> Schedule:
+    """The schedule without uniform ticks, which take long to make."""
     check_sizes(name, ranks, microbatches, virtual)
     family = SCHEDULES[name]
     rank_of = v_placement(ranks) if family.placement == "v" else loop_placement(ranks, virtual)

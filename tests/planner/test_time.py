@@ -1,0 +1,194 @@
+"""The time model: what it is built from, and what must follow from that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.presets import PRESETS
+from jaxpar.hardware.catalogue import GPUS, gpu_named
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.pipeline.durations import Durations
+from jaxpar.pipeline.schedules import make_schedule
+from jaxpar.pipeline.simulate import simulate
+from jaxpar.planner.hardware_model import AMPERE, HardwareModel, described, hardware_of
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.mechanisms import GENERATIONS
+from jaxpar.planner.time_messages import network_of, overlapped
+from jaxpar.planner.time_model import StepTime, step_time
+from jaxpar.planner.time_operations import device_of
+from jaxpar.planner.time_pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
+
+MODEL = PRESETS["llama3-8b"]
+CLUSTER = parse_cluster("h100:4x8")
+BASE = Layout(fsdp=32, zero=3)
+MEGATRON = GENERATIONS["megatron-core"]
+
+
+def seconds(
+    layout: Layout = BASE, generation: str = "megatron-core", batch: int = 64, sequence: int = 8192
+) -> StepTime:
+    return step_time(MODEL, sequence, batch, layout, CLUSTER, GENERATIONS[generation])
+
+
+def test_the_breakdown_adds_up():
+    for layout in (
+        BASE,
+        Layout(pipe=4, fsdp=4, tensor=2, zero=1, schedule="1f1b", remat="full"),
+        Layout(fsdp=4, context=4, tensor=2, zero=2, context_strategy="ring", offload_fraction=0.5),
+    ):
+        step = seconds(layout)
+        assert sum(step.breakdown.values()) == pytest.approx(step.seconds)
+        assert all(value >= -1e-9 for value in step.breakdown.values()), step.breakdown
+
+
+def test_throughput_and_mfu_are_those_of_the_step():
+    step = seconds()
+    assert step.tokens_per_s_per_gpu == pytest.approx(64 * 8192 / step.seconds / 32)
+    assert 0.2 < step.mfu < 0.65
+
+
+def test_recomputing_more_takes_longer():
+    times = [seconds(replace(BASE, remat=preset)).seconds for preset in ("none", "gemm_last", "selective", "full")]
+    assert times == sorted(times) and times[-1] > 1.2 * times[0]
+
+
+def test_a_remat_map_of_a_preset_takes_as_long_as_the_preset():
+    names = ("attention_input", "mlp_input", "mlp_activated", "mlp_hidden")
+    runs = ((32, tuple((name, "recompute") for name in names)),)
+    assert seconds(replace(BASE, remat=runs)).seconds == pytest.approx(
+        seconds(replace(BASE, remat="gemm_last")).seconds
+    )
+
+
+def test_half_the_layers_recomputed_takes_half_the_time_of_it():
+    whole, none = seconds(replace(BASE, remat="full"), "jaxpar"), seconds(BASE, "jaxpar")
+    every = "attention_input query key value attention_output attention_residual mlp_input mlp_gate mlp_activated"
+    names = tuple((name, "recompute") for name in (*every.split(), "mlp_up", "mlp_hidden"))
+    half = seconds(replace(BASE, remat=((16, names), (16, ()))), "jaxpar").breakdown["recomputation"]
+    assert half == pytest.approx(whole.breakdown["recomputation"] / 2)
+    assert none.breakdown["recomputation"] == 0
+
+
+def test_more_microbatches_shrink_the_bubble():
+    pipeline = Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b")
+    few, many = (seconds(pipeline, batch=batch, vocab=1024) for batch in (32, 256))
+    assert few.breakdown["bubble"] / few.seconds > 2 * many.breakdown["bubble"] / many.seconds
+
+
+def test_virtual_stages_shrink_the_bubble():
+    pipeline = Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b")
+    interleaved = replace(pipeline, schedule="interleaved", virtual_stages=4)
+    assert _bubble(interleaved) < 0.5 * _bubble(pipeline)
+
+
+def test_a_large_vocabulary_holds_up_the_last_stage():
+    assert _bubble(Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b"), vocab=128256) > 1.5 * _bubble(
+        Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b")
+    )
+
+
+def _bubble(layout: Layout, vocab: int = 1024) -> float:
+    return seconds(layout, vocab=vocab).breakdown["bubble"]
+
+
+def test_tensor_ranks_over_a_slow_network_cost_more():
+    inside, across = (Layout(fsdp=32 // tensor, tensor=tensor, zero=1) for tensor in (8, 16))
+    assert seconds(across).breakdown["tensor"] > 3 * seconds(inside).breakdown["tensor"]
+
+
+def test_prefetch_hides_the_gathers_of_weights():
+    alone = step_time(replace(MODEL, vocab=32000), 8192, 64, BASE, CLUSTER, replace(MEGATRON, prefetch_weights=False))
+    assert seconds().breakdown["data"] < 0.5 * alone.breakdown["data"]
+
+
+def test_a_window_makes_attention_cheaper():
+    short = step_time(replace(MODEL, window=1024), 8192, 64, BASE, CLUSTER)
+    long = step_time(MODEL, 8192, 64, BASE, CLUSTER)
+    assert short.breakdown["attention"] < 0.5 * long.breakdown["attention"]
+
+
+def test_offloading_more_than_the_link_carries_is_not_free():
+    layout = Layout(fsdp=32, zero=3, offload_fraction=0.1)
+    assert seconds(layout).breakdown["offload"] == 0
+    slow = parse_cluster("h100:4x8")
+    group = slow.groups[0]
+    group = replace(group, host=replace(group.host, bandwidth=1e9))
+    slow = replace(slow, groups=(group,))
+    assert step_time(MODEL, 8192, 64, layout, slow, MEGATRON).breakdown["offload"] > 0
+
+
+def test_float8_is_faster_where_matmuls_are_large():
+    assert seconds(replace(BASE, precision="float8")).breakdown["matmuls"] < 0.7 * seconds().breakdown["matmuls"]
+
+
+def test_large_matmuls_reach_their_share_and_thin_ones_do_not():
+    device = device_of(gpu_named("h100"), hardware_of(gpu_named("h100")))
+    flops = lambda m, n, k: 2 * m * n * k / device.matmul(m, n, k) / device.peak
+    assert flops(16384, 16384, 16384) == pytest.approx(device.model.matmul_share, rel=0.03)
+    assert flops(16384, 16384, 64) < 0.6 * device.model.matmul_share
+    assert flops(16, 16384, 16384) < 0.1 * device.model.matmul_share
+
+
+def test_attention_kernels_reach_what_is_published():
+    """TFLOP/s forward, causal, width 128 at 8k: cuDNN on Hopper 640 (NVIDIA), FlashAttention-2 about 350 and 200."""
+    for gpu, generation, published in (("h100", "flash3", 640), ("h100", "flash2", 350), ("a100-80", "flash2", 200)):
+        device = device_of(gpu_named(gpu), hardware_of(gpu_named(gpu)))
+        forward, _ = device.flash(1, 64, 8192, 4096.5, 128, generation)
+        assert 4 * 128 * 64 * 8192 * 4096.5 / forward / 1e12 == pytest.approx(published, rel=0.12)
+
+
+@pytest.mark.parametrize(("ranks", "size", "microseconds"), [(8, 2**30, 8193), (4, 2**28, 1929), (8, 2**23, 134.3)])
+def test_all_reduces_of_one_host_take_as_long_as_measured(ranks: int, size: int, microseconds: float):
+    """nccl-tests on A100, from VIA-Research/vTrain@f8dda84 trace/."""
+    ring = network_of(parse_cluster("a100-80:1x8"), AMPERE).ring(ranks, 1)
+    assert ring.reduce(size) * 1e6 == pytest.approx(microseconds, rel=0.2)
+
+
+def test_a_ring_between_hosts_uses_the_cards_of_all_its_members():
+    network = network_of(CLUSTER, hardware_of(CLUSTER.gpu))
+    alone, shared = network.ring(4, 8), network.ring(32, 1)
+    assert shared.across == pytest.approx(8 * alone.across)
+    assert alone.hosts == shared.hosts == 4
+
+
+def test_overlap_is_never_faster_than_its_parts_nor_slower_than_their_sum():
+    for compute, message in ((1.0, 0.0), (1.0, 0.3), (0.2, 2.0)):
+        assert max(compute, message) <= overlapped(compute, message, 0.2) <= compute + message
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "microbatches"),
+    [("1f1b", 1, 8), ("1f1b", 1, 21), ("interleaved", 2, 24), ("gpipe", 1, 9), ("zb-h1", 1, 12)],
+)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_pipelines_take_as_long_as_the_simulator_says(schedule: str, virtual: int, microbatches: int, overlap: bool):
+    """Also those that are too long to be simulated each time, of which a part repeats itself."""
+    pieces = Pieces(forward=1.0, backward=2.1, weight=1.0, head=0.7, transfer=0.1)
+    stages = Stages(schedule, 4, microbatches, virtual, 8, False, overlap)
+    made = make_schedule(schedule, ranks=4, microbatches=microbatches, virtual_stages=virtual)
+    layers = chunk_layers(8, made.chunks)
+    of = lambda each: tuple(each * count for count in layers)
+    durations = Durations(of(1.0), of(2.1), of(1.0), 0.7, 0.1, overlap)
+    assert pipeline_seconds(stages, pieces) == pytest.approx(float(simulate(made, durations).makespan), rel=0.01)
+
+
+def test_chunks_share_layers_evenly():
+    assert chunk_layers(10, 4) == (2, 3, 3, 2)
+    assert sum(chunk_layers(126, 16)) == 126
+
+
+def test_every_gpu_of_the_catalogue_has_a_model_within_its_datasheet():
+    for gpu in GPUS:
+        model = hardware_of(gpu)
+        assert 0 < model.matmul_share <= 1 and 0 < model.memory_share <= 1 and 0 < model.network_share <= 1
+    with pytest.raises(UserError, match="no time model was fitted"):
+        hardware_of(replace(gpu_named("h100"), short="x100", name="X100"))
+
+
+def test_every_parameter_says_what_it_means():
+    rows = described(AMPERE)
+    assert len(rows) <= 16 and all(meaning for _, _, _, meaning in rows)
+    assert {name for name, *_ in rows} == set(HardwareModel.__dataclass_fields__)
