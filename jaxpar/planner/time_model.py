@@ -89,7 +89,7 @@ def floor_time(
     mechanisms: Mechanisms = GENERATIONS["jaxpar"],
     hardware: HardwareModel | None = None,
 ) -> StepTime:
-    """As `step_time`, with a pipeline in which no rank ever waits: below it for every schedule, and simulates nothing."""
+    """As `step_time`, with a pipeline in which no rank waits: below it for every schedule, and simulates nothing."""
     return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, waits=False).time()
 
 
@@ -236,7 +236,7 @@ class _Step:
 
     def _after(self, spent: dict[str, float]) -> None:
         """Once a step: what is left of the reduction of gradients, the update, the gather of weights."""
-        layout, hardware = self.layout, self.hardware
+        layout = self.layout
         table = self.vocab * self.model.embed // layout.tensor
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
         own = self.model.layers / layout.pipe * self.case.parameters + tables * table

@@ -27,10 +27,9 @@ BASE = Layout(fsdp=32, zero=3)
 MEGATRON = GENERATIONS["megatron-core"]
 
 
-def seconds(
-    layout: Layout = BASE, generation: str = "megatron-core", batch: int = 64, sequence: int = 8192
-) -> StepTime:
-    return step_time(MODEL, sequence, batch, layout, CLUSTER, GENERATIONS[generation])
+def seconds(layout: Layout = BASE, generation: str = "megatron-core", batch: int = 64, vocab: int = 32000) -> StepTime:
+    model = replace(MODEL, vocab=vocab)
+    return step_time(model, 8192, batch, layout, CLUSTER, GENERATIONS[generation])
 
 
 def test_the_breakdown_adds_up():
