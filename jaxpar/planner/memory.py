@@ -58,7 +58,7 @@ def pipeline_slots(schedule: str, ranks: int, microbatches: int, virtual_stages:
     """
     p, m, v = ranks, microbatches, virtual_stages
     if schedule == "one-stage" or p == 1:
-        return Slots(1, 1, 1, 1, 0, 0, 0, 1)
+        return Slots(1, 0, 0, 1, 0, 0, 0, 1)
     whole, split = m * v, SCHEDULES[schedule].splits_backward
     waiting = max(1, m - p + 1) if schedule == "breadth-first" and v > 1 else 1
     stash = {
@@ -306,7 +306,7 @@ class _Layout:
 
     @property
     def _gathered_layers(self) -> int:
-        return (2 if self._gathers_layers else 1) * self._layer
+        return 2 * self._layer if self._gathers_layers else 0
 
     @property
     def _alone(self) -> bool:
@@ -334,7 +334,7 @@ class _Layout:
         if self._alone:
             gradients = _Ends(gradients.layers, 0, 0, 0)
             weights = weights if model.tied else weights._replace(embedding=0)
-        layers = self._gathered_layers if self._gathers_layers and self.axes.pipe > 1 else 0
+        layers = self._gathered_layers // (1 if self.axes.pipe > 1 else 2)
         anew = model.tied or self.axes.tensor > 1 or (self._alone and not gathers)
         zeros = self.slots.heads if tiles > 1 and not anew else 0
         return (
@@ -349,14 +349,15 @@ class _Layout:
         tiles = self.config.memory.mlp_tiles or 1
         made = {name: size // (tiles if name in HIDDEN else 1) for name, size in self.sizes.items()}
         kept = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in self.runs)
+        whole = self.shape.tokens * self.shape.embed * self._widths[0]
         weights, gradients = self._stored, self._accumulated
         if self._alone:
             weights = _Ends(weights.layers, 0, 0, 0)
             gradients = gradients if tied else gradients._replace(embedding=0)
         return (
             weights.all + self._gathered_layers,
-            gradients.all + int(self._layer * self._widening) * self._gathers_layers,
-            2 * sum(made.values()) - kept,
+            gradients.all + int(self._layer * self._widening),
+            2 * sum(made.values()) - kept + (4 * whole if self.axes.tensor > 1 else 0),
         )
 
     def _kept(self, treatment: str) -> int:
