@@ -6,6 +6,7 @@ Run as `python -m jaxpar.compiler.child FOLDER`; reads `request.json` there, wri
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -48,7 +49,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     config, plan = config_from_dict(request["config"]), Plan.from_json(json.dumps(request["plan"]))
     step = TrainStep(config, plan, build_mesh(plan.axes, topology.devices))
     start = time.perf_counter()
-    lowered = step.train.trace(step.abstract_input(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
+    with _described(step.mesh, topology.devices[0], request["target"]):
+        lowered = step.train.trace(step.abstract_input(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
     if step.plan.optimizer_offload == "host":
         _rest_on_host(lowered, {n for n, away in enumerate(jax.tree.leaves(step.rests_elsewhere)) if away})
     compiled = lowered.compile()
@@ -69,6 +71,16 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         "memory": {name: int(getattr(memory, key)) for name, key in _MEMORY.items()},
         "compile_seconds": seconds,
     }
+
+
+def _described(mesh: Any, device: Any, target: str) -> Any:
+    """A context in which kernels are lowered for GPUs like `device`, though the process has none."""
+    from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+    found = re.search(r"core_count: *(\d+)", target)
+    cores = int(found.group(1)) if found else None
+    like = AbstractDevice(device_kind=device.device_kind, num_cores=cores, platform="gpu")
+    return use_abstract_mesh(AbstractMesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types, abstract_device=like))
 
 
 def _rest_on_host(lowered: Any, arguments: set[int]) -> None:

@@ -1,4 +1,4 @@
-"""Floating-point work of matrix products: dots, alone or in fusions, cuBLAS calls, cuDNN attention."""
+"""Floating-point work of matrix products: dots, alone or in fusions, cuBLAS calls, cuDNN attention, our kernels."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ _MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$T
 """Custom calls that multiply no matrices."""
 _GEMM = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
 _ATTENTION = "__cudnn$fmha"
+_TRITON = "__gpu$xla.gpu.triton"
+_HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
+"""Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
 
 
 def products(module: Module, op: Op, kernels: Kernels) -> Iterator[Product]:
@@ -67,6 +70,8 @@ def products(module: Module, op: Op, kernels: Kernels) -> Iterator[Product]:
             yield _gemm(op)
         elif op.target.startswith(_ATTENTION):
             yield _attention(op)
+        elif op.target == _TRITON and any(name in op.op_name for name in _HEAD_LOSS):
+            yield _head_loss(op)
         elif not _MOVING.fullmatch(op.target):
             raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
 
@@ -100,6 +105,15 @@ def _attention(op: Op) -> Product:
         return Product(3 * of_scores + 2 * of_values, of_scores, kind, attention=True)
     flops = of_scores + of_values
     return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, attention=True)
+
+
+def _head_loss(op: Op) -> Product:
+    """One product: of x and the table in the forward, and again of x and a chunk of the table in the backward."""
+    x, table, backward = _array(op, 0), _array(op, 1), _HEAD_LOSS[1] in op.op_name
+    columns = next(leaves(op.shape)).dims[1] if backward else prod(table.dims) // x.dims[1]
+    flops = 2.0 * prod(x.dims) * columns
+    again = backward or recomputed(op.op_name)
+    return Product(flops, flops if again else 0.0, arithmetic(op, x, table, "", []))
 
 
 def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
