@@ -1,4 +1,4 @@
-"""Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: TMA loads, wgmma, one warpgroup that loads and two that compute.
+"""Attention kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, two compute by wgmma.
 
 `schedule` is what all kernels share, `bounds` what the mask means for their tiles, and each of the others one kernel.
 """
@@ -23,6 +23,7 @@ from pallas_kernels.attention.mosaic.scores import Scores
 from pallas_kernels.attention.mosaic.tiles import MULTIPROCESSORS, TABLE
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.varying import vary_over, varying_axes
 
 __all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
 
@@ -59,7 +60,8 @@ def forward(
     queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, tiles.keys)
     found = visits(limits, queries, keys, TILE, tiles.keys, of_keys=False)
     out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, tiles=tiles, **launch)
-    return out.astype(settings.result_dtype(q)), jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
+    out, lse = out.astype(settings.result_dtype(q)), jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
+    return vary_over((out, lse), varying_axes(q))  # a launch forgets what its results vary over
 
 
 def backward(
@@ -103,7 +105,8 @@ def backward(
         for wanted, cut in tiles.key_gradients:
             d |= by_keys(wanted, cut)
     dtype = settings.result_dtype(q)
-    return tuple(d[name][:, :rows].astype(dtype) for name, rows in (("q", q.shape[1]), ("k", length), ("v", length)))
+    dq, dk, dv = (d[name][:, :rows].astype(dtype) for name, rows in (("q", q.shape[1]), ("k", length), ("v", length)))
+    return vary_over((dq, dk, dv), varying_axes(q))
 
 
 KERNELS = Kernels(forward, backward)

@@ -37,7 +37,6 @@ from pallas_kernels.attention.mosaic.schedule import (
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
-from pallas_kernels.varying import vary_over, varying_axes
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,9 @@ def key_gradients(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
         d_ref, tile_refs, barriers,
     ) -> None:  # fmt: skip
-        k_tile, v_tile, q_tiles, d_out_tiles, statistics_tiles, q_limits, key_tile, scratch, ds_tiles, dq_stages = tile_refs
+        k_tile, v_tile, q_tiles, d_out_tiles, statistics_tiles, q_limits, key_tile, scratch, ds_tiles, dq_stages = (
+            tile_refs
+        )
         k_ready, k_free, q_ready, q_free, d_ready, d_free, ds_ready = barriers
 
         def produce() -> None:
@@ -182,11 +183,17 @@ def key_gradients(
                         part = warpgroup * (width // 2 if by_columns else ROWS)
                         if by_columns:
                             columns = pl.ds(part, width // 2)
-                            pairs = tuple((ds_tile.at[half].transpose((1, 0)), k_tile.at[half + nothing, :, columns]) for half in range(2))
+                            pairs = tuple(
+                                (ds_tile.at[half].transpose((1, 0)), k_tile.at[half + nothing, :, columns])
+                                for half in range(2)
+                            )
                             target = d_ref["q"].at[row, pl.ds(start, block), head, columns]
                         else:
                             some = pl.ds(part, ROWS)
-                            pairs = tuple((ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half + nothing]) for half in range(2))
+                            pairs = tuple(
+                                (ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half + nothing])
+                                for half in range(2)
+                            )
                             target = d_ref["q"].at[row, pl.ds(start + part, ROWS), head]
                         dq = product_over_halves(pairs) * scores.scale
                         matmuls.add_to_global(target, dq, dq_stages.at[warpgroup])
@@ -221,10 +228,9 @@ def key_gradients(
         inputs, outputs, (tile_refs, barriers) = refs[:10], refs[10 : 10 + len(letters)], refs[10 + len(letters) :]
         kernel(*inputs, dict(zip(letters, outputs, strict=True)), tile_refs, barriers)
 
-    varying = jax.typeof(q).manual_axis_type
     run = plgpu.kernel(
         entry,
-        out_type=[jax.ShapeDtypeStruct(results[name], jnp.float32, manual_axis_type=varying) for name in names],
+        out_type=[jax.ShapeDtypeStruct(results[name], jnp.float32) for name in names],
         scratch_types=[
             (
                 tiled((CONSUMERS, ROWS, width), dtype),
@@ -257,5 +263,4 @@ def key_gradients(
         interpret=interpret,
     )
     outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order, *sums)
-    gradients = dict(zip(names, outputs, strict=True)) | {"q": jax.freeze(total) for total in sums}
-    return vary_over(gradients, varying_axes(q))  # a launch that adds to an array loses the type of its results
+    return dict(zip(names, outputs, strict=True)) | {"q": jax.freeze(total) for total in sums}

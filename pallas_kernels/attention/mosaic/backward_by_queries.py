@@ -157,10 +157,9 @@ def query_gradients(
 
         specialise(consume, produce)
 
-    varying = jax.typeof(q).manual_axis_type
     run = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((batch, queries.shape[2], heads, width), jnp.float32, manual_axis_type=varying),
+        out_type=jax.ShapeDtypeStruct((batch, queries.shape[2], heads, width), jnp.float32),
         scratch_types=[
             tiled((CONSUMERS, ROWS, width), dtype),
             tiled((CONSUMERS, ROWS, value_width), dtype),

@@ -130,7 +130,9 @@ def forward_kernel(
                 def per_block(index: Any, state: tuple, *, masked: bool) -> tuple:
                     out, peak, total = state
                     slot = lax.rem(done + index, jnp.int32(stages))
-                    s = product(q_tile.at[warpgroup + zero(done + index)], k_tiles.at[slot].transpose((1, 0)), take_turn)
+                    s = product(
+                        q_tile.at[warpgroup + zero(done + index)], k_tiles.at[slot].transpose((1, 0)), take_turn
+                    )
                     s = scores.capped(s)
                     if masked:
                         of_key = lambda i: down(column_values(key_tiles.at[slot, i]), s.shape)
@@ -183,12 +185,11 @@ def forward_kernel(
 
         specialise(consume, produce)
 
-    varying = jax.typeof(q).manual_axis_type
     run = plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((batch, length, heads, value_width), dtype, manual_axis_type=varying),
-            jax.ShapeDtypeStruct((batch, heads, queries.shape[2]), jnp.float32, manual_axis_type=varying),
+            jax.ShapeDtypeStruct((batch, length, heads, value_width), dtype),
+            jax.ShapeDtypeStruct((batch, heads, queries.shape[2]), jnp.float32),
         ),
         scratch_types=[
             tiled((CONSUMERS, ROWS, width), dtype),

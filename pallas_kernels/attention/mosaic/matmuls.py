@@ -7,12 +7,12 @@ same with a trip through shared memory and an addition; everything around it is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from typing import Any
 
 
 def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.Array:
@@ -27,7 +27,9 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.
     return pl.run_scoped(compute, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
 
 
-def products(first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[[], None]) -> tuple[jax.Array, jax.Array]:
+def products(
+    first: tuple[Any, Any], second: tuple[Any, Any], between: Callable[[], None]
+) -> tuple[jax.Array, jax.Array]:
     """Two products at once; `between` runs after the first was issued, and the first is usable before the second."""
 
     def compute(one: Any, two: Any) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,200 @@
+"""The Hopper kernels in the simulator of Mosaic GPU, against float64.
+
+It runs every warpgroup with its barriers and asynchronous copies, watches for races, and fills fresh memory with NaN.
+What it lacks is an operand of wgmma in registers and an accumulator that starts from a value: `matmuls.Simulated` puts
+a trip through shared memory in their place, and the rest of each kernel is what a GPU gets.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from pallas_kernels.attention import Settings, output_products, reference
+from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, refusal
+from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
+from pallas_kernels.attention.request import Request
+from pallas_kernels.masks import Mask
+from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
+from tests.pallas_kernels.test_masks import packed_rows, random_tokens
+
+TIMES = 2.0
+"""Errors are at most so many times those of the plain JAX form in the same dtype ..."""
+FLOOR = 3e-6
+"""... or below this: log-sum-exps are float32 in both."""
+
+
+class Case(NamedTuple):
+    """One combination, of a row of two documents and padding."""
+
+    mask: Mask
+    length: int
+    heads: int = 2
+    kv_heads: int = 1
+    widths: tuple[int, int] = (64, 64)
+    softcap: float | None = None
+    dtype: str = "bfloat16"
+    deterministic: bool = False
+    queries: slice = slice(None)
+
+
+CASES = {
+    "causal-fused": Case(Mask(), 203),
+    "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True),
+}
+LONG = {
+    "one-token": Case(Mask(), 1),
+    "full-float16": Case(Mask(causal=False), 203, widths=(128, 128), dtype="float16"),
+    "causal-deterministic": Case(Mask(), 260, 2, 2, widths=(128, 128), deterministic=True),
+    "packed-width-96": Case(Mask(segmented=True), 113, widths=(96, 96)),
+    "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128)),
+    "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113)),
+}
+
+
+def tokens_of(case: Case) -> Tokens:
+    row = np.zeros((1, case.length), np.int32)
+    row[0, : -(-case.length * 9 // 10)] = 2
+    row[0, : case.length // 3] = 1
+    return Tokens.whole_rows(row, np.array([case.length // 2], np.int32)).queries(case.queries)
+
+
+def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
+    rng, queries, keys = np.random.default_rng(0), tokens.q_slots.shape[1], tokens.kv_slots.shape[1]
+    (wide, value), heads, kv_heads = case.widths, case.heads, case.kv_heads
+    shapes = {
+        "q": (queries, heads, wide), "k": (keys, kv_heads, wide), "v": (keys, kv_heads, value),
+        "d_out": (queries, heads, value),
+    }  # fmt: skip
+    inputs = {name: jnp.asarray(rng.normal(size=(1, *shape)), case.dtype) for name, shape in shapes.items()}
+    return inputs | {"d_lse": jnp.asarray(rng.normal(size=(1, queries, heads)), jnp.float32)}
+
+
+def run(kernels: Any, case: Case, tokens: Tokens, inputs: dict[str, Any]) -> dict[str, Any]:
+    options = Settings(case.mask, case.widths[0] ** -0.5, case.softcap, results="inputs", interpret=True)
+    given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
+    out, lse = kernels.forward(options, q, k, v, given_tokens)
+    inner = output_products(out, d_out, lse, d_lse)
+    dq, dk, dv = kernels.backward(options, q, k, v, given_tokens, lse, inner, d_out)
+    return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+
+def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
+    tokens = tokens_of(case)
+    inputs = random_inputs(case, tokens)
+    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
+    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
+    kernels = DETERMINISTIC_KERNELS if case.deterministic else KERNELS
+    found, plain = (worst(run(which, case, tokens, inputs), expected) for which in (kernels, reference.KERNELS))
+    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+    assert "RACE" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
+    case: Case, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check(case, capfd)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG.values(), ids=LONG)
+def test_so_are_they_for_more_lengths_widths_and_masks(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
+    check(case, capfd)
+
+
+MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
+
+
+def check_visits(mask: Mask, tokens: Tokens, q_block: int = 2, kv_block: int = 3) -> None:
+    """Against every pair: none is missed, none is hidden from a block called whole, and the longest come first."""
+    kept = pairs(mask, tokens)
+    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    queries, keys = query_limits(mask, named, q_block), key_tokens(mask, named, kv_block)
+    hidden = Limits.of(mask).hide(
+        jnp.ones((kept.shape[0], queries.shape[2], keys.shape[2])), 0.0,
+        lambda i: queries[:, i, :, None], lambda i: keys[:, i, None, :],
+    )  # fmt: skip
+    assert np.array_equal(np.asarray(hidden)[:, : kept.shape[1], : kept.shape[2]] == 1.0, kept)
+    for of_keys in (False, True):
+        found = visits(Limits.of(mask), queries, keys, q_block, kv_block, of_keys)
+        judged, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))
+        counts = np.asarray(found.counts)
+        assert (np.diff(counts[..., 1].reshape(-1)[np.asarray(found.order)]) <= 0).all()
+        for row, tile in np.ndindex(counts.shape[:2]):
+            mine = judged[row, tile * sizes[0] : (tile + 1) * sizes[0]]
+            others = [mine[:, start : start + sizes[1]] for start in range(0, mine.shape[1], sizes[1])]
+            order, (whole, visited) = np.asarray(found.blocks)[row, tile], counts[row, tile]
+            assert sorted(order) == list(range(len(others)))
+            assert {n for n, other in enumerate(others) if other.any()} <= set(order[:visited])
+            assert all(others[n].all() for n in order[:whole])
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_tiles_visit_every_block_with_a_kept_pair_and_mask_all_but_whole_ones(mask: Mask) -> None:
+    check_visits(mask, random_tokens(0))
+
+
+@settings(max_examples=15, deadline=None)
+@given(segments=packed_rows(length=13))
+def test_so_they_do_for_any_packing(segments: np.ndarray) -> None:
+    check_visits(Mask(segmented=True), Tokens.whole_rows(segments))
+
+
+def test_a_long_packed_row_visits_few_blocks() -> None:
+    slots = jnp.arange(4096)[None]
+    segments = 1 + slots // 512
+    mask, tokens = Mask(segmented=True), KernelTokens(slots, slots, segments, segments)
+    found = visits(
+        Limits.of(mask), query_limits(mask, tokens, 128), key_tokens(mask, tokens, 128), 128, 128, of_keys=False
+    )
+    assert np.array_equal(np.asarray(found.counts)[0, :, 1], np.tile([1, 2, 3, 4], 8))
+    assert np.array_equal(np.asarray(found.counts)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
+
+
+def test_the_simulator_watches_for_races(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two programs that add to the same gradients, which a GPU does atomically, are a race to it."""
+    from pallas_kernels.attention import mosaic
+
+    case = Case(Mask(), 150, 1)
+    tokens = tokens_of(case)
+    one = mosaic._static
+    monkeypatch.setattr(mosaic, "_static", lambda s: (*one(s)[:2], one(s)[2] | {"programs": 2}))
+    run(KERNELS, case, tokens, random_inputs(case, tokens))
+    assert "RACE DETECTED" in capfd.readouterr().out
+
+
+REQUEST = Request("gpu", "bfloat16", 8, 2, 128, 128, compute_capability=9.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"width": 192}, None),
+        ({"width": 80, "value_width": 80}, "width of 64, 96, 128, 192/128, 256, not 80/80"),
+        ({"dtype": "float32"}, "bfloat16 or float16, not float32"),
+        ({"compute_capability": 8.0}, "Hopper"),
+        ({"platform": "cpu", "compute_capability": None}, "the platform is cpu"),
+        ({"queries": 2**22}, "2^31 - 1 elements"),
+    ],
+)
+def test_what_it_cannot_do_it_refuses_with_the_reason(change: dict, said: str | None) -> None:
+    reason = refusal(Request(**{**REQUEST.__dict__, **change}))
+    if said is None:
+        assert reason is None
+    else:
+        assert reason is not None and said in reason
+
+
+def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
+    slots = jnp.arange(4)[None]
+    x = jnp.ones((1, 4, 1, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match="scale above 0, got -1"):
+        forward(Settings(Mask(), -1.0, interpret=True), x, x, x, KernelTokens(slots, slots))
