@@ -57,10 +57,13 @@ def _bits(journal: Journal) -> None:
     training.same_bits(journal)
 
 
-def _tiers(journal: Journal) -> None:
-    from benchmarks.gpu import training
+def _tier(offload: str) -> Callable[[Journal], None]:
+    def run(journal: Journal) -> None:
+        from benchmarks.gpu import training
 
-    training.tiers(journal)
+        training.tier(journal, offload)
+
+    return run
 
 
 PARTS = (
@@ -72,6 +75,7 @@ PARTS = (
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
     Part("bits", 45, _bits),
-    Part("memory", 130, _tiers),
+    Part("memory-device", 70, _tier("none")),
+    Part("memory-host", 110, _tier("host")),
 )
 """Their sum is above what the whole has: parts at the end get what is left."""

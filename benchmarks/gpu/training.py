@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,8 +16,8 @@ from jaxpar.config.counting import parameter_count
 from jaxpar.observe.memory import host_limit, limit_bytes
 
 ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")
-LLAMA_1B = "configs/llama3_1b.yaml"
-LLAMA_8B = "configs/llama3_8b.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+LLAMA_1B, LLAMA_8B = (str(CONFIGS / name) for name in ("llama3_1b.yaml", "llama3_8b.yaml"))
 TINY = (
     "model.preset=null", "model.layers=1", "model.embed=64", "model.heads=4", "model.kv_heads=2", "model.head_dim=16",
     "model.mlp=96", "model.vocab=256", "data.sequence_length=64", "data.batch_size=2",
@@ -28,7 +28,9 @@ STATE_BYTES = {"none": 18, "host": 6}
 compute dtype (2) and its gradient (4)."""
 HOST_BYTES = 12
 SHARE = 0.8
-"""Of the memory that there is, for these; activations, temporaries and what XLA cuts take the rest."""
+"""Of the device's memory, for these; activations, temporaries and what XLA cuts take the rest."""
+HOST_SHARE = 0.5
+"""Of the host's: to pin more takes longer than a part has."""
 
 
 def step(journal: Journal) -> None:
@@ -37,26 +39,21 @@ def step(journal: Journal) -> None:
     journal.add("step", name="llama3-1b", **_measured(LLAMA_1B, options, journal, steps=8))
 
 
-def tiers(journal: Journal) -> None:
-    """The deepest model of Llama-3-8B's widths that state on the device leaves room for, and beyond it with offload."""
-    device, host = limit_bytes(), host_limit()
-    most = {
-        "none": device * SHARE / STATE_BYTES["none"],
-        "host": min(device * SHARE / STATE_BYTES["host"], host * SHARE / HOST_BYTES),
-    }
-    for tier, parameters in most.items():
-        layers = 1 if journal.dry else _layers(parameters)
-        if not layers or not journal.has_time(f"llama3-8b's widths, {tier}", 60):
-            if not layers:
-                journal.skip(f"llama3-8b's widths, state: {tier}", "not even one layer fits")
-            continue
-        options = (
-            *ONE, f"model.layers={layers}", f"memory.optimizer_offload={tier}", "memory.remat=full",
-            "data.batch_size=1", "data.sequence_length=2048",
-        )  # fmt: skip
-        name = f"{layers} layers"
-        journal.add("tier", name=name, tier=tier, **_measured(LLAMA_8B, options, journal, warmup=1, steps=2))
-        gc.collect()
+def tier(journal: Journal, offload: str) -> None:
+    """The deepest model of Llama-3-8B's widths that there is room for, with its state on the device or on the host."""
+    most = limit_bytes() * SHARE / STATE_BYTES[offload]
+    if offload == "host":
+        most = min(most, host_limit() * HOST_SHARE / HOST_BYTES)
+    layers = 1 if journal.dry else _layers(most)
+    if not layers:
+        journal.skip(f"llama3-8b's widths, state on the {offload}", "not even one layer fits")
+        return
+    options = (
+        *ONE, f"model.layers={layers}", f"memory.optimizer_offload={offload}", "memory.remat=full",
+        "data.batch_size=1", "data.sequence_length=2048",
+    )  # fmt: skip
+    found = _measured(LLAMA_8B, options, journal, warmup=1, steps=2)
+    journal.add("tier", name=f"{layers} layers", tier=offload, **found)
 
 
 def _layers(parameters: float) -> int:
