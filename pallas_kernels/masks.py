@@ -73,8 +73,8 @@ def keeps(
     if mask.window is not None:
         kept &= q_slot - kv_slot < mask.window
     if mask.segmented:
-        kv_segment = _needed(kv_segment, "kv_segments")
-        kept &= (_needed(q_segment, "q_segments") == kv_segment) & (kv_segment != 0)
+        q_segment, kv_segment = _needed(q_segment, "q_segments"), _needed(kv_segment, "kv_segments")
+        kept &= (q_segment == kv_segment) & (kv_segment != 0)
     return kept
 
 

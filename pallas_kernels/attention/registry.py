@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from pallas_kernels.attention import cudnn, reference, triton
+from pallas_kernels.attention import cudnn, mosaic, reference, triton
 from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
@@ -42,13 +42,16 @@ class Implementation:
 
 
 IMPLEMENTATIONS = (
+    Implementation("mosaic", mosaic.refusal, mosaic.KERNELS, recorded=True),
+    Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
     Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
     Implementation("cudnn", cudnn.supports, whole=cudnn.attend),
     Implementation("xla", lambda request: None, reference.KERNELS),
 )
-"""`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others."""
+"""`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others. `mosaic` adds up the
+gradient of queries in an order of chance; of `mosaic_deterministic` and `triton` the bits are the same in every run."""
 
-FAMILIES = {"flash": ("mosaic", "triton")}
+FAMILIES = {"flash": ("mosaic", "mosaic_deterministic", "triton")}
 """Names for several implementations: our kernels."""
 
 UNVERIFIED = "it has not been verified on such a device"
@@ -91,8 +94,20 @@ def preferred(request: Request) -> tuple[tuple[str, ...], str]:
     (see docs/kernels.md); where a window or documents empty most blocks, it skips less.
     """
     if request.dense:
-        return ("cudnn", "mosaic", "triton", "xla"), "cuDNN is ahead or level where the mask is dense"
-    return ("mosaic", "triton", "cudnn", "xla"), "it skips the blocks that windows and documents empty"
+        return (
+            "cudnn",
+            "mosaic",
+            "triton",
+            "mosaic_deterministic",
+            "xla",
+        ), "cuDNN is ahead or level where the mask is dense"
+    return (
+        "mosaic",
+        "triton",
+        "mosaic_deterministic",
+        "cudnn",
+        "xla",
+    ), "it skips the blocks that windows and documents empty"
 
 
 def choose(name: str, request: Request, *, named_by: str = "the call names") -> Chosen:

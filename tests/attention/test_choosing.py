@@ -63,7 +63,7 @@ def test_a_named_backend_is_taken_though_another_is_preferred() -> None:
 
 def test_our_kernels_are_taken_where_they_are_named_and_the_plan_says_what_they_lack() -> None:
     choice = choose_backend("flash", replace(HOPPER, packed=True))
-    assert choice.name == "triton" and choice.reason == f"attention.backend names flash, though {UNVERIFIED}"
+    assert choice.name == "mosaic" and choice.reason == f"attention.backend names flash, though {UNVERIFIED}"
 
 
 @pytest.mark.parametrize("change", [{"platform": "cpu", "compute_capability": None}, {"dtype": "float32"}], ids=str)
@@ -134,7 +134,7 @@ def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
         choose_backend("blockwise", HOPPER)
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "triton", "xla"])
+@pytest.mark.parametrize("backend", ["cudnn", "mosaic", "triton", "xla"])
 def test_every_choice_names_a_function(backend: str) -> None:
     for strategy in ("allgather", "ring", "ulysses", "usp"):
         assert callable(attend(backend, strategy, ContextLayout()))

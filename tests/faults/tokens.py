@@ -12,8 +12,8 @@ TOKENS = (
         name="window_off_by_one",
         says="A window of n tokens sees n + 1.",
         file="pallas_kernels/masks.py",
-        old="kept &= q - kv < mask.window",
-        new="kept &= q - kv <= mask.window",
+        old="kept &= q_slot - kv_slot < mask.window",
+        new="kept &= q_slot - kv_slot <= mask.window",
         caught_by=(f"{MASKS}::test_a_window_of_one_sees_the_token_itself_alone",),
     ),
     Fault(

@@ -27,13 +27,19 @@ AMPERE = {
     (64, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
     (96, 96): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)),
     (128, 128): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(32, 64, 4, 2)),
-    (192, 128): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 2)),
-    (256, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 1)),
+    (192, 128): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+    (256, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 32, 8, 1), Tile(32, 32, 8, 2)),
 }
-"""For 163 KiB of shared memory in a thread block."""
+"""By (width, value width) of a head. For 99 KiB of shared memory in a thread block, which all GPUs since Ampere have."""
 
-HOPPER = dict(AMPERE)
-"""For 227 KiB of shared memory in a thread block."""
+HOPPER = {
+    (64, 64): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    (96, 96): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    (128, 128): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    (192, 128): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
+    (256, 256): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 2)),
+}
+"""For 227 KiB."""
 
 
 def widths() -> tuple[tuple[int, int], ...]:
@@ -42,8 +48,12 @@ def widths() -> tuple[tuple[int, int], ...]:
 
 
 def tiles(width: int, value_width: int, compute_capability: float | None) -> Tiles:
-    """For heads of these widths; without a GPU, those of Ampere."""
-    table = HOPPER if compute_capability is not None and compute_capability >= 9.0 else AMPERE
+    """For heads of these widths; without a GPU, those of Ampere.
+
+    Capabilities 9 and 10 are of data centres and have much shared memory; 8.6, 8.9 and 12 have little.
+    """
+    large = compute_capability is not None and 9.0 <= compute_capability < 12.0
+    table = HOPPER if large else AMPERE
     return table[width, value_width]
 
 
