@@ -1,0 +1,25 @@
+"""Small models and spaces that searches are tried on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpar.config import Config
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.search import Search
+from jaxpar.planner.space import Space
+from tests.small_run import small
+
+
+def model_of(**sections: dict[str, Any]) -> Config:
+    """A decoder of 8 layers, large enough that layouts differ."""
+    sections["model"] = {"layers": 8, "embed": 1024, "heads": 8, "mlp": 4096, "vocab": 8192} | sections.get("model", {})
+    sections["data"] = {"sequence_length": 2048, "batch_size": 16} | sections.get("data", {})
+    sections["precision"] = {"compute": "bfloat16"} | sections.get("precision", {})
+    return small(**sections)
+
+
+def search_of(config: Config, cluster: str = "h100:1x8", limit: int | None = None, **fixed: object) -> Search:
+    """A search; `limit` is the bytes of a device."""
+    held = {name: str(value) for name, value in fixed.items()}
+    return Search(Space(config, named_cluster(cluster), held), limit=limit)
