@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +27,7 @@ MASKS = {"causal": Mask(), "packed-window": Mask(window=1024, segmented=True)}
 
 def kernels(
     width: int, value_width: int, mask: str, softcap: float | None, deterministic: bool, heads: int = 8
-) -> list[dict[str, Any]]:
+) -> dict[str, Any]:
     """What ptxas says of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8."""
     mesh = Mesh(np.array(h100s("1x1x8")).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
     by_heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
@@ -42,29 +44,45 @@ def kernels(
     shape = lambda spec, dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
     of_heads = partial(shape, by_heads, jnp.bfloat16, 4, 2000)
     arguments = (of_heads(heads, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))
-    with TemporaryDirectory() as folder, use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)):
-        os.environ["MOSAIC_GPU_DUMP_TO"] = folder
+    os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES")}
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as said:
         jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=QUICKLY)
-        return [_described(file) for file in sorted(Path(folder).glob("*.ptxas"))]
-
-
-def _described(said: Path) -> dict[str, Any]:
-    number = lambda pattern, text: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
-    text, program = said.read_text(), said.with_suffix(".ptx").read_text()
-    resources = said.with_name(f"{said.stem}.resources.txt").read_text()
+        text = said.read_text()
     return {
-        "name": said.stem.rsplit("_", 1)[0],
-        "registers": number(r"Used (\d+) registers", text),
-        "spilled": number(r"(\d+) bytes spill stores", text),
-        "shared": number(r"smem_scratch_bytes=(\d+)", resources),
-        "wgmma": program.count("wgmma.mma_async"),
-        "tma": program.count("cp.async.bulk.tensor"),
-        "reduce": program.count("cp.reduce.async.bulk.tensor"),
-        "setmaxnreg": sorted(map(int, set(re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", program)))),
+        "shared": [int(size) for size in re.findall(r"smem_scratch_bytes=(\d+)", text)],
+        "kernels": [_described(part) for part in text.split(".visible .entry ")[1:]],
     }
 
 
-def everything() -> dict[str, list[dict[str, Any]]]:
+@contextmanager
+def _printed() -> Iterator[Path]:
+    """Where all that this process prints goes meanwhile: the compiler prints by itself."""
+    with TemporaryDirectory() as folder:
+        file, screen = Path(folder) / "printed", os.dup(1)
+        with file.open("wb") as target:
+            os.dup2(target.fileno(), 1)
+        try:
+            yield file
+        finally:
+            os.dup2(screen, 1)
+            os.close(screen)
+
+
+def _described(text: str) -> dict[str, Any]:
+    """A kernel's program, and what ptxas said of it."""
+    number = lambda pattern: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
+    return {
+        "name": text.split("_mosaic_gpu_kernel", 1)[0],
+        "registers": number(r"Used (\d+) registers"),
+        "spilled": number(r"(\d+) bytes spill stores"),
+        "wgmma": text.count("wgmma.mma_async"),
+        "tma": text.count("cp.async.bulk.tensor"),
+        "reduce": text.count("cp.reduce.async.bulk.tensor"),
+        "setmaxnreg": sorted(map(int, set(re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", text)))),
+    }
+
+
+def everything() -> dict[str, dict[str, Any]]:
     """All entries of the table, for a page of documentation."""
     from pallas_kernels.attention.mosaic.tiles import TABLE
 

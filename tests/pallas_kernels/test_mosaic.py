@@ -50,7 +50,6 @@ CASES = {
 LONG = {
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 203, widths=(128, 128), dtype="float16"),
-    "causal-deterministic": Case(Mask(), 260, 2, 2, widths=(128, 128), deterministic=True),
     "packed-width-96": Case(Mask(segmented=True), 113, widths=(96, 96)),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128)),
     "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113)),

@@ -73,7 +73,8 @@ def key_gradients(
     group, block, stages = heads // kv_heads, tiles.queries, tiles.stages
     head_bytes = group * q.shape[1] * (width + value_width) * dtype.itemsize
     schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
-    shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted and width <= 192
+    shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted
+    overlapped &= width <= 192
 
     def kernel(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
@@ -155,6 +156,7 @@ def key_gradients(
                         if masked:
                             of_query = lambda i: down(column_values(q_limits.at[slot, i]), shape)
                             p = limits.hide(p, 0.0, of_query, lambda i: across(of_key[i], shape))
+                        weight = scores.weight(raw, p)
                         if "v" in wanted:
                             sums = sums | {"v": matmuls.add(sums["v"], p.astype(dtype), d_block, held)}
                         if "k" in wanted:
@@ -162,7 +164,7 @@ def key_gradients(
                             slope = matmuls.add_shared(-inner, *of_dp) if dp is None else dp - inner
                         plgpu.barrier_arrive(d_free.at[slot])
                         if "k" in wanted:
-                            ds = scores.gradient(raw, p, slope).astype(dtype)
+                            ds = (weight * slope).astype(dtype)
                             if "q" in wanted:
                                 # Two buffers: whoever is through this step's barrier has read what the last one left.
                                 ds_tile = ds_tiles.at[lax.rem(done + index, jnp.int32(2))]
@@ -225,8 +227,9 @@ def key_gradients(
     letters = ["q"] * len(sums) + names
 
     def entry(*refs: Any) -> None:
-        inputs, outputs, (tile_refs, barriers) = refs[:10], refs[10 : 10 + len(letters)], refs[10 + len(letters) :]
-        kernel(*inputs, dict(zip(letters, outputs, strict=True)), tile_refs, barriers)
+        *inputs_and_outputs, tile_refs, barriers = refs
+        outputs = dict(zip(letters, inputs_and_outputs[10:], strict=True))
+        kernel(*inputs_and_outputs[:10], outputs, tile_refs, barriers)  # pyright: ignore[reportCallIssue]
 
     run = plgpu.kernel(
         entry,
@@ -263,4 +266,4 @@ def key_gradients(
         interpret=interpret,
     )
     outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order, *sums)
-    return dict(zip(names, outputs, strict=True)) | {"q": jax.freeze(total) for total in sums}
+    return dict(zip(names, outputs, strict=True)) | ({"q": jax.freeze(sums[0])} if sums else {})

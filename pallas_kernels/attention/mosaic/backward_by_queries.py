@@ -137,10 +137,10 @@ def query_gradients(
                     if masked:
                         of_key = lambda i: down(column_values(key_tiles.at[slot, i]), shape)
                         p = limits.hide(p, 0.0, lambda i: across(of_query[i], shape), of_key)
-                    less = across(inner, shape)
+                    weight, less = scores.weight(raw, p), across(inner, shape)
                     slope = matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
                     plgpu.barrier_arrive(v_free.at[slot])
-                    ds = scores.gradient(raw, p, slope)
+                    ds = weight * slope
                     held = scratch.at[warpgroup] if scratch is not None else None
                     dq = matmuls.add(dq, ds.astype(dtype), k_tiles.at[slot], held)
                     plgpu.barrier_arrive(k_free.at[slot])

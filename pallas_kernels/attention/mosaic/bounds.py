@@ -78,12 +78,12 @@ def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch ro
     if mask.causal:
         high = slots
         if mask.prefix:
-            high = jnp.maximum(high, tokens.prefix_lengths[:, None].astype(jnp.int32) - 1)
+            high = jnp.maximum(high, _given(tokens.prefix_lengths, "prefix_lengths")[:, None].astype(jnp.int32) - 1)
     rows = [high]
     if mask.window is not None:
         rows.append(slots - min(mask.window, _GREATEST))
     if mask.segmented:
-        segments = tokens.q_segments.astype(jnp.int32)
+        segments = _given(tokens.q_segments, "q_segments").astype(jnp.int32)
         rows.append(jnp.where(segments == 0, -1, segments))  # padding sees nothing, padding neither
     return jnp.pad(jnp.stack(rows, 1), [(0, 0), (0, 0), (0, -slots.shape[1] % block)], mode="edge")
 
@@ -93,7 +93,7 @@ def key_tokens(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows
     slots = tokens.kv_slots.astype(jnp.int32)
     rows, missing = [slots], -slots.shape[1] % block
     if mask.segmented:
-        rows.append(tokens.kv_segments.astype(jnp.int32))
+        rows.append(_given(tokens.kv_segments, "kv_segments").astype(jnp.int32))
     padding = [(0, 0), (0, 0), (0, missing)]
     return jnp.pad(jnp.stack(rows, 1), padding, constant_values=_NO_KEY)
 
@@ -151,3 +151,9 @@ def _judge(
         same = (least_q[:, -1] == most_q[:, -1]) & (least_kv[:, 1] == most_kv[:, 1])
         whole &= same & (least_q[:, -1] == least_kv[:, 1])
     return kept, whole & kept
+
+
+def _given(values: jax.Array | None, name: str) -> jax.Array:
+    if values is None:
+        raise ValueError(f"this mask needs {name}")
+    return values

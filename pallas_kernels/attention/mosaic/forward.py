@@ -45,7 +45,7 @@ class ForwardTiles:
     stages: int
     """Blocks of keys and values in shared memory."""
     own_output: bool = True
-    """The output has shared memory of its own, so that the next queries arrive while it leaves; else it takes theirs."""
+    """The output has shared memory of its own, so that queries arrive while it leaves; else it takes theirs."""
 
 
 def forward_kernel(
@@ -129,20 +129,21 @@ def forward_kernel(
 
                 def per_block(index: Any, state: tuple, *, masked: bool) -> tuple:
                     out, peak, total = state
+                    shape = (ROWS, block)
                     slot = lax.rem(done + index, jnp.int32(stages))
                     s = product(
                         q_tile.at[warpgroup + zero(done + index)], k_tiles.at[slot].transpose((1, 0)), take_turn
                     )
                     s = scores.capped(s)
                     if masked:
-                        of_key = lambda i: down(column_values(key_tiles.at[slot, i]), s.shape)
-                        s = limits.hide(s, -jnp.inf, lambda i: across(of_query[i], s.shape), of_key)
+                        of_key = lambda i: down(column_values(key_tiles.at[slot, i]), shape)
+                        s = limits.hide(s, -jnp.inf, lambda i: across(of_query[i], shape), of_key)
                     plgpu.barrier_arrive(k_free.at[slot])
                     new_peak = jnp.maximum(peak, s.max(axis=1))
                     base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak) if masked else new_peak
                     base = base * exponent
                     decay = jnp.exp2(peak * exponent - base)
-                    p = jnp.exp2(s * exponent - across(base, s.shape))
+                    p = jnp.exp2(s * exponent - across(base, shape))
                     out, total = out * across(decay, out.shape), total * decay + p.sum(axis=1)
                     p = p.astype(dtype)
                     out, total, new_peak, p = lax.optimization_barrier((out, total, new_peak, p))

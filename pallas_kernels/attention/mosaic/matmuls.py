@@ -24,7 +24,7 @@ def product(a: Any, b: Any, meanwhile: Callable[[], None] | None = None) -> jax.
             meanwhile()
         return accumulator[...]
 
-    return pl.run_scoped(compute, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
+    return pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32))
 
 
 def products(
@@ -38,7 +38,7 @@ def products(
         plgpu.wgmma(two, *second)
         return plgpu.wgmma_accumulator_load(one, wait_n=1), two[...]
 
-    accumulators = (plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32) for a, b in (first, second))
+    accumulators = (plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32) for a, b in (first, second))
     return pl.run_scoped(compute, *accumulators)
 
 
@@ -50,7 +50,12 @@ def product_over_halves(pairs: tuple[tuple[Any, Any], ...]) -> jax.Array:
             plgpu.wgmma(accumulator, a, b)
         return accumulator[...]
 
-    return pl.run_scoped(compute, plgpu.ACC((pairs[0][0].shape[0], pairs[0][1].shape[1]), jnp.float32))
+    return pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef((pairs[0][0].shape[0], pairs[0][1].shape[1]), jnp.float32))
+
+
+def _start(total: jax.Array) -> Any:
+    """An accumulator that starts from a value; `run_state` gives the value that it ends with."""
+    return plgpu.WGMMAAccumulatorRef.init(total)
 
 
 class OnDevice:
@@ -70,7 +75,7 @@ class OnDevice:
             if meanwhile is not None:
                 meanwhile()
 
-        return pl.run_state(compute)(plgpu.ACC.init(total))
+        return pl.run_state(compute)(_start(total))
 
     @staticmethod
     def add_shared(total: jax.Array, a: Any, b: Any) -> jax.Array:
@@ -79,7 +84,7 @@ class OnDevice:
         def compute(accumulator: Any) -> None:
             plgpu.wgmma(accumulator, a, b)
 
-        return pl.run_state(compute)(plgpu.ACC.init(total))
+        return pl.run_state(compute)(_start(total))
 
     @staticmethod
     def add_to_global(target: Any, value: jax.Array, stage: Any) -> None:

@@ -83,9 +83,9 @@ def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in the order that TMA writes and wgmma reads: tiles of 8 rows, swizzled."""
     bits = jnp.dtype(dtype).itemsize * 8
     swizzle = plgpu.find_swizzle(shape[-1] * bits)
-    return plgpu.SMEM(
-        shape, dtype, transforms=(plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle))
-    )
+    tiles: Any = plgpu.TilingTransform((8, swizzle * 8 // bits))  # pyright: ignore[reportAbstractUsage]
+    order: Any = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=(tiles, order))
 
 
 def scalar(ref: Any, *index: Any) -> jax.Array:

@@ -33,10 +33,12 @@ class Scores:
         """Of the pairs that are kept; `lse` in base 2, in raw's shape."""
         return jnp.exp2(self.capped(raw) * self.exponent - lse)
 
-    def gradient(self, raw: jax.Array, p: jax.Array, slope: jax.Array) -> jax.Array:
-        """The gradient of `raw` but for `scale`; `slope` is that of p less the inner product of its row."""
-        ds = p * slope
-        return ds if self.softcap is None else ds * (1.0 - jnp.square(self.capped(raw)))
+    def weight(self, raw: jax.Array, p: jax.Array) -> jax.Array:
+        """By what the gradient of p, less the inner product of its row, is that of `raw`, but for `scale`.
+
+        Asked for at once, so that `raw` need not be kept.
+        """
+        return p if self.softcap is None else p * (1.0 - jnp.square(self.capped(raw)))
 
     @staticmethod
     def statistics(
