@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.config import Config
+from jaxpar.config import Config, UserError
 from jaxpar.config.validate import validate
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.nearest_fit import nearest_fit, told
 from jaxpar.training.room import described_step
 from jaxpar.training.step import TrainStep
@@ -24,6 +25,10 @@ def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
 
     def rebuild(changed: Config) -> TrainStep:
         validate(changed)
-        return described_step(*plan_for(changed, cluster))
+        step = described_step(*plan_for(changed, cluster))
+        on_host, limit = estimate_memory(step).host, config.memory.host_limit
+        if step.filed is None and limit is not None and on_host > limit:
+            raise UserError(f"memory.host_limit: {limit} bytes, and {on_host} are needed for each device")
+        return step
 
     return told(nearest_fit(described_step(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))

@@ -65,6 +65,7 @@ BOUNDS: dict[str, Bound] = {
     "precision.loss_scale_interval": _at_least(1),
     "memory.offload_fraction": _SHARE,
     "memory.offload_smallest": _at_least(1),
+    "memory.host_limit": _at_least(0),
     "memory.optimizer_resident": _at_least(0),
     "memory.loss_tiles": _at_least(1),
     "memory.mlp_tiles": _at_least(1),

@@ -111,7 +111,11 @@ def layer_front(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
 
 
 def cheapest(
-    costs: LayerCosts, layers: int, budget_bytes: int, host_budget_bytes: int = 0
+    costs: LayerCosts,
+    layers: int,
+    budget_bytes: int,
+    host_budget_bytes: int = 0,
+    points: Sequence[Point] | None = None,
 ) -> list[tuple[int, dict[str, Treatment]]]:
     """What the layers of a chunk do so that a stash unit keeps within its budgets at the least time.
 
@@ -120,6 +124,7 @@ def cheapest(
         layers: of the chunk.
         budget_bytes: device memory for one stash unit: one microbatch in one chunk.
         host_budget_bytes: host memory for one stash unit; 0 offloads nothing.
+        points: the choices of a layer (`layer_front`) where they are known.
 
     Returns:
         One or two runs of layers, (how many, treatment by name). Those that offload more come first, since their
@@ -129,7 +134,8 @@ def cheapest(
         NothingFits: not even the least does; the error has its bytes.
     """
     assert layers > 0, "a chunk has layers"
-    points = layer_front(costs, offload=host_budget_bytes > 0)
+    if points is None:
+        points = layer_front(costs, offload=host_budget_bytes > 0)
     device, time, host = (np.array(column, np.int64) for column in zip(*map(_triple, points), strict=True))
     best = _best_pair(device, host, time, layers, budget_bytes, host_budget_bytes)
     if best is None:

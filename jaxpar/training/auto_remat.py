@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.pareto import NO_LIMIT, NothingFits, cheapest
+from jaxpar.memory.pareto import NothingFits, cheapest, layer_front, point_of
 from jaxpar.memory.remat import Treatment
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_check import mebibytes
@@ -18,18 +18,24 @@ and the estimate of everything but activations is not exact."""
 IN_TRANSIT = 2
 """Layers whose offloaded activations are on the device all the same: the one that computes, and the next."""
 
+PARTS = (1, 2, 4, 8, 16, 32)
+"""Of all that a layer keeps, what of it goes to the host at most is one of these parts."""
 
-def auto_runs(config: Config, plan: Plan, costs: LayerCosts, usable_bytes: int) -> tuple[LayerRun, ...]:
+
+def auto_runs(
+    config: Config, plan: Plan, costs: LayerCosts, usable_bytes: int, host_limit: int | None
+) -> tuple[LayerRun, ...]:
     """What the layers of a chunk keep under `auto`: the cheapest choice that fits into `usable_bytes` of a device.
 
-    Host memory is used where nothing fits without it: what it costs in time is known only of an idle link.
+    Host memory is used where nothing fits without it: what it costs in time is known only of an idle link. It is at
+    most `host_limit` for a device, the state that rests there included; None is no limit.
 
     Raises:
         UserError: nothing fits.
     """
     room = memory_room(config, plan, int(ESTIMATED * usable_bytes))
     layers, least = max(plan.stage_layers), 0
-    for host_bytes in (0, NO_LIMIT):
+    for host_bytes in (0, room.host_unit_bytes(host_limit)):
         try:
             return cheapest_runs(room, costs, layers, host_bytes)
         except NothingFits as error:
@@ -39,9 +45,13 @@ def auto_runs(config: Config, plan: Plan, costs: LayerCosts, usable_bytes: int) 
         *(["choose parallel.zero: 3"] if plan.zero < 3 else []),
         *(["choose memory.optimizer_offload: host"] if plan.optimizer_offload == "none" else []),
     ]
+    beside = ""
+    if host_limit is not None:
+        free = mebibytes(max(0, host_limit - room.host_bytes))
+        beside = f" beside the {free} of host memory that there are for them (memory.host_limit)"
     raise UserError(
-        f"memory.remat: auto finds nothing that fits: activations take {mebibytes(least * room.units)} at least, and "
-        f"of the {mebibytes(room.usable_bytes)} that may be planned for on a device "
+        f"memory.remat: auto finds nothing that fits: activations take {mebibytes(least * room.units)} at "
+        f"least{beside}, and of the {mebibytes(room.usable_bytes)} that may be planned for on a device "
         f"{mebibytes(max(0, room.left_bytes))} are left for them; {', '.join(ways)}, or shard over more devices"
     )
 
@@ -52,9 +62,34 @@ def cheapest_runs(room: Room, costs: LayerCosts, layers: int, host_bytes: int) -
     Raises:
         NothingFits: there is none with so much host memory for a microbatch in a chunk.
     """
-    on_their_way = IN_TRANSIT * sum(costs.sizes.values()) if host_bytes else 0
-    runs = cheapest(costs, layers, room.unit_bytes - on_their_way // room.units, host_bytes)
+    if not host_bytes:
+        return _named(cheapest(costs, layers, room.unit_bytes, 0))
+    found: list[tuple[float, list[tuple[int, dict[str, Treatment]]]]] = []
+    least: list[int] = []
+    points = layer_front(costs)
+    for part in PARTS:
+        # What is chosen says what is on its way, and what is on its way leaves less to choose from.
+        on_their_way = IN_TRANSIT * sum(costs.sizes.values()) // part
+        own_host = min(host_bytes, layers * on_their_way // IN_TRANSIT)
+        try:
+            runs = cheapest(costs, layers, room.unit_bytes - on_their_way // room.units, own_host, points)
+        except NothingFits as error:
+            least.append(error.least_bytes + on_their_way // room.units)
+            continue
+        if IN_TRANSIT * max(_offloaded(costs, own) for _, own in runs) <= on_their_way:
+            found.append((sum(number * point_of(costs, own).seconds for number, own in runs), runs))
+    if not found:
+        raise NothingFits(min(least), room.unit_bytes)
+    return _named(min(found, key=lambda choice: choice[0])[1])
+
+
+def _named(runs: list[tuple[int, dict[str, Treatment]]]) -> tuple[LayerRun, ...]:
     return tuple(LayerRun(number, _of_all_names(own)) for number, own in runs)
+
+
+def _offloaded(costs: LayerCosts, treatments: dict[str, Treatment]) -> int:
+    """Bytes of a layer that go to the host."""
+    return sum(size for name, size in costs.sizes.items() if treatments[name] == "offload")
 
 
 def _of_all_names(treatments: dict[str, Treatment]) -> dict[str, Treatment]:

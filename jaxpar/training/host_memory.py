@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import jax
@@ -10,7 +9,7 @@ import jax
 from jaxpar.config import UserError
 from jaxpar.memory.remat import offloaded
 from jaxpar.training.activation_memory import chunk_bytes
-from jaxpar.training.memory_check import mebibytes
+from jaxpar.training.memory_check import host_limit, limit_words, mebibytes
 from jaxpar.training.step import TrainStep
 
 PINNED = "pinned_host"
@@ -36,12 +35,12 @@ def check_offload(step: TrainStep, limit: int | None = None) -> None:
     local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]
     require_pinned(names, local[0].device_kind, [memory.kind for memory in local[0].addressable_memories()])
     if limit is None:
-        limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit = host_limit(step, len(local))
     each = offloaded_bytes(step)
     if each * len(local) > limit:
         raise UserError(
             f"memory.remat: offload of {', '.join(names)} takes {mebibytes(each)} of host memory for each of "
-            f"{len(local)} devices, {mebibytes(each * len(local))} in all, and this machine has {mebibytes(limit)}; "
+            f"{len(local)} devices, {mebibytes(each * len(local))} in all, and {limit_words(step)} {mebibytes(limit)}; "
             "expected fewer names, raise parallel.microbatches, or shard over more machines"
         )
 

@@ -60,6 +60,22 @@ def usable_bytes() -> int:
     return from_first(lambda: host_bytes() // jax.local_device_count() if limit is None else limit)
 
 
+def host_share() -> int:
+    """The machine's memory for each of its devices, where processes see different ones as the first has it."""
+    return from_first(lambda: host_bytes() // jax.local_device_count())
+
+
+def host_limit(step: TrainStep, devices: int) -> int:
+    """Bytes of this machine's memory for so many of its devices."""
+    asked = step.config.memory.host_limit
+    return host_bytes() if asked is None else min(host_bytes(), asked * devices)
+
+
+def limit_words(step: TrainStep) -> str:
+    """What `host_limit` is due to."""
+    return "this machine has" if step.config.memory.host_limit is None else "memory.host_limit leaves"
+
+
 def host_bytes() -> int:
     """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from math import gcd
 
+import jax
+
 from jaxpar.attention import (
     AttentionRequest,
     ContextLayout,
@@ -32,7 +34,7 @@ from jaxpar.mesh.devices import Device, cluster_of
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.auto_remat import auto_runs
 from jaxpar.training.head_loss import choose_loss
-from jaxpar.training.memory_check import mebibytes, usable_bytes
+from jaxpar.training.memory_check import host_bytes, host_share, mebibytes, usable_bytes
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
 from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
@@ -72,6 +74,7 @@ def make_plan(
     """
     axes = _axes(config)
     own = usable_bytes if cluster is None else partial(pool_bytes, cluster.device_bytes)
+    described = cluster is not None
     cluster = cluster or cluster_of(device, axes.devices, node_devices)
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     costs = _layer_costs(config, axes, rows, cluster)
@@ -79,7 +82,8 @@ def make_plan(
     layers = max(chunk_layers(config, schedule.chunks))
     if config.memory.remat == AUTO:
         least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, layers))
-        asked = auto_runs(config, least, _without_tiled(config, costs), own() if usable is None else usable)
+        host = _host_limit(config, described, alone=usable is not None)
+        asked = auto_runs(config, least, _without_tiled(config, costs), own() if usable is None else usable, host)
     else:
         asked = layer_runs(config.memory.remat, ACTIVATIONS, layers)
     kept = without_hidden(asked, mlp_tiles(config, asked, schedule.splits_backward).number)
@@ -127,6 +131,13 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
         optimizer_offload=config.memory.optimizer_offload,
         optimizer_resident=config.memory.optimizer_resident,
     )
+
+
+def _host_limit(config: Config, described: bool, *, alone: bool) -> int | None:
+    """Bytes of host memory for a device, None for no limit; `alone` where no other process is to be asked."""
+    if config.memory.host_limit is not None or described:
+        return config.memory.host_limit
+    return host_bytes() // jax.local_device_count() if alone else host_share()
 
 
 def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:

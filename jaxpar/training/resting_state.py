@@ -10,7 +10,7 @@ import jax
 from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.training.host_memory import PINNED, offloaded_bytes
-from jaxpar.training.memory_check import host_bytes, mebibytes, pinned_state_bytes, state_bytes
+from jaxpar.training.memory_check import host_limit, limit_words, mebibytes, pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
 
 
@@ -50,14 +50,14 @@ def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
         return
     memories = [memory.kind for memory in local[0].addressable_memories()]
     require_pinned_state(local[0].device_kind, memories)
-    limit = host_bytes() if limit is None else limit
+    limit = host_limit(step, len(local)) if limit is None else limit
     activations = offloaded_bytes(step) * len(local)
     if needed + activations > limit:
         devices = f"{len(local)} devices"
         beside = f", and offloaded activations {mebibytes(activations)}" if activations else ""
         raise UserError(
             f"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for {devices}{beside}, and "
-            f"this machine has {mebibytes(limit)}; expected memory.optimizer_offload: file, or more machines"
+            f"{limit_words(step)} {mebibytes(limit)}; expected memory.optimizer_offload: file, or more machines"
         )
 
 

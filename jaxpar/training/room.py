@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
+from jaxpar.memory.pareto import NO_LIMIT
 from jaxpar.memory.remat import remat_map
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.model.activations import ACTIVATIONS
@@ -24,6 +25,8 @@ class Room:
     """Bytes by class (`memory_estimate.MemoryEstimate`)."""
     units: int
     """Microbatches times chunks that are kept at the same time: the slots of the stash."""
+    host_bytes: int = 0
+    """What master weights and moments take of the host's memory, for one device."""
 
     @property
     def taken_bytes(self) -> int:
@@ -40,6 +43,10 @@ class Room:
         """What one microbatch may keep in one chunk."""
         return self.left_bytes // self.units
 
+    def host_unit_bytes(self, limit: int | None) -> int:
+        """What of one microbatch may lie in host memory of one chunk, where `limit` bytes are for a device."""
+        return NO_LIMIT if limit is None else max(0, limit - self.host_bytes) // self.units
+
 
 def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
     """What is left of `usable_bytes` on a device under `plan`; what its `runs` keep plays no part.
@@ -48,8 +55,9 @@ def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
     """
     again = LayerRun(max(plan.stage_layers), dict(remat_map("full", ACTIVATIONS)))
     step = described_step(config, replace(plan, runs=(again,)))
-    estimate = estimate_memory(step)._replace(saved_activations=0, host=0)
-    return Room(usable_bytes, estimate._asdict(), step.program.slots["stash"])
+    estimate = estimate_memory(step)
+    parts = estimate._replace(saved_activations=0, host=0)._asdict()
+    return Room(usable_bytes, parts, step.program.slots["stash"], estimate.host if step.filed is None else 0)
 
 
 def described_step(config: Config, plan: Plan) -> TrainStep:

@@ -9,7 +9,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import UserError, load_config
 from jaxpar.config.plan import Plan
-from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.memory.remat import CHEAP
@@ -25,9 +25,12 @@ ON = parse_cluster("h100:1x8")
 TWO_ROWS = ("parallel.microbatches=4",)
 
 
-def planned(*overrides: str) -> tuple[Plan, TrainStep]:
+SMALLER = parse_cluster("v100-32:1x8")
+
+
+def planned(*overrides: str, on: Cluster = ON) -> tuple[Plan, TrainStep]:
     settings = ["memory.remat=auto", "attention.backend=xla", *overrides]
-    config, plan = plan_for(load_config(LLAMA, settings), ON)
+    config, plan = plan_for(load_config(LLAMA, settings), on)
     return plan, TrainStep(config, plan, abstract_mesh(plan.axes))
 
 
@@ -60,6 +63,20 @@ def test_rows_for_which_the_feed_forward_is_in_tiles_fit():
     _, step = planned(*long, "memory.remat=full")
     assert estimate_memory(step).device / 2**30 == pytest.approx(69.7, rel=0.1)
     assert planned(*long)[0].mlp_tiles > 1
+
+
+@pytest.mark.parametrize("limit", [10**9, 3 * 10**9])
+def test_host_memory_is_used_up_to_its_limit(limit: int):
+    """Without it rows of 16,384 tokens do not fit GPUs of 32 GB."""
+    _, step = planned("data.sequence_length=16384", f"memory.host_limit={limit}", on=SMALLER)
+    estimate = estimate_memory(step)
+    assert 0.75 * limit < estimate.host <= limit
+    assert estimate.device <= ESTIMATED * pool_bytes(SMALLER.device_bytes)
+
+
+def test_too_little_host_memory_is_said():
+    with pytest.raises(UserError, match=r"beside the 95.4 MiB of host memory .* \(memory.host_limit\), and of the 27"):
+        planned("data.sequence_length=16384", "memory.host_limit=100000000", on=SMALLER)
 
 
 def test_where_nothing_fits_it_says_by_how_much_and_what_to_change():

@@ -89,7 +89,7 @@ class _Maker:
             host_points=tuple(alike(point) for point in host_front),
             presets=tuple(alike(point_of(costs, own), preset) for preset, own in presets.items()),
             cheapest=self._cheapest(costs, front, 0),
-            cheapest_with_host=self._cheapest(costs, front, NO_LIMIT),
+            cheapest_with_host=self._cheapest(costs, front, self._host_bytes),
             least_bytes=front[0].device_bytes * self.layers * self.room.units,
             notes=self._notes,
         )
@@ -130,10 +130,14 @@ class _Maker:
             flops_share=again / step,
             seconds=per_step,
             time_share=per_step / self._step_seconds(costs),
-            fits=total + on_their_way <= self.room.left_bytes,
+            fits=total + on_their_way <= self.room.left_bytes and host <= self._host_bytes,
             on_front=len(each) == 1 and not host and (each[0][1].device_bytes, each[0][1].picoseconds) in triples,
             runs=tuple((layers, {key: str(value) for key, value in own.items()}) for layers, own in runs),
         )
+
+    @property
+    def _host_bytes(self) -> int:
+        return self.room.host_unit_bytes(self.config.memory.host_limit)
 
     @property
     def _notes(self) -> tuple[str, ...]:
