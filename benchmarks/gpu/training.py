@@ -63,17 +63,22 @@ def _layers(parameters: float) -> int:
 
 
 def _measured(file: str, options: tuple[str, ...], journal: Journal, **times: int) -> dict[str, Any]:
-    tiny = (*TINY, "parallel.microbatches=1") if journal.dry else ()
     times = {"warmup": 1, "steps": 1} if journal.dry else {"warmup": 3} | times
-    overrides = [*options, *tiny]
     try:
-        found = measure(file, overrides, **times)
+        config = _config(file, options, journal.dry)
+        found = measure(*config, **times)
     except UserError as error:
         return {"refused": str(error)}
     except Exception as error:  # out of memory, say: a row of its own
         return {"failed": sentence(error)}
-    parameters = parameter_count(load_config(file, overrides).model, padded=False)
-    return {"parameters": parameters, **found}
+    return {"parameters": parameter_count(load_config(*config).model, padded=False), **found}
+
+
+def _config(file: str, options: tuple[str, ...], dry: bool) -> tuple[str, tuple[str, ...]]:
+    """File and overrides; of a dry run as few programs as can be, since compiling them is all that it does."""
+    if not dry:
+        return file, options
+    return LLAMA_1B, (*ONE, *TINY, *(option for option in options if option.startswith("memory.optimizer_offload")))
 
 
 def same_bits(journal: Journal) -> None:
@@ -91,8 +96,11 @@ def same_bits(journal: Journal) -> None:
 
 
 def _bits_config(rule: str, tier: str, dry: bool) -> Config:
-    size = TINY if dry else ("model.layers=2", "data.sequence_length=512", "data.batch_size=2")
-    return load_config(LLAMA_1B, [*ONE, *size, f"optimizer.name={rule}", f"memory.optimizer_offload={tier}"])
+    options = (
+        *ONE, "model.layers=2", "data.sequence_length=512", "data.batch_size=2", f"optimizer.name={rule}",
+        f"memory.optimizer_offload={tier}",
+    )  # fmt: skip
+    return load_config(*_config(LLAMA_1B, options, dry))
 
 
 def _steps(config: Config) -> list[np.ndarray]:
