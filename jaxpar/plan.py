@@ -221,7 +221,7 @@ COMMANDS = {
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{text!r}: expected a number above 0")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return int(text)
 
 

@@ -74,10 +74,12 @@ def _planned(plan: str, overrides: Sequence[str]) -> Config:
 def _plan_here(config: Config) -> Config:
     """`parallel: auto`: the best layout for the devices of this job, which every process finds alike."""
     from jaxpar.config.axes import VIRTUAL_DEVICES
+    from jaxpar.config.validate import validate
     from jaxpar.mesh.devices import find_devices, prepare_devices
     from jaxpar.planner.machine import cluster_at_hand
     from jaxpar.planner.planning import best_plan
 
+    validate(config)
     prepare_devices(VIRTUAL_DEVICES, config.distributed)
     return best_plan(config, cluster_at_hand(find_devices()))
 

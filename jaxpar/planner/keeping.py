@@ -20,6 +20,7 @@ from jaxpar.planner.memory import MemoryModel, Slots, holds, pipeline_slots
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, config_of, longest_chunk, of_all_names, runs_of
 from jaxpar.planner.space import Choice, Group
 from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.training.auto_remat import IN_TRANSIT
 from jaxpar.training.memory_estimate import MemoryEstimate
 from jaxpar.training.tiles import mlp_tiles, without_hidden
 
@@ -100,7 +101,7 @@ class Keeper:
         back = min(sum(size for name, size in sizes.items() if run.activations[name] == "save") for run in runs)
         return estimate._replace(
             saved_activations=estimate.saved_activations - moved,
-            temporaries=estimate.temporaries + back,
+            temporaries=estimate.temporaries + (1 + IN_TRANSIT) * back,
             host=estimate.host + moved,
         )
 

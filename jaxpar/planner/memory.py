@@ -1,6 +1,7 @@
 """What a step takes of a device's memory, by class, in closed form: thousands of layouts in a second.
 
-It is the estimate of `training.memory_estimate` with nothing traced: weights from their declarations and the rules of
+It is the estimate of `training.memory_estimate` with nothing traced, and a little more where activations go to the host
+or a backward is split (docs/planner.md has both beside the compiler's numbers): weights from their declarations and the rules of
 `mesh.placements`, kept activations from the shape of a layer, slots of the pipeline's buffers from formulas.
 """
 
@@ -23,8 +24,12 @@ from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.moments import Blocks, form_of
 from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.training.auto_remat import IN_TRANSIT
 from jaxpar.training.memory_estimate import MemoryEstimate
 from jaxpar.training.tiles import HIDDEN, loss_tiles
+
+TWICE = 0.5
+"""Of a unit that waits for W: what was found in programs of three split schedules (0.2, 0.5 and 0.9)."""
 
 BATCH_BYTES = 6 * 4
 """Of a token: tokens, labels, mask, segments, positions, slots."""
@@ -215,8 +220,8 @@ class _Layout:
             optimizer=state,
             weights=work[0] + self._held(1.0),
             gradients=work[1] + self._held(self._widening),
-            saved_activations=self.slots.stash * device + self.slots.kept * self._kept_for_weights(),
-            temporaries=self.slots.sent * self.sizes["layer_input"] + work[2] + self._batch(),
+            saved_activations=self.slots.stash * device + int(self._kept_units * self._kept_for_weights()),
+            temporaries=self.slots.sent * self.sizes["layer_input"] + work[2] + self._batch() + self._in_transit(),
             host=host + self.slots.stash * offloaded,
         )
 
@@ -366,6 +371,16 @@ class _Layout:
             run.layers * sum(size for name, size in self.sizes.items() if run.activations[name] == treatment)
             for run in self.runs
         )
+
+    @property
+    def _kept_units(self) -> float:
+        """Units from B to W: one is written, layer by layer, while another is read, which XLA holds half of it twice for."""
+        return self.slots.kept + (TWICE if self.slots.kept else 0.0)
+
+    def _in_transit(self) -> int:
+        """What goes to the host, or comes back, is on the device meanwhile: that of the layer that computes and the next."""
+        each = (sum(self.sizes.get(n, 0) for n, own in run.activations.items() if own == "offload") for run in self.runs)
+        return IN_TRANSIT * max(each, default=0)
 
     def _kept_for_weights(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward leaves for W."""

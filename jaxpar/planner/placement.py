@@ -31,7 +31,7 @@ from jaxpar.planner.machine import named_cluster
 MEGABYTE = 1e6
 SWAPS = 20_000
 """Pairs that are tried."""
-WARM, COLD = 0.05, 1e-4
+WARM, COLD = 0.3, 1e-3
 """Temperatures at the start and the end, as a share of the default order's time."""
 
 type Edge = tuple[int, int]

@@ -123,7 +123,10 @@ class Search:
     _heads: dict[Group, float] = field(default_factory=dict)
     """Seconds of head and loss."""
     _within: float = float("inf")
-    """Seconds that nothing is looked for above."""
+    """Seconds that nothing is looked for above, once enough different layouts were met."""
+    _wanted: int = 1
+    _keys: set[tuple[Any, ...]] = field(default_factory=set)
+    """What was met, as users tell layouts apart."""
 
     @property
     def cluster(self) -> Cluster:
@@ -157,6 +160,7 @@ class Search:
             UserError: there is no layout; the sentence says why.
         """
         chosen: dict[tuple[Any, ...], Planned] = {}
+        self._wanted = number
         for one in self.by_time():
             planned = None if one.key in chosen else self.checked(one)
             if planned is not None:
@@ -201,7 +205,7 @@ class Search:
             if isinstance(node, Found):
                 yield node
                 continue
-            if bound > self._within:
+            if bound > self._within and len(self._keys) >= self._wanted:
                 continue
             for bound, child in node():
                 push(bound if isinstance(child, Found) else SURE * bound, child)
@@ -284,6 +288,7 @@ class Search:
             self.effort.timed += 1
             time = self.time(kept.layout)
             self.met.append(Found(kept.layout, time, kept.memory))
+            self._keys.add(self.met[-1].key)
             yield time.seconds, self.met[-1]
 
     def keeper(self, group: Group, choice: Choice) -> Keeper:
@@ -373,7 +378,7 @@ def fitting_devices(search: Search) -> int | None:
     while cluster.devices < 65536:
         groups = tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups)
         cluster = replace(cluster, groups=groups)
-        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort(), met=[], _fitting={}, _heads={}, _within=float("inf"))
+        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort(), met=[], _fitting={}, _heads={}, _within=float("inf"), _keys=set())
         least = min((memory.device for memory in _least_of_each(larger)), default=None)
         if least is not None and least <= larger.usable:
             return cluster.devices

@@ -1,0 +1,153 @@
+"""`python -m jaxpar.plan`: what it prints and writes, and that what it writes trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpar.config import config_to_yaml
+from jaxpar.plan import main
+from jaxpar.train import main as train
+from tests.small_run import small
+
+KEYS = {"plan", "step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes", "breakdown"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("plans")
+    (where / "small.yaml").write_text(config_to_yaml(small(parallel={"fsdp": 8}, run={"name": "small"})))
+    return where
+
+
+@pytest.fixture(scope="module")
+def planned(folder: Path) -> Path:
+    """A plan for this machine's virtual devices."""
+    file = folder / "plan.json"
+    assert main(["--config", str(folder / "small.yaml"), "--cluster", "cpu:1x8", "--output", str(file), "--top", "2"]) == 0
+    return file
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(one) for one in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = said(
+        capsys, "--config", folder / "small.yaml", "--cluster", "h100:1x4", "--top", 3, "--json", "--output",
+        folder / "h100.json", "--set", "data.sequence_length=64", "--html", folder / "page.html",
+    )  # fmt: skip
+    found: list[dict[str, Any]] = json.loads(out)
+    assert code == 0
+    assert len(found) == 3
+    assert all(KEYS <= set(one) for one in found)
+    assert [one["step_time_s"] for one in found] == sorted(one["step_time_s"] for one in found)
+    assert sum(found[0]["breakdown"].values()) == pytest.approx(found[0]["step_time_s"])
+    assert sum(found[0]["memory"].values()) == found[0]["peak_bytes"]
+    assert json.loads((folder / "h100.json").read_text()) == found[0]
+    page = (folder / "page.html").read_text()
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert '"seconds"' in page
+
+
+def test_a_plan_for_this_machine_trains(planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sets = [f"run.dir={tmp_path}", "run.steps=2", "evaluation.batches=0", "watch.spike=null"]
+    assert train(["--plan", str(planned), *(word for one in sets for word in ("--set", one))]) == 0
+    ran = json.loads((tmp_path / "small" / "plan.json").read_text())
+    assert ran == json.loads(planned.read_text())["plan"]
+    capsys.readouterr()
+
+
+def test_auto_plans_for_the_machine_at_hand(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = (folder / "small.yaml").read_text()
+    before, _, after = text.partition("\nparallel:")
+    after = after[after.index("\nprecision:") :]
+    (folder / "auto.yaml").write_text(f"{before}\nparallel: auto\n{after}")
+    sets = [f"run.dir={tmp_path}", "run.steps=1", "evaluation.batches=0", "watch.spike=null"]
+    assert train(["--config", str(folder / "auto.yaml"), *(word for one in sets for word in ("--set", one))]) == 0
+    axes = json.loads((tmp_path / "small" / "plan.json").read_text())["axes"]
+    product = 1
+    for size in axes.values():
+        product *= size
+    assert product == 8
+    capsys.readouterr()
+
+
+def test_explain_and_compare_speak_of_what_was_written(planned: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
+    other = folder / "other.json"
+    said(capsys, "--config", folder / "small.yaml", "--cluster", "cpu:1x8", "--fix", "tensor=2", "--output", other)
+    code, out, _ = said(capsys, "explain", "--plan", other)
+    assert code == 0
+    assert "tensor 2" in out
+    assert "tokens/s/GPU" in out
+    code, out, _ = said(capsys, "compare", planned, other)
+    assert code == 0
+    assert "parallel.tensor: 1 -> 2" in out
+
+
+def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = said(
+        capsys, "budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "2:8", "--tokens", "1e9",
+        "--price", "2", "--json",
+    )  # fmt: skip
+    costs = json.loads(out)["costs"]
+    assert code == 0
+    assert [one["gpus"] for one in costs] == [2, 4, 8]
+    for one in costs:
+        assert one["price"] == pytest.approx(one["days"] * 24 * one["gpus"] * 2)
+        assert one["days"] == pytest.approx(1e9 / one["tokens_per_s"] / 86400)
+
+
+def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = said(
+        capsys, "--config", folder / "small.yaml", "--cluster", "h100:1x2", "--show-model", "--output", folder / "x.json"
+    )
+    assert code == 0
+    for words in ("Fit the model", "Reach the batch", "Raise the throughput", "Where the time goes", "matmul_share"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--cluster", "h100:1x"], "expected gpu:hosts x gpus"),
+        (["--cluster", "h110:1x8"], "did you mean h100"),
+        (["--cluster", "cpu:8"], "expected cpu:hosts x devices"),
+        (["--cluster", "h100:1x8", "--fix", "tensor=5"], "excludes"),
+        (["--cluster", "h100:1x8", "--top", "0"], "expected a number above 0"),
+        (["--cluster", "h100:1x8", "--htm", "x"], "there is no argument --htm; did you mean --html"),
+        (["--cluster", "h100:1x8", "--profile", "nowhere.json"], "there is no such file"),
+        (["--cluster", "h100:1x2", "--output", "/nowhere/plan.json"], "cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+):
+    code, out, err = said(capsys, "--config", folder / "small.yaml", *arguments)
+    assert code == 2
+    assert sentence in err
+    assert err.startswith("jaxpar: ")
+    assert err.count("\n") == 1
+    assert not out
+
+
+def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):
+    alone = folder / "alone.json"
+    alone.write_text(json.dumps(json.loads(planned.read_text())["plan"]))
+    code, _, err = said(capsys, "explain", "--plan", alone)
+    assert code == 2
+    assert "config and plan and cluster and step_time_s are missing" in err
+    assert train(["--plan", str(alone)]) == 2
+    assert train(["--plan", str(planned), "--config", str(folder / "small.yaml")]) == 2
+    assert "expected no --config with it" in capsys.readouterr().err
+
+
+def test_auto_with_a_written_axis_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code = train(["--config", str(folder / "small.yaml"), "--set", "parallel.auto=true"])
+    assert code == 2
+    assert "parallel.fsdp: 8 would not be used, because parallel: auto" in capsys.readouterr().err
