@@ -7,7 +7,7 @@ from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
 
-OURS = ("mosaic", "triton")
+OURS = ("mosaic", "mosaic_deterministic", "triton")
 CUDNN = {8192: (644, 541), 16384: (673, 579)}
 """TFLOP/s forward and backward that NVIDIA's table has for cuDNN 9.19 on an H200: one row, 64 query and 8 KV heads of
 width 128, causal, bfloat16."""
