@@ -213,11 +213,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     reports = {name: report(part) for name, part in judged.items()}
     whole = report(CURRENT.judge(runs + memory))
+    again = 100 * (report(found.judge(runs)).overall.median_error or 0)
     parts = [
         "### What a GPU reaches", "", *parameters_table(CURRENT), "",
-        f"Fitted anew, the median over sources is {100 * (report(found.judge(runs)).overall.median_error or 0):.1f}%.", "",
+        f"Fitted anew, the median over sources is {again:.1f}%.", "",
         "### Errors of tokens/s/GPU", "", *errors_table(reports), "",
-        f"![Predicted against measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
+        f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
         "Choosing among measured layouts, and memory (`python -m jaxpar.plan validate`):", "",
         "```", *whole.lines(), "```", "",
     ]  # fmt: skip

@@ -117,8 +117,8 @@ def _llama_405b() -> list[str]:
     """1,024 H100 in float8; 512 sequences of 8k."""
     cluster = parse_cluster("h100:128x8")
     lines = [
-        "Llama-3-405B, 1,024 H100, float8, 512 sequences of 8k; the public record is 763 TFLOP/s per GPU, whose count of "
-        "attention takes no mask into account and so is 4% higher than ours for the same speed:", "",
+        "Llama-3-405B, 1,024 H100, float8, 512 sequences of 8k; the public record is 763 TFLOP/s per GPU, whose count "
+        "of attention takes no mask into account and so is 4% higher than ours for the same speed:", "",
         "| system | layout | TFLOP/s per GPU | tokens/s/GPU |", "|---|---|---|---|",
     ]  # fmt: skip
     for what, system in (("Megatron-Core", "megatron-core"), ("jaxpar", "jaxpar")):

@@ -1,4 +1,4 @@
-"""Scatter plots of predicted against measured speed."""
+"""Scatter plots of the errors of predictions."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from jaxpar.planner.validate import Judged
 BAND = 0.1
 """The share around the measurement that is shaded."""
 
+LIMIT = 60
+"""Percent at which errors are cut, so that the others can be told apart."""
+
 
 def scatter(parts: Mapping[str, Sequence[Judged]], path: Path) -> None:
-    """One panel per way to be judged; both axes logarithmic, coloured by source."""
+    """One panel per way to be judged: error over measured speed, coloured by source."""
     sources = list(dict.fromkeys(one.run.source for part in parts.values() for one in part))
     color = dict(zip(sources, plt.get_cmap("tab10").colors, strict=False))  # pyright: ignore[reportAttributeAccessIssue]
-    figure, panels = plt.subplots(1, len(parts), figsize=(4.2 * len(parts), 4.6), sharex=True, sharey=True)
-    ends = [8.0, 2e5]
-    for panel, (name, part) in zip(panels, parts.items(), strict=True):
-        panel.fill_between(ends, [e * (1 - BAND) for e in ends], [e * (1 + BAND) for e in ends], color="0.9", lw=0)
-        panel.plot(ends, ends, color="0.5", lw=0.8)
+    figure, grid = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True, sharey=True)
+    for panel, (name, part) in zip(grid.flat, parts.items(), strict=True):
+        panel.axhspan(-100 * BAND, 100 * BAND, color="0.92", lw=0)
+        panel.axhline(0, color="0.5", lw=0.8)
         for source in sources:
-            own = [one for one in part if one.run.source == source and one.time and one.run.tokens_per_s_per_gpu]
-            panel.scatter(
-                [one.run.tokens_per_s_per_gpu for one in own],
-                [one.time.tokens_per_s_per_gpu for one in own if one.time],
-                s=13, color=color[source], alpha=0.75, linewidths=0, label=source,
-            )  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=name, xlabel="measured tokens/s/GPU")
-        panel.set_aspect("equal")
-    panels[0].set_ylabel("predicted tokens/s/GPU")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(sources), frameon=False, fontsize=9)
+            own = [one for one in part if one.run.source == source and one.error is not None]
+            speeds = [one.run.tokens_per_s_per_gpu for one in own]
+            errors = [min(LIMIT, 100 * (one.error or 0)) for one in own]
+            panel.scatter(speeds, errors, s=16, color=color[source], alpha=0.75, linewidths=0, label=source)
+        panel.set(xscale="log", xlim=(8, 2e5), ylim=(-30, LIMIT + 3), title=name)
+    for panel in grid[1]:
+        panel.set_xlabel("measured tokens/s/GPU")
+    for panel in grid[:, 0]:
+        panel.set_ylabel(f"error of the prediction, % (at most {LIMIT} drawn)")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)

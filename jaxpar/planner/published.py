@@ -175,14 +175,15 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
 
 
 def _virtual(row: Mapping[str, str], layers: int, pipe: int, microbatches: int) -> list[int]:
-    """Virtual stages of a row: what was published, else one or as many as a rank has layers."""
+    """Virtual stages of a row: what was published, else up to four, or as many as a rank has layers."""
     if pipe == 1:
         return [1]
     if row["vpp"]:
         return [int(row["vpp"])]
     if microbatches % pipe or layers % pipe:
         return [1]
-    return sorted({1, layers // pipe})
+    each = layers // pipe
+    return [v for v in range(1, each + 1) if each % v == 0 and (v <= 4 or v == each)]
 
 
 def _schedule(pipe: int, virtual: int) -> str:
