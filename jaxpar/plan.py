@@ -93,13 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, required=True, help="YAML file; its parallel section plays no part")
-    add("--cluster", required=True, help="gpu:hosts x gpus, as in h100:4x8; cpu:1x8; or a .yaml file (docs/clusters.md)")
+    add(
+        "--cluster", required=True, help="gpu:hosts x gpus, as in h100:4x8; cpu:1x8; or a .yaml file (docs/clusters.md)"
+    )
     words = "override a key of the file; may be given many times"
     add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=words)
     words = "hold something fast, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
     add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
     add("--top", metavar="N", type=_count, default=5, help="how many layouts (default 5)")
-    add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="where the best goes (default plan.json)")
+    add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="where the best goes (plan.json)")
     add("--json", action="store_true", help="print JSON and nothing else: a list, best first")
     add("--html", metavar="FILE", type=Path, help="write a page: time against memory of all that was timed")
     add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
@@ -110,7 +112,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(given: list[str]) -> None:
-    parser = _Parser(prog="python -m jaxpar.plan explain", description="What stands in a plan.json.", allow_abbrev=False)
+    parser = _Parser(
+        prog="python -m jaxpar.plan explain", description="What stands in a plan.json.", allow_abbrev=False
+    )
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
     options = parser.parse_args(given)
     _load()

@@ -47,7 +47,9 @@ def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
     from jaxpar.config import load_config
 
     if file is not None and plan is not None:
-        raise UserError(f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it")
+        raise UserError(
+            f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it"
+        )
     config = load_config(file, overrides) if plan is None else _planned(plan, overrides)
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
     if config.parallel.auto:

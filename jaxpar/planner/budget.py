@@ -114,8 +114,7 @@ class Budget:
             )  # fmt: skip
         console.print(table)
         console.print(
-            f"The same compute trains best a model of {best['parameters']:.3g} parameters on {best['tokens']:.3g} tokens "
-            "(20 a parameter).",
+            f"The same compute trains best {best['parameters']:.3g} parameters on {best['tokens']:.3g} tokens (20 each).",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -177,7 +177,7 @@ def _layer(quick: bool) -> dict[str, float]:
         data = DataConfig(source="synthetic", sequence_length=128, batch_size=1)
         config = Config(
             run=RunConfig(compile_cache=None), model=model, parallel=ParallelConfig(),
-            precision=PrecisionConfig(compute="float32" if jax.devices()[0].platform == "cpu" else "bfloat16"), data=data,
+            precision=PrecisionConfig(compute=jnp.dtype(_dtype()).name), data=data,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
         config = resolve_config(config, 1)
         from jaxpar.data import batch_rows, open_data

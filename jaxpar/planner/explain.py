@@ -110,7 +110,9 @@ def verify(plans: Sequence[Planned], timeout_s: float, cache: Path | None = DEFA
 
 def print_verified(found: Sequence[Verified], console: Console) -> None:
     """What the compiler says beside what was predicted."""
-    table = Table(title="As XLA compiles them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(
+        title="As XLA compiles them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
     for name in ("mesh", "step", "memory predicted", "allocated", "ratio", "fits", "sent exposed"):
         table.add_column(name)
     for one in found:

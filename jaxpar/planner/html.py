@@ -18,7 +18,8 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>%(title)s<
 border:1px solid #cfd6dd;background:#fff}select{font:inherit}circle{cursor:pointer}#tip{min-height:3.2em;
 background:#f3f5f7;padding:.5em .8em;margin:.6em 0}.key{display:inline-block;margin-right:1em}.dot{display:inline-block;
 width:.8em;height:.8em;border-radius:50%%;margin-right:.3em}</style>
-<h1>%(title)s</h1><p>%(count)s layouts that the search has timed. Colour by <select id="by">%(options)s</select></p>
+<h1>%(title)s</h1>
+<p>%(count)s layouts that the search has timed. Colour by <select id="by">%(options)s</select></p>
 <div id="tip">Point at a layout.</div><svg id="plot" viewBox="0 0 960 520" role="img" aria-label="memory against time">
 </svg><p id="keys"></p>
 <script>

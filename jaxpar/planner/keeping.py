@@ -15,11 +15,11 @@ from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.memory.pareto import NothingFits, cheapest
 from jaxpar.memory.pipeline_offload import ATTAINED, largest_hidden_fraction
+from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.memory import MemoryModel, Slots, holds, pipeline_slots
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, config_of, longest_chunk, of_all_names, runs_of
 from jaxpar.planner.space import Choice, Group
-from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.training.auto_remat import IN_TRANSIT
 from jaxpar.training.memory_estimate import MemoryEstimate
 from jaxpar.training.tiles import mlp_tiles, without_hidden

@@ -1,8 +1,8 @@
 """What a step takes of a device's memory, by class, in closed form: thousands of layouts in a second.
 
 It is the estimate of `training.memory_estimate` with nothing traced, and a little more where activations go to the host
-or a backward is split (docs/planner.md has both beside the compiler's numbers): weights from their declarations and the rules of
-`mesh.placements`, kept activations from the shape of a layer, slots of the pipeline's buffers from formulas.
+or a backward is split (docs/planner.md has both beside the compiler's numbers): weights from their declarations and the
+rules of `mesh.placements`, kept activations from the shape of a layer, slots of the pipeline's buffers from formulas.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from jaxpar.config import Config
+from jaxpar.config.axes import AXES
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, activation_bytes, layer_shape
@@ -58,8 +59,8 @@ def pipeline_slots(schedule: str, ranks: int, microbatches: int, virtual_stages:
     """The slots that `pipeline.program` gives a published schedule: by formula, since a program takes up to a second.
 
     F and B of a chunk on rank 0 are 2 (p - 1) ticks apart, and every tick brings a new one; chunks that wait for the
-    others of a rank add p each. GPipe and breadth-first keep all. In a V a rank's two chunks are in flight for 4 p ticks
-    together, and every second tick brings a microbatch.
+    others of a rank add p each. GPipe and breadth-first keep all. In a V a rank's two chunks are in flight for 4 p
+    ticks together, and every second tick brings a microbatch.
     """
     p, m, v = ranks, microbatches, virtual_stages
     if schedule == "one-stage" or p == 1:
@@ -228,7 +229,7 @@ class _Layout:
     @cached_property
     def axes(self) -> AxisSizes:
         parallel = self.config.parallel
-        return AxisSizes(*(getattr(parallel, axis) for axis in AxisSizes().keys()))
+        return AxisSizes(*(getattr(parallel, axis) for axis in AXES))
 
     @cached_property
     def rows(self) -> int:
@@ -288,9 +289,7 @@ class _Layout:
         zero = parallel.zero
         sharded = zero >= 3
         ends = sharded and self.axes.pipe == 1
-        same = (precision.storage or precision.compute) == precision.master and (
-            self._shards == 1 or zero == 0 or ends
-        )
+        same = (precision.storage or precision.compute) == precision.master and (self._shards == 1 or zero == 0 or ends)
         if same and self.config.memory.optimizer_offload == "none":
             return _Ends(0, 0, 0, 0)
         return self._bytes(width, sharded, ends)
@@ -374,12 +373,14 @@ class _Layout:
 
     @property
     def _kept_units(self) -> float:
-        """Units from B to W: one is written, layer by layer, while another is read, which XLA holds half of it twice for."""
+        """Units from B to W: one is written, layer by layer, while another is read; XLA holds half of it twice."""
         return self.slots.kept + (TWICE if self.slots.kept else 0.0)
 
     def _in_transit(self) -> int:
-        """What goes to the host, or comes back, is on the device meanwhile: that of the layer that computes and the next."""
-        each = (sum(self.sizes.get(n, 0) for n, own in run.activations.items() if own == "offload") for run in self.runs)
+        """On its way to the host or back: what is offloaded of the layer that computes, and of the next."""
+        each = (
+            sum(self.sizes.get(n, 0) for n, own in run.activations.items() if own == "offload") for run in self.runs
+        )
         return IN_TRANSIT * max(each, default=0)
 
     def _kept_for_weights(self) -> int:

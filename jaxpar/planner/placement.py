@@ -168,10 +168,14 @@ def print_placement(plan_file: Path, bandwidth_file: Path | None, seed: int, *, 
     cluster = named_cluster(document.cluster)
     source = bandwidth_file or cluster.bandwidth_file
     if source is None:
-        raise UserError(f"--bandwidth: expected a CSV file, since {document.cluster} names none (bandwidth: in its YAML)")
+        raise UserError(
+            f"--bandwidth: expected a CSV file, since {document.cluster} names none (bandwidth: in its YAML)"
+        )
     matrix = read_bandwidth(source)
     if len(matrix) != cluster.hosts:
-        raise UserError(f"{source}: {len(matrix)} nodes, and the plan is for {cluster.hosts} hosts ({document.cluster})")
+        raise UserError(
+            f"{source}: {len(matrix)} nodes, and the plan is for {cluster.hosts} hosts ({document.cluster})"
+        )
     placed = place(traffic_of(document.config, document.plan, cluster.gpus_per_host), matrix, seed)
     if as_json:
         print(json.dumps({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))

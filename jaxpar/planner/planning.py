@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -86,8 +86,6 @@ def planned_config(config: Config) -> Config:
 
 def without_layout(config: Config) -> Config:
     """`config` on one device, which keeps what the presets say."""
-    from dataclasses import replace
-
     memory = replace(
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
         offload_dir=None, mlp_tiles=None,
@@ -109,13 +107,13 @@ def print_model(model: HardwareModel, console: Console) -> None:
 
 def print_validation(data: Path, *, as_json: bool) -> None:
     """The time model against published runs. Raises `UserError` for a file that cannot be used."""
-    from jaxpar.planner.validate import print_report, validate
+    from jaxpar.planner.validate import validate
 
     report = validate(data)
     if as_json:
-        print(json.dumps(report, indent=2))
+        print(json.dumps(report.as_json(), indent=2))
     else:
-        print_report(report, screen())
+        print("\n".join(report.lines()))
 
 
 def screen() -> Console:

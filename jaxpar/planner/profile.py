@@ -66,6 +66,8 @@ def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:
         peaks=MappingProxyType(dict.fromkeys(group.gpu.peaks, flops)),
         hbm_bandwidth=links["memory_bandwidth"] * share,
     )
-    node = replace(group.node, bandwidth=links["node_bandwidth"] * share, latency=links["node_latency"], source="measured")
+    node = replace(
+        group.node, bandwidth=links["node_bandwidth"] * share, latency=links["node_latency"], source="measured"
+    )
     groups = (replace(group, gpu=gpu, node=node, network=node),)
     return replace(cluster, groups=groups)

@@ -7,8 +7,8 @@ layout whose step is timed in full. Each bound is below everything under its nod
 1. **Group**: matmuls, attention, elementwise work and the tensor ranks' messages of a step that makes nothing again, on
    a pipeline that never waits. No choice makes them less.
 2. **Choice**: with the messages of its data and context ranks, and its optimizer.
-3. **Schedule**: the same with the shortest bubble that the number of chunks allows, then as the simulator times it. Making something again only adds to the backward; a message that
-   hides there is then hidden by as much more at most.
+3. **Schedule**: with the shortest bubble that its number of chunks allows, then as the simulator times it. Making
+   something again only adds to the backward; a message that hides there is then hidden by as much more at most.
 4. **Layout**: its own time. The first to leave the queue is the best there is, the next one the second best.
 
 Memory prunes besides: a schedule whose layers do not fit when they make everything again has nothing under it. Bounds
@@ -153,8 +153,8 @@ class Search:
     def best(self, number: int) -> list[Planned]:
         """The best layouts that jaxpar would run, each unlike the others; fewer where there are fewer.
 
-        The first is the best there is, and so on as long as they are within `NEAR` of it; what follows are the best that
-        the search has met until then.
+        The first is the best there is, and so on as long as they are within `NEAR` of it; what follows are the best
+        that the search has met until then.
 
         Raises:
             UserError: there is no layout; the sentence says why.
@@ -248,7 +248,10 @@ class Search:
                 self.effort.too_large += 1
                 continue
             self.effort.bounded += 1
-            yield floor + self._least_bubble(group, choice, ideal - head / group.pipe, head), lambda keeper=keeper: self._simulated(keeper)
+            yield (
+                floor + self._least_bubble(group, choice, ideal - head / group.pipe, head),
+                lambda keeper=keeper: self._simulated(keeper),
+            )
 
     def _least_bubble(self, group: Group, choice: Choice, layers: float, head: float) -> float:
         """What a schedule waits at least, with so many seconds of layers on a rank, and of head and loss in all.
@@ -338,7 +341,9 @@ class Search:
         least = least_memory(self)
         fits = None if self.space.fixed else fitting_devices(self)
         gib = lambda size: f"{size / 2**30:.1f} GiB"
-        more = "; no number of these hosts up to 65,536 GPUs would do" if fits is None else f"; it would fit {fits} GPUs"
+        more = (
+            "; no number of these hosts up to 65,536 GPUs would do" if fits is None else f"; it would fit {fits} GPUs"
+        )
         if self.space.fixed:
             more = "; let go of " + " and ".join(f"--fix {name}={value}" for name, value in self.space.fixed.items())
         return (
@@ -378,7 +383,16 @@ def fitting_devices(search: Search) -> int | None:
     while cluster.devices < 65536:
         groups = tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups)
         cluster = replace(cluster, groups=groups)
-        larger = replace(search, space=replace(search.space, cluster=cluster), effort=Effort(), met=[], _fitting={}, _heads={}, _within=float("inf"), _keys=set())
+        larger = replace(
+            search,
+            space=replace(search.space, cluster=cluster),
+            effort=Effort(),
+            met=[],
+            _fitting={},
+            _heads={},
+            _within=float("inf"),
+            _keys=set(),
+        )
         least = min((memory.device for memory in _least_of_each(larger)), default=None)
         if least is not None and least <= larger.usable:
             return cluster.devices

@@ -94,7 +94,9 @@ def of_all_names(own: Mapping[str, str]) -> dict[str, Treatment]:
     return {name: TREATMENTS[own.get(name, "recompute")] for name in ACTIVATIONS}
 
 
-def as_remat(runs: Sequence[LayerRun], activations: Sequence[str]) -> tuple[tuple[int, tuple[tuple[str, str], ...]], ...]:
+def as_remat(
+    runs: Sequence[LayerRun], activations: Sequence[str]
+) -> tuple[tuple[int, tuple[tuple[str, str], ...]], ...]:
     """Runs as a layout has them, of the activations that the model's layers have."""
     return tuple((run.layers, tuple((name, run.activations[name]) for name in activations)) for run in runs)
 

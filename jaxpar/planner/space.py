@@ -75,7 +75,7 @@ class Space:
         found: list[Group] = []
         refused: Counter[str] = Counter()
         for sizes in splits(self.cluster.devices, 5):
-            named = dict(zip(("pipe", "replica", "fsdp", "context", "tensor"), sizes, strict=True))
+            named: dict[str, int] = dict(zip(("pipe", "replica", "fsdp", "context", "tensor"), sizes, strict=True))
             why = self._refused(named)
             if why is not None:
                 refused[why] += 1
@@ -192,7 +192,9 @@ class Space:
         if "microbatch" in self.fixed and group.microbatch != self._number("microbatch"):
             return f"--fix microbatch={self.fixed['microbatch']}"
         if group.pipe > 1 and microbatches < group.pipe:
-            return f"that a pipeline has at least a microbatch a stage (data.batch_size is {self.config.data.batch_size})"
+            return (
+                f"that a pipeline has at least a microbatch a stage (data.batch_size is {self.config.data.batch_size})"
+            )
         if not self.schedules(group.pipe, microbatches):
             return "--fix schedule" if "schedule" in self.fixed else "the schedules' needs of microbatches"
         if not self.zeros(group) or not self.strategies(group):

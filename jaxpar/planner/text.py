@@ -21,12 +21,12 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
     best = plans[0]
     data = best.config.data
     console.print(
-        f"{best.config.run.name} on {best.cluster.name}: {data.batch_size} rows of {data.sequence_length:,} tokens a step",
+        f"{best.config.run.name} on {best.cluster.name}: {data.batch_size} rows of {data.sequence_length:,} tokens",
         style="bold", highlight=False, soft_wrap=True,
     )  # fmt: skip
     console.print(best.cluster.describe(), highlight=False, soft_wrap=True)
     console.print(
-        f"{effort.groups:,} splits of the mesh, {effort.simulated:,} schedules simulated, {effort.timed:,} layouts timed; "
+        f"{effort.groups:,} meshes, {effort.simulated:,} schedules simulated, {effort.timed:,} layouts timed, "
         f"{effort.too_large:,} choices ruled out by memory",
         highlight=False, soft_wrap=True, style="dim",
     )  # fmt: skip
@@ -43,9 +43,25 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
 def plan_table(plans: Sequence[Planned]) -> Table:
     """Ranked, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    columns = ("", "mesh", "rows", "µb", "schedule", "ZeRO", "context", "remat", "host", "step", "tokens/s/GPU", "MFU", "memory")
+    columns = (
+        "",
+        "mesh",
+        "rows",
+        "µb",
+        "schedule",
+        "ZeRO",
+        "context",
+        "remat",
+        "host",
+        "step",
+        "tokens/s/GPU",
+        "MFU",
+        "memory",
+    )
     for name in columns:
-        table.add_column(name, justify="right" if name in ("", "rows", "µb", "ZeRO", "step", "MFU", "memory") else "left")
+        table.add_column(
+            name, justify="right" if name in ("", "rows", "µb", "ZeRO", "step", "MFU", "memory") else "left"
+        )
     for place, one in enumerate(plans, 1):
         layout, found = one.found.layout, one.found
         table.add_row(

@@ -25,7 +25,9 @@ class Tick(NamedTuple):
     forward_sends: bool
     backward_sends: bool
 
-    def seconds(self, forward: float, backward: float, weight: float, head: float, transfer: float, overlap: bool) -> float:
+    def seconds(
+        self, forward: float, backward: float, weight: float, head: float, transfer: float, overlap: bool
+    ) -> float:
         """How long it takes; `backward` without `weight` where the schedule splits them."""
         now = arrived = 0.0
         kinds = (
@@ -116,6 +118,4 @@ def lockstep_seconds(
     """
     ticks = ticks_of(schedule, ranks, microbatches, virtual_stages)
     own = backward - weight if ticks.splits_backward else backward
-    return sum(
-        number * tick.seconds(forward, own, weight, head, transfer, overlap) for tick, number in ticks.counts
-    )
+    return sum(number * tick.seconds(forward, own, weight, head, transfer, overlap) for tick, number in ticks.counts)

@@ -67,7 +67,7 @@ def remat(layout: Layout) -> str:
 
 def host(layout: Layout) -> str:
     """What rests on the host."""
-    words = [f"α {layout.offload_fraction:g}"] if layout.offload_fraction else []
+    words = [f"alpha {layout.offload_fraction:g}"] if layout.offload_fraction else []
     return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
 
 
@@ -83,9 +83,7 @@ def limit(planned: Planned) -> str:
 
 def difference(best: Found, other: Found) -> str:
     """What another layout loses, and where."""
-    lost = {
-        name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()
-    }
+    lost = {name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()}
     worst = max(lost, key=lost.__getitem__)
     slower = other.seconds / best.seconds - 1
     more = f"{seconds(lost[worst])} more of {MEANINGS[worst]}" if lost[worst] > 0 else "about the same"

@@ -45,7 +45,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def both(config: Config) -> tuple[Any, Any]:
     config, plan = plan_for(config, parse_cluster("h100:1x8"))
     traced = replace(plan, attention=replace(plan.attention, name="xla"))
-    return MemoryModel(config).of_plan(config, plan), estimate_memory(TrainStep(config, traced, abstract_mesh(plan.axes)))
+    return MemoryModel(config).of_plan(config, plan), estimate_memory(
+        TrainStep(config, traced, abstract_mesh(plan.axes))
+    )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -49,7 +49,7 @@ def test_traffic_of_a_plan_is_that_of_its_axes():
     config = model_of(parallel={"pipe": 2, "fsdp": 4, "tensor": 2, "zero": 1, "microbatches": 2})
     config, plan = plan_on(config, parse_cluster("h100:4x4"))
     traffic = traffic_of(config, plan, 4)
-    # A stage is two hosts: its rings go from one to the other and back, and each host sends to its own of the next stage.
+    # A stage is two hosts: rings go from one to the other and back, and each sends to its own of the next stage.
     assert set(traffic.data) == {(0, 1), (1, 0), (2, 3), (3, 2)}
     assert set(traffic.pipe) == {(0, 2), (2, 0), (1, 3), (3, 1)}
     assert len(set(traffic.data.values())) == len(set(traffic.pipe.values())) == 1
