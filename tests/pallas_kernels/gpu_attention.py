@@ -21,7 +21,7 @@ from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels import flash_attention
 from tests.gpu_compile import QUICKLY
 
-ARCHITECTURES = {"a100": "sm_80", "h100": "sm_90a"}
+ARCHITECTURES = {"a100-80": "sm_80", "h100": "sm_90a"}
 
 
 def ptxas() -> str:

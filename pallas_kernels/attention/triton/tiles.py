@@ -24,10 +24,10 @@ class Tiles(NamedTuple):
 
 
 AMPERE = {
-    (64, 64): Tiles(Tile(128, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
-    (96, 96): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)),
-    (128, 128): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 8, 2), Tile(32, 64, 4, 2)),
-    (192, 128): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 32, 4, 2)),
+    (64, 64): Tiles(Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(64, 64, 4, 3)),
+    (96, 96): Tiles(Tile(128, 32, 8, 3), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
+    (128, 128): Tiles(Tile(128, 32, 8, 3), Tile(64, 64, 8, 2), Tile(32, 64, 4, 2)),
+    (192, 128): Tiles(Tile(128, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     (256, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 32, 8, 1), Tile(32, 32, 8, 2)),
 }
 """By (width, value width) of a head. For 99 KiB of shared memory in a thread block, which all GPUs since Ampere have."""
@@ -37,7 +37,7 @@ HOPPER = {
     (96, 96): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
     (128, 128): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
     (192, 128): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 64, 8, 2)),
-    (256, 256): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 1), Tile(32, 64, 8, 2)),
+    (256, 256): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(16, 64, 8, 2)),
 }
 """For 227 KiB."""
 
