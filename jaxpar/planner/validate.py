@@ -8,7 +8,6 @@ was, among the measured layouts of one model, batch and cluster, in the median o
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,11 +115,6 @@ def validate(path: Path | str, hardware: Callable[[Run], HardwareModel | None] |
     if not runs:
         raise UserError(f"{path}: no row has a time or a peak memory to compare with")
     return report(judge(run, hardware(run) if hardware else None) for run in runs)
-
-
-def print_report(made: Report, *, as_json: bool) -> None:
-    """On the screen: the table, or JSON and nothing else."""
-    print(json.dumps(made.as_json(), indent=2) if as_json else "\n".join(made.lines()))
 
 
 def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:
