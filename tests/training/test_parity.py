@@ -7,6 +7,7 @@ some layout.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -120,3 +121,51 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+TIERS: dict[str, dict[str, dict[str, Any]]] = {
+    "auto, state in files": {
+        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3},
+        "memory": {"remat": "auto", "optimizer_offload": "file"},
+    },
+    "moments in 8 bits, state on the host": {
+        "parallel": {"replica": 2, "fsdp": 2, "expert": 2, "zero": 1},
+        "precision": {"moments": "int8"},
+        "memory": {"optimizer_offload": "host"},
+    },
+    "moments in 16 bits, state in files, pipeline": {
+        "parallel": {"pipe": 2, "fsdp": 2, "zero": 2, "microbatches": 2},
+        "precision": {"moments": "bfloat16"},
+        "memory": {"remat": "auto", "optimizer_offload": "file"},
+    },
+}
+"""What the matrix does not have, because gradients do not depend on it: they are seen in the losses of steps."""
+
+
+@cache
+def _losses(moments: str) -> list[float]:
+    """Of one device, with its state there."""
+    return _losses_of(small(model=WIDE, precision={"moments": moments}))
+
+
+def _losses_of(config: Any) -> list[float]:
+    run, losses = SmallRun(config), []
+    state = run.step.initial_state()
+    for step in range(3):
+        state, metrics = run.step.advance(run.step.train, state, run.batch(step))
+        losses.append(float(metrics.loss))
+    return losses
+
+
+WIDE = {"layers": 2, "embed": 64, "mlp": 128}
+"""Matrices have blocks of 8 bits in it."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if place else ()) for place, name in enumerate(TIERS)]
+)
+def test_losses_of_steps_equal_one_device_wherever_the_state_rests(name: str, tmp_path: Path):
+    """Updates may round a moment the other way on another layout, by a step of its dtype at most."""
+    sections = TIERS[name] | {"model": WIDE, "run": {"dir": str(tmp_path)}}
+    moments = sections.get("precision", {}).get("moments", "float32")
+    np.testing.assert_allclose(_losses_of(small(**sections)), _losses(moments), rtol=TOLERANCE)
