@@ -176,7 +176,7 @@ def _calibrate(given: list[str]) -> None:
 def _place(given: list[str]) -> None:
     parser = _Parser(
         prog="python -m jaxpar.plan place",
-        description="Which node takes which place in the mesh, by simulated annealing over a measured bandwidth matrix.",
+        description="Which node takes which place in the mesh, by annealing over a measured bandwidth matrix.",
         allow_abbrev=False,
     )
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)

@@ -114,7 +114,7 @@ class Budget:
             )  # fmt: skip
         console.print(table)
         console.print(
-            f"The same compute trains best {best['parameters']:.3g} parameters on {best['tokens']:.3g} tokens (20 each).",
+            f"The same compute suits {best['parameters']:.3g} parameters on {best['tokens']:.3g} tokens (20 each).",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

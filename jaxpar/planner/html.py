@@ -41,7 +41,8 @@ layouts.forEach((l,i)=>{const c=make('circle',{cx:X(l.seconds),cy:Y(l.gib),r:i==
 'fill-opacity':.75,stroke:i==0?'#000':'none'});c.addEventListener('mouseenter',()=>{
 document.getElementById('tip').textContent=l.words});});
 document.getElementById('keys').replaceChildren(...names.slice(0,20).map(n=>{const k=document.createElement('span'),
-d=document.createElement('span');k.className='key';d.className='dot';d.style.background=hue(n);k.append(d,n);return k}))}
+d=document.createElement('span');k.className='key';d.className='dot';d.style.background=hue(n);k.append(d,n);
+return k}))}
 by.addEventListener('change',draw);draw();
 </script></html>
 """
