@@ -41,18 +41,19 @@ class Case(NamedTuple):
     dtype: str = "bfloat16"
     deterministic: bool = False
     queries: slice = slice(None)
+    results: str = "float32"
 
 
 CASES = {
-    "causal-fused": Case(Mask(), 203),
+    "causal-fused": Case(Mask(), 203, results="inputs"),
     "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True),
 }
 LONG = {
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 203, widths=(128, 128), dtype="float16"),
     "packed-width-96": Case(Mask(segmented=True), 113, widths=(96, 96)),
-    "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128)),
-    "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113)),
+    "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
+    "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
 }
 
 
@@ -75,13 +76,14 @@ def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
 
 
 def run(kernels: Any, case: Case, tokens: Tokens, inputs: dict[str, Any]) -> dict[str, Any]:
-    options = Settings(case.mask, case.widths[0] ** -0.5, case.softcap, results="inputs", interpret=True)
+    options = Settings(case.mask, case.widths[0] ** -0.5, case.softcap, results=case.results, interpret=True)
     given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
     out, lse = kernels.forward(options, q, k, v, given_tokens)
     inner = output_products(out, d_out, lse, d_lse)
     dq, dk, dv = kernels.backward(options, q, k, v, given_tokens, lse, inner, d_out)
-    return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+    results = {"out": out, "dq": dq, "dk": dk, "dv": dv}
+    return {name: x.astype(options.result_dtype(q)) for name, x in results.items()} | {"lse": lse}
 
 
 def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,17 +51,15 @@ def forward(
     v: Float[Array, "batch keys kv_heads value_width"],
     tokens: Tokens,
 ) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
-    """Output and float32 log-sum-exp over these keys, like `attention_forward` of the reference.
-
-    The kernel rounds the output to q's dtype; where float32 is asked for it is widened again.
-    """
+    """Output and float32 log-sum-exp over these keys, like `attention_forward` of the reference."""
     limits, scores, launch = _static(settings)
     tiles = _tiles(q, v).forward
     queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, tiles.keys)
     found = visits(limits, queries, keys, TILE, tiles.keys, of_keys=False)
-    out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, tiles=tiles, **launch)
-    out, lse = out.astype(settings.result_dtype(q)), jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
-    return vary_over((out, lse), varying_axes(q))  # a launch forgets what its results vary over
+    launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": tiles}
+    out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, **launch)
+    results = out[:, : q.shape[1]], jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
+    return vary_over(results, varying_axes(q))  # a launch forgets what its results vary over
 
 
 def backward(

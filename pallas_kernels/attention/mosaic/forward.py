@@ -61,9 +61,13 @@ def forward_kernel(
     tiles: ForwardTiles,
     matmuls: Any,
     programs: int,
+    exact: bool = False,
     interpret: Any = None,
-) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch heads padded_queries"]]:
-    """Output in q's dtype and log-sum-exp in float32, the latter also of the padding of queries."""
+) -> tuple[Float[Array, "batch some_queries heads value_width"], Float[Array, "batch heads padded_queries"]]:
+    """Output, and log-sum-exp in float32, the latter also of the padding of queries.
+
+    The output leaves by TMA in q's dtype; with `exact` from the registers in float32, then with the padding too.
+    """
     batch, length, heads, width = q.shape
     group, value_width, dtype = heads // k.shape[2], v.shape[3], q.dtype
     block, stages = tiles.keys, tiles.stages
@@ -172,11 +176,16 @@ def forward_kernel(
                 some = total > 0.0
                 inverse = jnp.where(some, 1.0 / total, 0.0)
                 rows = pl.ds(tile * TILE + warpgroup * ROWS, ROWS)
-                out_tile.at[warpgroup][...] = (out * across(inverse, out.shape)).astype(dtype)
+                out = out * across(inverse, out.shape)
+                if exact:
+                    out_ref[row, rows, head] = out
+                else:
+                    out_tile.at[warpgroup][...] = out.astype(dtype)
                 lse = peak * (exponent / LOG2_E) + jnp.log(total)
                 lse_tile.at[warpgroup][...] = jnp.where(some, lse, -jnp.inf)
                 plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(out_tile.at[warpgroup], out_ref.at[row, rows, head])
+                if not exact:
+                    plgpu.copy_smem_to_gmem(out_tile.at[warpgroup], out_ref.at[row, rows, head])
                 plgpu.copy_smem_to_gmem(lse_tile.at[warpgroup], lse_ref.at[row, head, rows])
                 if not tiles.own_output:
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -186,17 +195,18 @@ def forward_kernel(
 
         specialise(consume, produce)
 
+    out_rows, out_dtype = (queries.shape[2], jnp.float32) if exact else (length, dtype)
     run = plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((batch, length, heads, value_width), dtype),
+            jax.ShapeDtypeStruct((batch, out_rows, heads, value_width), out_dtype),
             jax.ShapeDtypeStruct((batch, heads, queries.shape[2]), jnp.float32),
         ),
         scratch_types=[
             tiled((CONSUMERS, ROWS, width), dtype),
             tiled((stages, block, width), dtype),
             tiled((stages, block, value_width), dtype),
-            tiled((CONSUMERS, ROWS, value_width), dtype) if tiles.own_output else None,
+            tiled((CONSUMERS, ROWS, value_width), dtype) if tiles.own_output and not exact else None,
             plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
             plgpu.SMEM((CONSUMERS, limits.query_rows, ROWS), jnp.int32),
             plgpu.SMEM((stages, limits.key_rows, block), jnp.int32),
