@@ -84,9 +84,8 @@ def test_a_worse_model_of_the_hardware_is_told():
 
 def test_choosing_the_slowest_has_regret():
     runs = [run for run in read_runs(PUBLISHED) if run.source == "kwai_7b" and run.tokens_per_s_per_gpu]
-    upside_down = [
-        replace(judge(run), run=replace(run, tokens_per_s_per_gpu=1 / run.tokens_per_s_per_gpu)) for run in runs
-    ]
+    turned = lambda run: replace(run, tokens_per_s_per_gpu=1 / (run.tokens_per_s_per_gpu or 1))
+    upside_down = [replace(judge(run), run=turned(run)) for run in runs]
     errors = report(upside_down).overall
     assert percent(errors.regret) > 10
     assert errors.rank_correlation is not None and errors.rank_correlation < -0.5
