@@ -152,7 +152,7 @@ def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: 
     if prefix is not None:
         prefix = _per_row(prefix, q.shape[0], "a prefix", shapes)
     q_slots, kv_slots = (_slots(offset, x, shapes) for offset, x in zip(offsets, (q, k), strict=True))
-    return Tokens(q_slots, kv_slots, *segments, prefix)
+    return Tokens(q_slots, kv_slots, segments[0], segments[1], prefix)
 
 
 def _slots(offset: Offset, x: jax.Array, shapes: str) -> Int[Array, "batch tokens"]:
