@@ -60,7 +60,9 @@ class Device:
         moved = batch * ((m * k + k * n) * item + m * n * out_bytes)
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
-    def flash(self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str) -> tuple[float, float]:
+    def flash(
+        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str
+    ) -> tuple[float, float]:
         """Seconds of an attention kernel forward and backward.
 
         Args:
