@@ -53,13 +53,13 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel": {"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 4},
     },
     "muon, tensor, zero 1": {"parallel": {"fsdp": 2, "tensor": 2, "zero": 1}, "optimizer": {"name": "muon"}},
-    "lion, tied, zero 2": {
+    "lion, tied, float16, zero 2": {
         "model": {"tied": True},
+        "precision": {"compute": "float16"},
         "parallel": {"fsdp": 2, "zero": 2},
         "optimizer": {"name": "lion"},
     },
     "adafactor, zero 3": {"parallel": {"fsdp": 2, "zero": 3}, "optimizer": {"name": "adafactor"}},
-    "adamw, float16": {"precision": {"compute": "float16"}, "parallel": {"fsdp": 2, "zero": 1}},
     "adamw, moments in 8 bits": {
         "model": {"embed": 64, "mlp": 128},
         "precision": {"moments": "int8"},
@@ -83,6 +83,7 @@ def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
 UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1}
 
 
+@pytest.mark.long
 def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
     """Checkpoints do not tell where it rested; layers are moved to their order in them, and back."""
 
@@ -94,11 +95,11 @@ def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
         summary, _ = fit(config)
         return config, summary
 
-    whole, summary = run("whole", 6, "none")
-    for steps, offload in ((1, "none"), (2, "host"), (4, "file"), (5, "host"), (6, "none")):
+    whole, summary = run("whole", 4, "none")
+    for steps, offload in ((1, "none"), (2, "host"), (3, "file"), (4, "host")):
         parts, found = run("parts", steps, offload)
     assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
-    assert_same_bits(saved_state(parts, 6), saved_state(whole, 6))
+    assert_same_bits(saved_state(parts, 4), saved_state(whole, 4))
 
 
 def test_what_fits_stays_on_the_device_and_the_state_is_the_same_bits():
