@@ -74,7 +74,7 @@ def key_gradients(
     head_bytes = group * q.shape[1] * (width + value_width) * dtype.itemsize
     schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
     shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted
-    overlapped &= width <= 192
+    overlapped &= width <= 192 and "k" in wanted
 
     def kernel(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
