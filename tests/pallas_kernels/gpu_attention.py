@@ -31,7 +31,13 @@ def ptxas() -> str:
     return next(str(file) for root in spec.submodule_search_locations for file in Path(root).glob("*/bin/ptxas"))
 
 
-def kernels(gpu: str, width: int, value_width: int) -> dict[str, dict[str, int]]:
+def kernels(gpu: str, *widths: tuple[int, int]) -> dict[str, dict[str, int]]:
+    """What ptxas says of the kernels for each of `widths` (of queries and keys, and of values)."""
+    found = (of_widths(gpu, *of_head) for of_head in widths)
+    return {name: said for kernels in found for name, said in kernels.items()}
+
+
+def of_widths(gpu: str, width: int, value_width: int) -> dict[str, dict[str, int]]:
     """What ptxas says of each kernel of a packed, causal attention with gradients, inside a `shard_map` over 8 GPUs."""
     devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
     mesh = Mesh(np.array(devices).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
