@@ -7,7 +7,7 @@ a trip through shared memory in their place, and the rest of each kernel is what
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     dtype: str = "bfloat16"
     deterministic: bool = False
     queries: slice = slice(None)
-    results: str = "float32"
+    results: Literal["float32", "inputs"] = "float32"
 
 
 CASES = {
