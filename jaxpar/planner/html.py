@@ -14,7 +14,8 @@ from jaxpar.planner.search import Found, Planned
 COLORINGS = ("schedule", "tensor", "pipe", "context", "data", "zero", "microbatch", "context_strategy", "remat", "host")
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>%(title)s</title>
-<style>body{font:14px/1.5 system-ui,sans-serif;margin:1.5em auto;padding:0 1em;max-width:1000px;color:#1d2530}svg{width:100%%;
+<style>body{font:14px/1.5 system-ui,sans-serif;margin:1.5em auto;padding:0 1em;max-width:1000px;
+color:#1d2530}svg{width:100%%;
 border:1px solid #cfd6dd;background:#fff}select{font:inherit}circle{cursor:pointer}#tip{min-height:3.2em;
 background:#f3f5f7;padding:.5em .8em;margin:.6em 0}.key{display:inline-block;margin-right:1em}.dot{display:inline-block;
 width:.8em;height:.8em;border-radius:50%%;margin-right:.3em}</style>
