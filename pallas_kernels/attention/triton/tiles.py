@@ -30,7 +30,7 @@ AMPERE = {
     (192, 128): Tiles(Tile(128, 32, 8, 2), Tile(32, 32, 4, 2), Tile(32, 32, 4, 2)),
     (256, 256): Tiles(Tile(64, 32, 8, 2), Tile(64, 32, 8, 1), Tile(32, 32, 8, 2)),
 }
-"""By (width, value width) of a head. For 99 KiB of shared memory in a thread block, which all GPUs since Ampere have."""
+"""By (width, value width) of a head. For thread blocks with 99 KiB of shared memory, as all GPUs since Ampere have."""
 
 HOPPER = {
     (64, 64): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
