@@ -9,20 +9,21 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.validate import validate
 from jaxpar.data import open_data
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.document import to_dict, write_document
-from jaxpar.planner.explain import print_verified, reordered, verify
-from jaxpar.planner.hardware_model import HardwareModel, described
+from jaxpar.planner.hardware_model import UNFITTED, HardwareModel, described
 from jaxpar.planner.html import write_page
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.search import Search
 from jaxpar.planner.space import Space, parse_fixed
 from jaxpar.planner.text import print_plans
+from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.training.resolve import with_vocab
 
 PLAIN_WIDTH = 160
@@ -49,6 +50,8 @@ class Planning:
     def run(self) -> None:
         """Search, print, and write. Raises `UserError` with one sentence."""
         cluster = named_cluster(self.cluster)
+        if self.verify:
+            check_verifiable(cluster, self.timeout_s)
         config = planned_config(load_config(self.config, self.overrides))
         hardware = None
         if self.profile is not None:
@@ -56,20 +59,26 @@ class Planning:
         search = Search(Space(config, cluster, parse_fixed(list(self.fixed))), hardware=hardware)
         plans = search.best(self.top)
         console = screen()
+        verified: list[Verified] = []
         if self.verify:
-            verified = verify(plans, self.timeout_s)
-            plans = reordered(verified)
+            tell = (lambda _: None) if self.as_json else lambda text: console.print(text, highlight=False, style="dim")
+            verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, tell)
+            plans = [one.planned for one in verified]
             if not self.as_json:
                 print_verified(verified, console)
         write_document(self.output, plans[0], self.cluster)
         if self.page is not None:
             write_page(self.page, plans, search.met, config.run.name, cluster.name)
         if self.as_json:
-            print(json.dumps([to_dict(planned, self.cluster) for planned in plans], indent=2))
+            found = [to_dict(planned, self.cluster) for planned in plans]
+            for document, one in zip(found, verified, strict=False):
+                document["verified"] = one.to_dict()
+            print(json.dumps(found, indent=2))
             return
         print_plans(plans, search.effort, console)
         if self.show_model:
-            print_model(search.reached, console)
+            note = UNFITTED.get(cluster.gpu.short) if hardware is None else None
+            print_model(search.reached, console, note)
         console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
         if self.page is not None:
             console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
@@ -98,11 +107,13 @@ def best_plan(config: Config, cluster: Cluster) -> Config:
     return Search(Space(planned_config(config), cluster)).best(1)[0].config
 
 
-def print_model(model: HardwareModel, console: Console) -> None:
-    """Every number that times rest on."""
+def print_model(model: HardwareModel, console: Console, note: str | None = None) -> None:
+    """Every number that times rest on; under them whose they are, where they are not this GPU's own."""
     console.print("What a GPU reaches", style="bold")
     for name, value, unit, meaning in described(model):
         console.print(f"  {name:<24}{value:>12.4g} {unit:<32} {meaning}", highlight=False, soft_wrap=True)
+    if note is not None:
+        console.print(f"  {note}", highlight=False, soft_wrap=True)
 
 
 def print_validation(data: Path, *, as_json: bool) -> None:

@@ -1,0 +1,93 @@
+"""`--verify`: what the compiled programs say decides the order, the memory and the waiting for messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxpar.compiler.report.record import Collective
+from jaxpar.config import config_to_yaml
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.plan import main
+from jaxpar.planner import planning
+from jaxpar.planner.hardware_model import HOPPER
+from jaxpar.planner.planning import planned_config
+from jaxpar.planner.search import Planned, Search
+from jaxpar.planner.space import Space
+from jaxpar.planner.verified import WAITS, judged, ranked
+from tests.small_run import small
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Planned]:
+    """The best two of a small pipeline."""
+    config = planned_config(small(data={"batch_size": 16}))
+    return Search(Space(config, parse_cluster("h100:2x4"), {"pipe": "2"})).best(2)
+
+
+def sent(axis: str, verb: str, *, exposed: float, of: float = 2e-3, crosses: bool = False) -> Collective:
+    """A message of 1 MB that takes `of` seconds, of which nothing hides `exposed`."""
+    return Collective(axis, verb, "all-gather", "bf16", crosses, 1, 1e6, 0, of, of - exposed, exposed)
+
+
+def test_the_program_decides_the_order(plans: list[Planned]):
+    first, second = plans
+    slow = [sent("fsdp", "gather_weight", exposed=1e-3)]
+    told = ranked([judged(first, HOPPER, GIB, True, slow), judged(second, HOPPER, GIB, True, [])])
+    assert [one.predicted for one in told] == [second, first]
+    told = ranked([judged(first, HOPPER, GIB, False, []), judged(second, HOPPER, GIB, True, slow)])
+    assert [one.predicted for one in told] == [second, first], "what does not fit comes last, however fast"
+
+
+def test_memory_and_waiting_are_those_of_the_program(plans: list[Planned]):
+    before = plans[0].found
+    messages = [
+        sent("fsdp", "scatter_gradient", exposed=1e-3, crosses=True),
+        sent("context", "gather_weight", exposed=2e-3),
+        sent("context", "gather_context", exposed=4e-3, of=4e-3),
+        sent("context+tensor", "gather_sequence", exposed=8e-3, of=16e-3),
+        sent("pipe", "shift_stage", exposed=16e-3, of=16e-3),
+        sent("host", "-", exposed=16e-3, of=16e-3),
+    ]
+    one = judged(plans[0], HOPPER, 3 * GIB, True, messages)
+    after = one.planned.found
+    busy = 1 - before.time.breakdown["bubble"] / before.time.seconds
+    assert 0 < busy < 1
+    assert after.time.breakdown["data"] == pytest.approx(
+        busy * (1e-3 / HOPPER.network_share + 2e-3 / HOPPER.node_share)
+    )
+    assert after.time.breakdown["context"] == pytest.approx(busy * 4e-3 / HOPPER.node_share)
+    assert after.time.breakdown["tensor"] == pytest.approx(busy * 8e-3 / HOPPER.node_share)
+    same = {name for name in before.time.breakdown if name not in WAITS}
+    assert all(after.time.breakdown[name] == before.time.breakdown[name] for name in same)
+    assert sum(after.time.breakdown.values()) == pytest.approx(after.time.seconds)
+    assert after.time.mfu * after.time.seconds == pytest.approx(before.time.mfu * before.time.seconds)
+    assert after.memory.device == 3 * GIB
+    assert one.exposed_bytes == pytest.approx(1e6 * (1 / 2 + 1 + 1 + 1 / 2))
+    assert one.predicted.found is before
+
+
+@pytest.mark.long
+def test_the_best_two_are_compiled_and_ranked_by_their_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(planning, "DEFAULT_CACHE", tmp_path)
+    file, output = tmp_path / "small.yaml", tmp_path / "plan.json"
+    file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
+    arguments = ["--config", file, "--cluster", "h100:1x2", "--top", "2", "--verify", "--output", output, "--json"]
+    assert main([str(one) for one in arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 2
+    assert [one["step_time_s"] for one in found] == sorted(one["step_time_s"] for one in found)
+    for one in found:
+        assert one["verified"]["fits"]
+        assert one["peak_bytes"] == one["verified"]["allocated_bytes"] > 0
+        assert one["verified"]["exposed_bytes"] > 0
+        assert one["step_time_s"] != one["verified"]["predicted_step_time_s"]
+        assert sum(one["breakdown"].values()) == pytest.approx(one["step_time_s"])
+    assert len(list(tmp_path.glob("*.json.gz"))) == 2
+    assert json.loads(output.read_text())["plan"] == found[0]["plan"]
