@@ -10,6 +10,8 @@ from typing import Any
 
 from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.records import ArrayShape, Module, Op, ProgramError, leaves
+from jaxpar.compiler.program.scopes import innermost, segments
+from pallas_kernels.attention.work import Work
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Product:
     flops: float
     """A multiplication and an addition count as two."""
     recomputed_flops: float
-    """Those among them that repeat work of the forward pass."""
+    """Those among them that repeat work of the forward pass, or of another kernel of the same backward."""
     arithmetic: str
     """`float32`, `tensorfloat32`, `bfloat16`, `float16`, `float8` or `float64`."""
     attention: bool = False
@@ -48,7 +50,8 @@ _MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$T
 """Custom calls that multiply no matrices."""
 _GEMM = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
 _ATTENTION = "__cudnn$fmha"
-_TRITON = "__gpu$xla.gpu.triton"
+_OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
+"""What Pallas lowers kernels to, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
 
@@ -70,7 +73,9 @@ def products(module: Module, op: Op, kernels: Kernels) -> Iterator[Product]:
             yield _gemm(op)
         elif op.target.startswith(_ATTENTION):
             yield _attention(op)
-        elif op.target == _TRITON and any(name in op.op_name for name in _HEAD_LOSS):
+        elif _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
+            yield _attention_kernel(op, work)
+        elif _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
             yield _head_loss(op)
         elif not _MOVING.fullmatch(op.target):
             raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
@@ -105,6 +110,22 @@ def _attention(op: Op) -> Product:
         return Product(3 * of_scores + 2 * of_values, of_scores, kind, attention=True)
     flops = of_scores + of_values
     return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, attention=True)
+
+
+def _attention_work(op: Op) -> Work | None:
+    """What an attention kernel of `pallas_kernels` says that it multiplies; None for another kernel."""
+    return next((work for name in segments(op.op_name) if (work := Work.named(innermost(name))) is not None), None)
+
+
+def _attention_kernel(op: Op, work: Work) -> Product:
+    """Our attention, of arrays [batch, tokens, heads, width]."""
+    query, key, value = (_array(op, place) for place in range(3))
+    batch, queries, heads, width = query.dims
+    pairs = batch * heads * work.pairs(queries, key.dims[1])
+    each = {name: work.flops(name, pairs, width, value.dims[-1]) for name in work.products}
+    flops = sum(each.values())
+    again = flops if recomputed(op.op_name) else sum(each[name] for name in work.repeated)
+    return Product(flops, again, arithmetic(op, query, key, "", []), attention=True)
 
 
 def _head_loss(op: Op) -> Product:

@@ -23,6 +23,7 @@ from pallas_kernels.attention.mosaic.scores import Scores
 from pallas_kernels.attention.mosaic.tiles import MULTIPROCESSORS, TABLE
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.work import FORWARD, multiplies
 from pallas_kernels.varying import vary_over, varying_axes
 
 __all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
@@ -57,7 +58,8 @@ def forward(
     queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, tiles.keys)
     found = visits(limits, queries, keys, TILE, tiles.keys, of_keys=False)
     launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": tiles}
-    out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, **launch)
+    with multiplies(settings.mask, *FORWARD):
+        out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, **launch)
     results = out[:, : q.shape[1]], jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
     return vary_over(results, varying_axes(q))  # a launch forgets what its results vary over
 
@@ -91,7 +93,9 @@ def backward(
     def by_keys(wanted: str, cut) -> dict[str, jax.Array]:
         found = visits(limits, queries, keys, cut.queries, TILE, of_keys=True)
         given = (q, k, v, d_out, statistics, queries, keys, found)
-        return key_gradients(*given, limits=limits, scores=scores, tiles=cut, wanted=wanted, **launch)
+        slopes = ("slopes",) if wanted != "v" else ()
+        with multiplies(mask, "scores", *slopes, *(f"d{letter}" for letter in wanted)):
+            return key_gradients(*given, limits=limits, scores=scores, tiles=cut, wanted=wanted, **launch)
 
     if tiles.fused is not None and not deterministic:
         d = by_keys("qkv", tiles.fused)
@@ -99,7 +103,8 @@ def backward(
         blocks = key_tokens(mask, tokens, tiles.query_gradients.keys)
         found = visits(limits, queries, blocks, TILE, tiles.query_gradients.keys, of_keys=False)
         given = (q, k, v, d_out, statistics, queries, blocks, found)
-        d = {"q": query_gradients(*given, limits=limits, scores=scores, tiles=tiles.query_gradients, **launch)}
+        with multiplies(mask, "scores", "slopes", "dq"):
+            d = {"q": query_gradients(*given, limits=limits, scores=scores, tiles=tiles.query_gradients, **launch)}
         for wanted, cut in tiles.key_gradients:
             d |= by_keys(wanted, cut)
     dtype = settings.result_dtype(q)

@@ -22,6 +22,7 @@ from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, products, s
 from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Lists, per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
+from pallas_kernels.attention.work import multiplies
 
 
 def backward(
@@ -49,26 +50,28 @@ def backward(
 
     tile = tiles.dq
     lists = per_query_block(settings.mask, tokens, tile.queries, tile.keys)
-    (dq,) = call(
-        partial(_dq_kernel, settings, tile),
-        f"attention_dq_{width}",
-        (pl.cdiv(queries, tile.queries), heads, batch),
-        tile,
-        ((q.shape, settings.result_dtype(q)),),
-        (*arguments, lists),
-        settings.interpret,
-    )
+    with multiplies(settings.mask, "scores", "slopes", "dq"):
+        (dq,) = call(
+            partial(_dq_kernel, settings, tile),
+            f"attention_dq_{width}",
+            (pl.cdiv(queries, tile.queries), heads, batch),
+            tile,
+            ((q.shape, settings.result_dtype(q)),),
+            (*arguments, lists),
+            settings.interpret,
+        )
     tile = tiles.dkv
     lists = per_key_block(settings.mask, tokens, tile.queries, tile.keys)
-    dk, dv = call(
-        partial(_dkv_kernel, settings, tile),
-        f"attention_dkv_{width}",
-        (pl.cdiv(keys, tile.keys), kv_heads, batch),
-        tile,
-        ((k.shape, settings.result_dtype(k)), (v.shape, settings.result_dtype(v))),
-        (*arguments, lists),
-        settings.interpret,
-    )
+    with multiplies(settings.mask, "scores", "slopes", "dv", "dk"):
+        dk, dv = call(
+            partial(_dkv_kernel, settings, tile),
+            f"attention_dkv_{width}",
+            (pl.cdiv(keys, tile.keys), kv_heads, batch),
+            tile,
+            ((k.shape, settings.result_dtype(k)), (v.shape, settings.result_dtype(v))),
+            (*arguments, lists),
+            settings.interpret,
+        )
     return dq, dk, dv
 
 

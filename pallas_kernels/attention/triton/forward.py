@@ -17,6 +17,7 @@ from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, scores
 from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Lists, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, pieces
+from pallas_kernels.attention.work import FORWARD, multiplies
 
 
 def forward(
@@ -31,15 +32,16 @@ def forward(
     tile = tile or default_tiles(settings, q, v).forward
     (batch, queries, heads, _), value_width = q.shape, v.shape[-1]
     lists = per_query_block(settings.mask, tokens, tile.queries, tile.keys)
-    out, lse = call(
-        partial(_kernel, settings, tile),
-        f"attention_forward_{q.shape[-1]}",
-        (pl.cdiv(queries, tile.queries), heads, batch),
-        tile,
-        (((*q.shape[:-1], value_width), settings.result_dtype(q)), ((batch, heads, queries), jnp.float32)),
-        (q, k, v, tokens, lists),
-        settings.interpret,
-    )
+    with multiplies(settings.mask, *FORWARD):
+        out, lse = call(
+            partial(_kernel, settings, tile),
+            f"attention_forward_{q.shape[-1]}",
+            (pl.cdiv(queries, tile.queries), heads, batch),
+            tile,
+            (((*q.shape[:-1], value_width), settings.result_dtype(q)), ((batch, heads, queries), jnp.float32)),
+            (q, k, v, tokens, lists),
+            settings.interpret,
+        )
     return out, lse.swapaxes(1, 2)
 
 

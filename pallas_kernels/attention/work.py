@@ -1,0 +1,81 @@
+"""What a launch of a kernel multiplies, said in the name of the scope that it runs in.
+
+A compiled program has the names of scopes at its custom calls, and nothing else that tells the mask of a kernel or
+which gradients it makes: whoever reads a program or a profile reads the name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pallas_kernels.masks import Mask
+
+FORWARD = ("scores", "output")
+"""Products of a forward: of queries and keys, and of weights and values."""
+BACKWARD = ("scores", "slopes", "dv", "dk", "dq")
+"""Products of a backward in one launch: the scores again, the gradient of the weights, and those of the inputs."""
+_OF_VALUES = ("output", "slopes", "dv")
+"""Products along, or of, the width of a value."""
+_SCOPE = re.compile(r"attention((?:\.[a-z]+)+?)(\.causal)?(?:\.window(\d+))?")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Matrix products of a launch, and between which pairs of queries and keys."""
+
+    products: tuple[str, ...]
+    """Names in `FORWARD` or `BACKWARD`."""
+    causal: bool = True
+    window: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as `attention.scores.output.causal.window4096`."""
+        kinds = [] if not self.causal else ["causal"]
+        kinds += [] if self.window is None else [f"window{self.window}"]
+        return ".".join(("attention", *self.products, *kinds))
+
+    @classmethod
+    def named(cls, name: str) -> Work | None:
+        """The work in the name of a scope; None for another scope."""
+        found = _SCOPE.fullmatch(name)
+        if (
+            found is None
+            or not (products := tuple(found[1][1:].split(".")))
+            or not {*products} <= {*FORWARD, *BACKWARD}
+        ):
+            return None
+        return cls(products, found[2] is not None, None if found[3] is None else int(found[3]))
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Products that something else made before: in a backward the scores, and beside a launch for dq the slopes."""
+        if "output" in self.products:
+            return ()
+        return ("scores", "slopes") if "dq" not in self.products and "slopes" in self.products else ("scores",)
+
+    def flops(self, product: str, pairs: float, width: int, value_width: int) -> float:
+        """Of one of the products over some pairs; a multiplication and an addition count as two."""
+        return 2.0 * pairs * (value_width if product in _OF_VALUES else width)
+
+    def pairs(self, queries: int, keys: int) -> float:
+        """Kept pairs of one row and head, if queries are spread evenly over the slots of the keys.
+
+        Exact where queries and keys are a whole row. Where a rank has some of the queries, or one of the parts of a
+        ring, it is the mean over ranks and parts; in a ring with a window, only about that. What is known at run time
+        alone, documents and prefixes, counts as if it were not there.
+        """
+        seen = keys if self.window is None else min(self.window, keys)
+        kept = seen * (seen + 1) // 2 + (keys - seen) * seen
+        if not self.causal:
+            kept += keys * (keys - 1) // 2
+        return queries * kept / keys
+
+
+def multiplies(mask: Mask, *products: str) -> Any:
+    """The scope to launch a kernel in that makes these products."""
+    return jax.named_scope(Work(products, mask.causal, mask.window).name)

@@ -1,0 +1,82 @@
+"""Programs whose attention is our kernels: the report knows their work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler.program.costs import Cost, costs
+from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.program.records import ProgramError
+from tests.compiler.inspected import inspected, wide
+from tests.compiler.program.programs import module
+
+LAYERS, ROWS, TOKENS, HEADS, WIDTH = 1, 4, 256, 2, 64
+PAIRS = ROWS * HEADS * TOKENS * (TOKENS + 1) // 2
+"""Kept pairs of a layer, over all devices."""
+PRODUCT = 2 * LAYERS * PAIRS * WIDTH / 8
+"""FLOPs of one product of a step, on one of eight devices."""
+
+
+def kernel(target: str, scopes: str) -> Cost:
+    """A launch over 2 rows of 1024 tokens: 8 query and 2 KV heads of width 192, values of 128."""
+    q, k, v = ("bf16[2,1024,8,192]{3,2,1,0}", "bf16[2,1024,2,192]{3,2,1,0}", "bf16[2,1024,2,128]{3,2,1,0}")
+    made = module(
+        f"%q = {q} parameter(0)\n%k = {k} parameter(1)\n%v = {v} parameter(2)\n"
+        f'%x = f32[2,1024,8,192]{{3,2,1,0}} custom-call(%q, %k, %v), custom_call_target="{target}", '
+        f'metadata={{op_name="jit(f)/{scopes}/pallas_call"}}'
+    )
+    (found,) = costs(made, executions(made))
+    return found
+
+
+CAUSAL = 2 * 2 * 8 * (1024 * 1025 // 2)
+"""FLOPs of a product, for each element of a head."""
+
+
+@pytest.mark.parametrize("target", ["__gpu$xla.gpu.triton", "mosaic_gpu_v2"])
+def test_a_launch_is_counted_by_the_scope_that_it_runs_in(target: str) -> None:
+    forward = kernel(target, "jvp(attention.scores.output.causal)/attention_forward")
+    assert (forward.kind, forward.arithmetic) == ("attention", "bfloat16")
+    assert (forward.flops, forward.recomputed_flops) == (CAUSAL * (192 + 128), 0)
+    again = kernel(target, "rematted_computation/attention.scores.output.causal/attention_forward")
+    assert again.recomputed_flops == again.flops == forward.flops
+    backward = kernel(target, "transpose(jvp())/attention.scores.slopes.dv.dk.causal/attention_dkv")
+    assert (backward.flops, backward.recomputed_flops) == (CAUSAL * 2 * (192 + 128), CAUSAL * (192 + 128))
+
+
+def test_another_kernel_through_pallas_is_refused() -> None:
+    with pytest.raises(ProgramError, match="mosaic_gpu_v2"):
+        kernel("mosaic_gpu_v2", "attention/mine")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("cluster", "strategy", "name", "products", "repeated"),
+    [
+        ("h100:1x8", "ring", "mosaic", 2 + 5, 1),
+        ("a100-80:1x8", "ulysses", "triton", 2 + 3 + 4, 3),
+    ],
+)
+def test_the_work_of_attention_kernels_is_known(
+    cluster: str, strategy: str, name: str, products: int, repeated: int
+) -> None:
+    sections: dict[str, Any] = {
+        "model": {"layers": LAYERS, "heads": HEADS, "kv_heads": HEADS, "embed": HEADS * WIDTH},
+        "parallel": {"context": 2, "context_strategy": strategy, "fsdp": 4},
+        "attention": {"backend": "flash"},
+        "data": {"sequence_length": TOKENS, "batch_size": ROWS},
+    }
+    analysis, report = inspected(wide(**sections), cluster)
+    assert analysis.compilation.plan.attention.name == name
+    # Some are inside a fusion that writes their result where it belongs.
+    found = [cost for cost in analysis.costs if cost.kind == "attention" and cost.flops]
+    assert {cost.arithmetic for cost in found} == {"bfloat16"}
+    flops, again = (
+        sum(getattr(cost, name) * cost.executions for cost in found) for name in ("flops", "recomputed_flops")
+    )
+    # Each part of a ring counts as if the diagonal cut it, which is the mean of an empty and a full one.
+    assert flops == pytest.approx(products * PRODUCT, rel=0.01)
+    assert again == pytest.approx(repeated * PRODUCT, rel=0.01)
+    assert report.flops_by_kind["attention"] == flops
