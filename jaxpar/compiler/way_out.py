@@ -26,8 +26,8 @@ def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
     def rebuild(changed: Config) -> TrainStep:
         validate(changed)
         step = described_step(*plan_for(changed, cluster))
-        on_host, limit = estimate_memory(step).host, config.memory.host_limit
-        if step.filed is None and limit is not None and on_host > limit:
+        on_host, limit = estimate_memory(step).host, cluster.host_limit(config.memory.host_limit)
+        if step.filed is None and on_host > limit:
             raise UserError(f"memory.host_limit: {limit} bytes, and {on_host} are needed for each device")
         return step
 

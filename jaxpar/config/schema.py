@@ -197,8 +197,8 @@ class MemoryConfig:
     """Arrays of fewer bytes stay on the device under `memory.offload_fraction`."""
     host_limit: int | None = None
     """Bytes of the host's memory that may be used for each device: by activations that are offloaded, and by a state
-    under `optimizer_offload: host`. Null is the machine's memory, shared out, and no limit where a machine is only
-    described."""
+    under `optimizer_offload: host`. Null is the machine's memory, shared out; where a machine is only described, the
+    `host_memory` of its cluster."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments rest: `none` on the device, `host` in the host's pinned memory, `file` in files
     under `memory.offload_dir`. From host or files they pass through the device a piece at a time, at the end of each

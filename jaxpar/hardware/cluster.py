@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from jaxpar.config.yaml_text import Located, parse_document
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.links import GIGA, Link
 
+HOST_MEMORY = 2**40
+"""Bytes that a host is taken to have for its GPUs, where nobody says."""
 FORM = "expected gpu:hosts x gpus, as in h100:1x8, or the path of a .yaml file"
 
 
@@ -31,6 +33,8 @@ class Group:
     """Between hosts: the share of one GPU."""
     host: Link
     """Between a GPU and its host's memory."""
+    host_memory: int = HOST_MEMORY
+    """Bytes of a host's memory that its GPUs may have pinned."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,13 @@ class Cluster:
         """Bytes per second and direction between a GPU and its host's memory."""
         return min(group.host.bandwidth for group in self.groups)
 
+    def host_limit(self, asked: int | None = None) -> int:
+        """Bytes of its host's memory that a GPU may have pinned: what is `asked` (`memory.host_limit`), else its share.
+
+        Of several groups that with the least.
+        """
+        return min(group.host_memory for group in self.groups) // self.gpus_per_host if asked is None else asked
+
     def describe(self) -> str:
         """The numbers that every prediction rests on, in one line per group."""
         lines = []
@@ -160,6 +171,7 @@ class _WrittenGroup:
     gpu: str
     hosts: int
     levels: _Levels = field(default_factory=_Levels)
+    host_memory: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +181,7 @@ class _WrittenCluster:
     hosts: int = 0
     gpus_per_host: int = 8
     levels: _Levels = field(default_factory=_Levels)
+    host_memory: float | None = None
     groups: dict[str, _WrittenGroup] = field(default_factory=dict)
     bandwidth: str = ""
 
@@ -183,7 +196,7 @@ def read_cluster(path: Path) -> Cluster:
     place = lambda key: f"{path}:{lines[key]}" if key in lines else str(path)
     _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"))
     if written.groups:
-        for key in ("gpu", "hosts", "levels"):
+        for key in ("gpu", "hosts", "levels", "host_memory"):
             if key in lines:
                 raise UserError(f"{place(key)}: {key}: with groups, each group has its own")
         where = lambda key: place("groups")
@@ -192,7 +205,7 @@ def read_cluster(path: Path) -> Cluster:
         for key in ("gpu", "hosts"):
             if key not in lines:
                 raise UserError(f"{path}: the key {key} is missing")
-        alone = _WrittenGroup(written.gpu, written.hosts, written.levels)
+        alone = _WrittenGroup(written.gpu, written.hosts, written.levels, written.host_memory)
         groups = [_read_group(written.gpu, "", alone, place, path)]
     measured = path.parent / written.bandwidth if written.bandwidth else None
     if measured is not None and not measured.is_file():
@@ -207,11 +220,14 @@ def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[
         for quantity, value in vars(numbers or _Numbers(1)).items():
             if value is not None:
                 _positive(value, f"{prefix}levels.{level}.{quantity}", place("levels"))
+    if written.host_memory is not None:
+        _positive(written.host_memory, f"{prefix}host_memory", place("host_memory"))
     try:
         gpu = gpu_named(written.gpu)
     except UserError as error:
         raise UserError(f"{place('gpu')}: {prefix}gpu: {error}") from None
-    return _group(name, gpu, written.hosts, written.levels, str(path))
+    group = _group(name, gpu, written.hosts, written.levels, str(path))
+    return group if written.host_memory is None else replace(group, host_memory=int(written.host_memory * 2**30))
 
 
 def _group(name: str, gpu: GPU, hosts: int, levels: _Levels, source: str) -> Group:

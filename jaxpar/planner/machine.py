@@ -55,7 +55,7 @@ def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) ->
         network=link,
         source="this machine; nominal",
     )
-    return Cluster(f"{CPU}:{hosts}x{devices}", devices, (Group(CPU, gpu, hosts, link, link, link),))
+    return Cluster(f"{CPU}:{hosts}x{devices}", devices, (Group(CPU, gpu, hosts, link, link, link, memory),))
 
 
 def cluster_at_hand(devices: Sequence[Device]) -> Cluster:

@@ -42,8 +42,6 @@ from jaxpar.planner.time_model import StepTime, floor_time, step_time
 from jaxpar.training.auto_remat import ESTIMATED
 from jaxpar.training.memory_estimate import MemoryEstimate
 
-HOST_SHARE = 2**40
-"""Bytes of pinned memory that a host is taken to have for its GPUs, where nobody says."""
 GROUP_PARTS = ("matmuls", "attention", "other", "tensor")
 """Of a step's time, what no choice within a group makes less."""
 SPLIT_SHARE = 0.6
@@ -331,7 +329,7 @@ class Search:
 
     @property
     def _host_limit(self) -> int:
-        return HOST_SHARE // self.cluster.gpus_per_host
+        return self.cluster.host_limit(self.space.config.memory.host_limit)
 
     # ---- nothing found
 

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.observe.amounts import seconds, share, size
 from jaxpar.observe.amounts import words as plain
 from jaxpar.pipeline.in_flight import lockstep_peaks
@@ -31,6 +32,8 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
         highlight=False, soft_wrap=True, style="dim",
     )  # fmt: skip
     console.print(plan_table(plans))
+    if best.found.memory.host:
+        console.print(host_words(best), highlight=False, soft_wrap=True)
     print_steps(best, console)
     print_best(best, console)
     if len(plans) > 1:
@@ -38,6 +41,16 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
         for other in plans[1:]:
             said = words.difference(best.found, other.found)
             console.print(f"  {words.axes(other.found.layout)}: {said}", highlight=False, soft_wrap=True)
+
+
+def host_words(best: Planned) -> str:
+    """How much of a host's memory a layout takes, and where it stands how much there is."""
+    own, cluster = best.config.memory.host_limit, best.cluster
+    limit, source = cluster.host_limit(own), "memory.host_limit"
+    if own is None:
+        whole = size(limit * cluster.gpus_per_host)
+        source = f"{whole} a host: host_memory in the cluster's YAML, {size(HOST_MEMORY)} where nobody says"
+    return f"On the host: {size(best.found.memory.host)} of the {size(limit)} that a GPU may have there ({source})"
 
 
 def plan_table(plans: Sequence[Planned]) -> Table:

@@ -34,7 +34,7 @@ from jaxpar.mesh.devices import Device, cluster_of
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.auto_remat import auto_runs
 from jaxpar.training.head_loss import choose_loss
-from jaxpar.training.memory_check import host_bytes, host_share, mebibytes, usable_bytes
+from jaxpar.training.memory_check import host_share, mebibytes, own_host_share, usable_bytes
 from jaxpar.training.pipeline import choose_schedule, chunk_layers
 from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
@@ -82,7 +82,7 @@ def make_plan(
     layers = max(chunk_layers(config, schedule.chunks))
     if config.memory.remat == AUTO:
         least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, layers))
-        host = _host_limit(config, described, alone=usable is not None)
+        host = _host_limit(config, cluster if described else None, alone=usable is not None)
         asked = auto_runs(config, least, _without_tiled(config, costs), own() if usable is None else usable, host)
     else:
         asked = layer_runs(config.memory.remat, ACTIVATIONS, layers)
@@ -133,11 +133,13 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
     )
 
 
-def _host_limit(config: Config, described: bool, *, alone: bool) -> int | None:
-    """Bytes of host memory for a device, None for no limit; `alone` where no other process is to be asked."""
-    if config.memory.host_limit is not None or described:
+def _host_limit(config: Config, described: Cluster | None, *, alone: bool) -> int:
+    """Bytes of host memory for a device; `alone` where no other process is to be asked."""
+    if described is not None:
+        return described.host_limit(config.memory.host_limit)
+    if config.memory.host_limit is not None:
         return config.memory.host_limit
-    return host_bytes() // jax.local_device_count() if alone else host_share()
+    return own_host_share() if alone else host_share()
 
 
 def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:

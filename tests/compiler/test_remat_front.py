@@ -79,10 +79,14 @@ def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFi
     assert [(one.layers, one.activations) for one in runs] == [(n, own) for n, own in best["runs"]]
 
 
-def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(capfd: pytest.CaptureFixture[str]):
+def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     """131,072 tokens on GPUs of 32 GB: there is no table of choices none of which fits."""
     too_long = "--set", "data.sequence_length=131072"
-    assert run(*too_long, cluster="v100-32:1x8") == 0
+    large_hosts = tmp_path / "large.yaml"
+    large_hosts.write_text("gpu: v100-32\nhosts: 1\nhost_memory: 8192\n")
+    assert run(*too_long, cluster=str(large_hosts)) == 0
     _, sentence, *after = capfd.readouterr().out.splitlines()
     assert not after
     assert re.match(r"Nothing fits: .* takes \d+\.\d GiB of 27.7 GiB, \d+\.\d GiB too much; ", sentence)

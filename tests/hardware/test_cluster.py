@@ -57,6 +57,14 @@ def test_a_file_overrides_levels_in_gigabytes_and_microseconds(tmp_path: Path):
     assert "c.yaml" in cluster.link(True).source
 
 
+def test_a_host_has_a_tebibyte_for_its_gpus_where_nobody_says(tmp_path: Path):
+    assert parse_cluster("h100:2x8").host_limit() == 2**40 // 8
+    assert parse_cluster("h100:2x8").host_limit(2**30) == 2**30
+    assert parse_cluster(write(tmp_path, "gpu: h100\nhosts: 2\nhost_memory: 512.5\n")).host_limit() == 512.5 * 2**30 / 8
+    text = "gpus_per_host: 4\ngroups: {a: {gpu: h100, hosts: 1}, b: {gpu: h100, hosts: 1, host_memory: 256}}\n"
+    assert parse_cluster(write(tmp_path, text)).host_limit() == 2**36
+
+
 def test_mixed_kinds_run_at_the_slowest_link_and_fit_the_smallest_memory(tmp_path: Path):
     text = "gpus_per_host: 4\ngroups:\n  old: {gpu: a100-40, hosts: 1}\n  new: {gpu: h100, hosts: 2}\n"
     cluster = parse_cluster(write(tmp_path, text))
@@ -109,6 +117,8 @@ def test_text_that_is_no_cluster_gets_one_sentence(text: str, says: str):
         ("gpu: h100\nhosts: 1\nlevels: {network: {latency: 1}}\n", "levels.network: the key bandwidth is missing"),
         ("gpu: h100\nhosts: 1\nlevels: {network: {bandwidth: 0}}\n", "c.yaml:3: levels.network.bandwidth: expected"),
         ("gpu: h100\ngroups: {a: {gpu: h100, hosts: 1}}\n", "c.yaml:1: gpu: with groups, each group has its own"),
+        ("gpu: h100\nhosts: 1\nhost_memory: 0\n", "c.yaml:3: host_memory: expected a number above 0, got 0"),
+        ("gpu: h100\nhosts: 1\nhost_memory: 1TB\n", "c.yaml:3: host_memory: expected a number"),
         ("groups: {a: {gpu: h10, hosts: 1}}\n", "c.yaml:1: groups.a.gpu: no GPU is called 'h10'"),
         ("- h100\n", "c.yaml:1: expected a mapping"),
     ],

@@ -137,7 +137,7 @@ class _Maker:
 
     @property
     def _host_bytes(self) -> int:
-        return self.room.host_unit_bytes(self.config.memory.host_limit)
+        return self.room.host_unit_bytes(self.cluster.host_limit(self.config.memory.host_limit))
 
     @property
     def _notes(self) -> tuple[str, ...]:
