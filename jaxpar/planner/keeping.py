@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 from jaxpar.config import Config
 from jaxpar.config.plan import AxisSizes, LayerRun
@@ -13,7 +14,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import layer_shape
-from jaxpar.memory.pareto import NothingFits, cheapest
+from jaxpar.memory.pareto import NothingFits, Point, cheapest, layer_front
 from jaxpar.memory.pipeline_offload import ATTAINED, largest_hidden_fraction
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
@@ -50,6 +51,8 @@ class Keeper:
     """Bytes of a device that may be planned for."""
     fixed_remat: str | None = None
     may_offload: bool = True
+    known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What keepers of this model and cluster found already: most of it does not depend on all of a choice."""
 
     def options(self) -> Iterator[Kept]:
         """What fits; if everything can be kept, only that."""
@@ -82,6 +85,14 @@ class Keeper:
 
     def memory(self, layout: Layout) -> MemoryEstimate:
         """What a layout of this choice takes."""
+        choice = self.choice
+        decides = self.slots, self._splits, choice.virtual_stages, choice.zero, choice.optimizer_offload
+        key = "memory", self.group, *decides, layout.remat, layout.offload_fraction
+        if key not in self.known:
+            self.known[key] = self._memory(layout)
+        return self.known[key]
+
+    def _memory(self, layout: Layout) -> MemoryEstimate:
         config = config_of(self.model.config, layout)
         runs = runs_of(layout, self.chunk)
         tiles = mlp_tiles(config, runs, self._splits).number
@@ -144,13 +155,21 @@ class Keeper:
         times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
         return largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
 
+    @property
+    def _front(self) -> list[Point]:
+        """Of a layer, with nothing on the host."""
+        key = "front", *self.costs.sizes.items(), *self.costs.recomputations
+        if key not in self.known:
+            self.known[key] = layer_front(self.costs, offload=False)
+        return self.known[key]
+
     def _mixture(self) -> Iterator[Kept]:
         """The cheapest maps of one or two kinds of layer that fill what there is."""
         least = self.least()
         room = self.limit - (least.device - least.saved_activations)
         units = self.slots.stash
         try:
-            found = cheapest(self.costs, self.chunk, room // units)
+            found = cheapest(self.costs, self.chunk, room // units, points=self._front)
         except NothingFits:
             return
         names = list(self.costs.sizes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, product
@@ -116,8 +116,8 @@ class Search:
     effort: Effort = field(default_factory=Effort)
     met: list[Found] = field(default_factory=list)
     """Every layout that was timed."""
-    _fitting: dict[tuple[Any, ...], bool] = field(default_factory=dict)
-    """Whether something may fit, by what decides it."""
+    _known: dict[Hashable, Any] = field(default_factory=dict)
+    """What its keepers found."""
     _heads: dict[Group, float] = field(default_factory=dict)
     """Seconds of head and loss."""
     _within: float = float("inf")
@@ -239,12 +239,6 @@ class Search:
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
             choice = Choice(schedule, virtual, zero, strategy, away)
             keeper = self.keeper(group, choice)
-            key = group, schedule, virtual, zero, away
-            if key not in self._fitting:
-                self._fitting[key] = self._can_fit(keeper)
-            if not self._fitting[key]:
-                self.effort.too_large += 1
-                continue
             self.effort.bounded += 1
             yield (
                 floor + self._least_bubble(group, choice, ideal - head / group.pipe, head),
@@ -279,6 +273,9 @@ class Search:
         return self._heads[group]
 
     def _simulated(self, keeper: Keeper) -> Iterator[tuple[float, Any]]:
+        if not self._can_fit(keeper):
+            self.effort.too_large += 1
+            return
         self.effort.simulated += 1
         yield self.time(keeper.layout("none")).seconds, lambda: self._layouts(keeper)
 
@@ -296,7 +293,7 @@ class Search:
         """What can be kept under a choice."""
         fixed = self.space.fixed
         offloads = fixed.get("offload") in (None, "activations", "all")
-        return Keeper(self.model, self.cluster, group, choice, self.usable, fixed.get("remat"), offloads)
+        return Keeper(self.model, self.cluster, group, choice, self.usable, fixed.get("remat"), offloads, self._known)
 
     def _can_fit(self, keeper: Keeper) -> bool:
         """Whether something may fit: what is kept from forward to backward could all go to the host."""
@@ -386,7 +383,7 @@ def fitting_devices(search: Search) -> int | None:
             space=replace(search.space, cluster=cluster),
             effort=Effort(),
             met=[],
-            _fitting={},
+            _known={},
             _heads={},
             _within=float("inf"),
             _keys=set(),
