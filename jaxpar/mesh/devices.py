@@ -21,10 +21,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
 from jaxpar.mesh import liveness
-from jaxpar.mesh.job import Job, find_job
+from jaxpar.mesh.job import Job, find_job, visible_gpus
 from jaxpar.mesh.meeting import meet
 from jaxpar.mesh.relay import open_relay
 
@@ -69,8 +70,8 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
 
     On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
     virtual CPU devices. On a machine with one, XLA gets the flags that programs for GPUs are compiled with, but for
-    those that the user set. Where the configuration or a launcher says so, joins the other processes, which are watched
-    from then on. Does nothing once JAX has looked at its devices. Raises `UserError` when XLA does not know a flag, or
+    those that the user set, and its allowance of host memory. Where the configuration or a launcher says so, joins the
+    other processes, which are watched from then on. Does nothing once JAX has looked at its devices. Raises `UserError` when XLA does not know a flag, or
     when the other processes cannot be reached.
     """
     job = find_job(distributed, os.environ, host_gpus())
@@ -94,10 +95,20 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
         check_flags(flags)  # XLA ends the process over an unknown one
         if not any(name in os.environ for name in POOL_VARIABLES):
             os.environ[POOL_VARIABLES[0]] = str(POOL_FRACTION)
+        raise_pinned_limit(os.environ, _processes_here(job))
         os.environ["XLA_FLAGS"] = flags
     if job is not None and not jax.distributed.is_initialized():
         _join(job, distributed)
     return job
+
+
+def _processes_here(job: Job | None) -> int:
+    """Processes of the job on this machine, as far as its GPUs tell."""
+    if job is None:
+        return 1
+    gpus = host_gpus()
+    own = len(job.local_devices or ()) or visible_gpus(os.environ, gpus)
+    return max(1, min(job.processes, gpus // max(1, own)))
 
 
 def find_devices() -> list[Device]:

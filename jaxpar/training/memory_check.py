@@ -8,6 +8,7 @@ from math import prod
 import jax
 
 from jaxpar.checkpoint.processes import from_first
+from jaxpar.hardware.host import PINNED_VARIABLE, host_memory, pinned_limit
 from jaxpar.memory.streaming import PINNED
 from jaxpar.mesh.devices import Device
 from jaxpar.training.step import TrainStep
@@ -50,35 +51,43 @@ def memory_limit(step: TrainStep) -> tuple[int, int]:
     """
     local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]
     limit = _own_limit(local[0])
-    return (host_bytes(), len(local)) if limit is None else (limit, 1)
+    return (host_memory(), len(local)) if limit is None else (limit, 1)
 
 
 def usable_bytes() -> int:
     """Bytes that a program may take of a device: its own, or its share of the machine's memory, where processes see
     different ones as the first has it."""
     limit = _own_limit(jax.local_devices()[0])
-    return from_first(lambda: host_bytes() // jax.local_device_count() if limit is None else limit)
+    return from_first(lambda: host_memory() // jax.local_device_count() if limit is None else limit)
 
 
 def host_share() -> int:
-    """The machine's memory for each of its devices, where processes see different ones as the first has it."""
-    return from_first(lambda: host_bytes() // jax.local_device_count())
+    """`own_host_share`, where processes see different ones as the first has it."""
+    return from_first(own_host_share)
+
+
+def own_host_share() -> int:
+    """What this process may pin of the machine's memory for each of its devices."""
+    return pinnable_bytes() // jax.local_device_count()
+
+
+def pinnable_bytes() -> int:
+    """What this process may pin of the machine's memory for its devices; virtual CPU devices know no such limit."""
+    cpu = jax.local_devices()[0].platform == "cpu"
+    return host_memory() if cpu else min(host_memory(), pinned_limit(os.environ))
 
 
 def host_limit(step: TrainStep, devices: int) -> int:
-    """Bytes of this machine's memory for so many of its devices."""
+    """Bytes of this machine's memory that so many of its devices may have pinned."""
     asked = step.config.memory.host_limit
-    return host_bytes() if asked is None else min(host_bytes(), asked * devices)
+    return pinnable_bytes() if asked is None else min(pinnable_bytes(), asked * devices)
 
 
 def limit_words(step: TrainStep) -> str:
     """What `host_limit` is due to."""
-    return "this machine has" if step.config.memory.host_limit is None else "memory.host_limit leaves"
-
-
-def host_bytes() -> int:
-    """The machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if step.config.memory.host_limit is not None:
+        return "memory.host_limit leaves"
+    return "this machine has" if pinnable_bytes() == host_memory() else f"{PINNED_VARIABLE} leaves this process"
 
 
 def _own_limit(device: Device) -> int | None:

@@ -10,9 +10,17 @@ import jax
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.validate import validate
+from jaxpar.hardware.host import PINNED_VARIABLE
 from jaxpar.mesh.devices import devices_per_node
-from jaxpar.training.host_memory import check_offload
-from jaxpar.training.memory_check import mebibytes, memory_limit, pinned_state_bytes, state_bytes
+from jaxpar.training.host_memory import check_offload, offloaded_bytes
+from jaxpar.training.memory_check import (
+    host_limit,
+    limit_words,
+    mebibytes,
+    memory_limit,
+    pinned_state_bytes,
+    state_bytes,
+)
 from jaxpar.training.memory_estimate import MemoryEstimate, estimate_memory, estimated_bytes
 from jaxpar.training.nearest_fit import MORE_DEVICES, Search, nearest_fit, told
 from jaxpar.training.resolve import make_plan
@@ -21,6 +29,8 @@ from jaxpar.training.step import TrainStep
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA begins to say that memory did not suffice."""
+OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
+"""What it says where it was the host's memory that it pins for devices."""
 ROOM = 0.97
 """Share of the memory that a plan should leave untouched at most, where XLA has run out of it."""
 
@@ -64,17 +74,32 @@ def explained(step: TrainStep, needed: Callable[[], int | None] = lambda: None) 
 
 
 def _explanation(step: TrainStep, error: str, needed: int | None) -> str:
+    asked = re.search(r"allocat\w*\s+(?:of\s+)?(\d+(?:\.\d+)?\s?[KMGT]?i?B?(?:ytes)?(?:\s?bytes)?)", error)
+    found = f"for {_readable(asked[1])} more" if asked else "for what it wanted to allocate"
+    if OF_THE_HOST.search(error):
+        return _host_explanation(step, found)
     limit, sharing = memory_limit(step)
     each = limit // sharing
     total = needed or estimated_bytes(step)
     # What XLA says that it needs can be less than there is: the rest was taken, or in pieces that are too small.
     goal = int(ROOM * min(each, total))
-    asked = re.search(r"allocat\w*\s+(?:of\s+)?(\d+(?:\.\d+)?\s?[KMGT]?i?B?(?:ytes)?(?:\s?bytes)?)", error)
-    found = f"for {_readable(asked[1])} more" if asked else "for what it wanted to allocate"
     return (
         f"parallel: XLA found no room {found} on a device; the step needs "
         f"{'' if needed else 'about '}{mebibytes(total)} per device, and there are {mebibytes(each)}; by shapes, "
         f"{_by_class(estimate_memory(step))}; {told(_search(step, goal, needed))}"
+    )
+
+
+def _host_explanation(step: TrainStep, found: str) -> str:
+    devices = sum(device.process_index == jax.process_index() for device in step.mesh.devices.flat)
+    state = 0 if step.filed is not None else pinned_state_bytes(step)
+    activations = offloaded_bytes(step)
+    return (
+        f"memory: XLA found no room {found} in the host's pinned memory; for each of {devices} devices the step keeps "
+        f"there {mebibytes(state)} of master weights and moments and {mebibytes(activations)} of activations, "
+        f"{mebibytes((state + activations) * devices)} in all, and {limit_words(step)} "
+        f"{mebibytes(host_limit(step, devices))}; expected a larger {PINNED_VARIABLE} where the machine has more, "
+        "memory.optimizer_offload: file, fewer offloaded activations, or more machines"
     )
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from math import gcd
 
-import jax
-
 from jaxpar.attention import (
     AttentionRequest,
     ContextLayout,

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from jaxpar.config import DistributedConfig, UserError
+from jaxpar.hardware import host
+from jaxpar.hardware.host import PINNED_VARIABLE
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import xla_flags
 from jaxpar.mesh import devices
@@ -25,7 +27,7 @@ def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
     devices.jax.devices()  # XLA reads its flags once: before they are changed here
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
     monkeypatch.delenv("JAX_PLATFORMS")
-    for name in POOL_VARIABLES:
+    for name in (*POOL_VARIABLES, PINNED_VARIABLE):
         monkeypatch.setenv(name, "")  # so that what the function sets is taken back
         monkeypatch.delenv(name)
 
@@ -63,6 +65,33 @@ def test_the_users_share_of_memory_stays_alone(monkeypatch: pytest.MonkeyPatch, 
     flags_after(monkeypatch, "")
     assert [devices.os.environ.get(other) for other in POOL_VARIABLES].count(None) == 1
     assert devices.os.environ[name] == "0.5"
+
+
+def test_xla_may_pin_most_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "host_memory", lambda: 2000 * 2**30)
+    flags_after(monkeypatch, "")
+    assert os.environ[PINNED_VARIABLE] == "1800"
+
+
+def test_processes_of_a_host_share_what_may_be_pinned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "host_memory", lambda: 2000 * 2**30)
+    monkeypatch.setattr(devices, "host_gpus", lambda: 8)
+    monkeypatch.setattr(devices, "find_job", lambda *_: Job("a:1", 16, 0, local_devices=(0, 1)))
+    monkeypatch.setattr(devices.jax.distributed, "is_initialized", lambda: True)
+    flags_after(monkeypatch, "")
+    assert os.environ[PINNED_VARIABLE] == "450"
+
+
+def test_what_the_user_lets_xla_pin_stays(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(PINNED_VARIABLE, "7")
+    flags_after(monkeypatch, "")
+    assert os.environ[PINNED_VARIABLE] == "7"
+
+
+def test_where_xla_pins_all_it_may_at_once_it_may_not_pin_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE", "true")
+    flags_after(monkeypatch, "")
+    assert PINNED_VARIABLE not in os.environ
 
 
 def device(process: int, platform: str = "gpu") -> Any:

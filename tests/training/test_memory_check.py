@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -125,6 +126,37 @@ def test_memory_that_runs_out_while_compiling_is_a_sentence():
     sentence = r"XLA found no room for 3\.00 GiB more on a device; the step needs about"
     with pytest.raises(UserError, match=sentence), explained(step):
         raise exhausted()
+
+
+HOST_ERROR = (
+    "RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 3221225472 bytes with allocator xla_gpu_host_bfc "
+    "on device 0."
+)
+
+
+def test_host_memory_that_runs_out_is_told_from_a_devices():
+    step = SmallRun(small(memory={"optimizer_offload": "host"})).step
+    state = mebibytes(memory_check.pinned_state_bytes(step))
+    sentence = (
+        rf"^memory: XLA found no room for 3\.00 GiB more in the host's pinned memory; .* {state} of master weights"
+    )
+    with pytest.raises(UserError, match=sentence) as raised, explained(step):
+        raise jax.errors.JaxRuntimeError(HOST_ERROR)
+    assert "expected a larger XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB" in str(raised.value)
+    assert "nearest" not in str(raised.value)
+
+
+def test_a_plan_may_count_on_what_xla_pins_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    step = SmallRun(small()).step
+    machine = memory_check.host_memory()
+    assert memory_check.host_limit(step, 8) == machine, "virtual devices pin what they like"
+    monkeypatch.setattr(memory_check.jax, "local_devices", lambda: [SimpleNamespace(platform="gpu")])
+    monkeypatch.setattr(memory_check, "host_memory", lambda: 2**41)
+    monkeypatch.delenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", raising=False)
+    assert memory_check.host_limit(step, 8) == 64 * 2**30
+    assert memory_check.limit_words(step) == "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB leaves this process"
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "1800")
+    assert memory_check.host_limit(step, 8) == 1800 * 2**30
 
 
 def test_other_errors_of_xla_pass():
