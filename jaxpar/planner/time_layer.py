@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from jaxpar.attention.context import neighbours
+from jaxpar.attention.ulysses import repeats
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.schema import ModelConfig
 from jaxpar.planner.mechanisms import Mechanisms
@@ -237,6 +239,15 @@ class _Messages:
         self.parallel = case.sequence_parallel
         self.half = ring.gather(whole) if case.tensor > 1 else 0.0
         self.full = ring.reduce(whole) if case.tensor > 1 else 0.0
+        group = 1
+        if case.context_strategy == "usp":
+            group = neighbours(case.context, case.heads // case.tensor, max(1, network.per_host // case.tensor))
+        elif case.context_strategy == "ulysses":
+            group = case.context
+        self.group = group
+        """Neighbouring context ranks that exchange sequence for heads; a ring goes round the groups."""
+        self.over_group = network.ring(group, case.tensor)
+        self.between_groups = network.ring(case.context // group, case.tensor * group)
         self.over_context = network.ring(case.context, case.tensor)
 
     def _exposed(self, matmul: float, message: float) -> float:
@@ -279,28 +290,31 @@ class _Messages:
 
     def context(self, core: float, core_back: float) -> tuple[float, float]:
         """Forward and backward, by strategy."""
-        case, ring = self.case, self.over_context
+        case = self.case
         if case.context == 1:
             return 0.0, 0.0
-        heads = max(1, case.kv_heads // case.tensor) * case.head_dim
-        part = float(2 * case.tokens * heads * case.item)
-        whole = part * case.context
+        heads = max(1, case.kv_heads // case.tensor)
+        part = float(2 * case.tokens * heads * case.head_dim * case.item)
+        if case.context_strategy == "allgather":
+            forward = self.over_context.gather(part * case.context)
+            return self._beside_core(core, forward), self._beside_core(core_back, 2 * forward)
+        part *= repeats(heads, self.group)
         query = float(case.tokens * case.heads * case.head_dim // case.tensor * case.item)
-        if case.context_strategy == "ring":
-            forward, backward = (case.context - 1) * ring.shift(part), (case.context - 1) * ring.shift(3 * part)
-            if self.does.overlap_context:
-                share = (case.context - 1) / case.context
-                forward = overlapped(core * share, forward, self.slowdown) - core * share
-                backward = overlapped(core_back * share, backward, self.slowdown) - core_back * share
-            return forward, backward
-        if case.context_strategy in ("ulysses", "usp"):
-            forward = 2 * ring.exchange(query) + ring.exchange(part)
-            return forward, forward
-        forward, backward = ring.gather(whole), 2 * ring.gather(whole)
-        if self.does.overlap_context:
-            forward = overlapped(core, forward, self.slowdown) - core
-            backward = overlapped(core_back, backward, self.slowdown) - core_back
-        return forward, backward
+        exchanged = 2 * self.over_group.exchange(query) + self.over_group.exchange(part)
+        # Backward, keys and values go round again, and the gradients of both in float32.
+        steps, ring = case.context // self.group - 1, self.between_groups
+        forward, backward = steps * ring.shift(part), steps * ring.shift(part * (1 + 4 / case.item))
+        share = steps / (steps + 1)
+        return (
+            exchanged + self._beside_core(core * share, forward),
+            exchanged + self._beside_core(core_back * share, backward),
+        )
+
+    def _beside_core(self, core: float, message: float) -> float:
+        """What is left of a message beside the attention of other keys, where the software can."""
+        if not self.does.overlap_context:
+            return message
+        return overlapped(core, message, self.slowdown) - core
 
 
 @lru_cache(maxsize=50_000)

@@ -23,8 +23,12 @@ class Ring:
     """Bytes per second that a rank sends to the next of its host, reached by large messages."""
     across: float
     """Bytes per second that the members of a host send to the next host together; infinite for one host."""
+    card: float
+    """Bytes per second that one member sends to another host over its own card; infinite for one host."""
     latency: float
     """Seconds until a message has gone once round the ring."""
+    hop: float
+    """Seconds of its slowest hop."""
     start: float
     """Seconds before anything is sent."""
 
@@ -46,14 +50,21 @@ class Ring:
         return self.start + 2 * (self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth)
 
     def exchange(self, whole: float) -> float:
-        """All-to-all in which each rank holds `whole` bytes."""
-        return self.gather(whole)
+        """All-to-all in which each rank holds `whole` bytes, an equal part for every rank.
+
+        No part is of use to two ranks: what goes to other hosts leaves over the sender's own card, beside what stays.
+        """
+        if self.ranks == 1 or whole == 0:
+            return 0.0
+        mates = self.ranks / self.hosts
+        stays, leaves = whole * (mates - 1) / self.ranks, whole * (self.ranks - mates) / self.ranks
+        return self.start + self.latency + max(stays / self.inside, leaves / self.card)
 
     def shift(self, part: float) -> float:
-        """Every rank sends `part` bytes to its neighbour."""
-        if self.ranks == 1:
+        """Every rank sends `part` bytes to its neighbour; all wait for the pair that sits in two hosts: one card."""
+        if self.ranks == 1 or part == 0:
             return 0.0
-        return self.start + self.latency / max(1, self.ranks - 1) + part / self.bandwidth
+        return self.start + self.hop + part / min(self.inside, self.card)
 
 
 @dataclass(frozen=True)
@@ -76,9 +87,9 @@ class Network:
         """The group of `ranks` devices of which each is `stride` devices after the one before.
 
         Inside a host a ring runs at the share of its link that large messages reach. Between hosts, the members of a
-        host share what comes and goes: each byte crosses to the next host once, over the network cards of all of them,
-        and other groups of the same axis, one for each other device of the host, use their own. If the cards are not
-        `shared`, every rank gets all of its bytes over its own.
+        host share what comes and goes in gathers and reductions: each byte crosses to the next host once, over the
+        network cards of all of them, and other groups of the same axis, one for each other device of the host, use
+        their own. If the cards are not `shared`, every rank gets all of its bytes over its own.
         """
         per_host = max(1, min(ranks, self.per_host // stride))
         hosts = -(-ranks // per_host)
@@ -88,15 +99,20 @@ class Network:
         across = self.outside * self.model.network_share * (per_host if shared else 1) if hosts > 1 else inf
         if per_host == 1:
             bandwidth = inf
+        card = self.outside * self.model.network_share if hosts > 1 else inf
         latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
-        return Ring(ranks, hosts, bandwidth, across, latency, self.model.message_seconds)
+        hop = self.outside_latency if hosts > 1 else self.inside_latency
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, self.model.message_seconds)
 
     def pair(self, stride: int, ranks: int) -> Ring:
         """Two neighbouring stages of a pipeline of `ranks`: between hosts as soon as any edge crosses."""
         start = self.model.message_seconds
         if stride * ranks > self.per_host:
-            return Ring(2, 2, inf, self.outside * self.model.network_share, self.outside_latency, start)
-        return Ring(2, 1, self.inside * self.model.node_share, inf, self.inside_latency, start)
+            card, hop = self.outside * self.model.network_share, self.outside_latency
+            return Ring(2, 2, inf, card, card, hop, hop, start)
+        return Ring(
+            2, 1, self.inside * self.model.node_share, inf, inf, self.inside_latency, self.inside_latency, start
+        )
 
 
 def network_of(cluster: Cluster, model: HardwareModel) -> Network:

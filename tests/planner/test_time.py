@@ -191,3 +191,38 @@ def test_every_parameter_says_what_it_means():
     rows = described(AMPERE)
     assert len(rows) <= 16 and all(meaning for _, _, _, meaning in rows)
     assert {name for name, *_ in rows} == set(HardwareModel.__dataclass_fields__)
+
+
+def test_a_shift_between_hosts_goes_over_one_card_whatever_sits_beside_it():
+    """Each rank of 8 in a host sends to the next; a single pair crosses, and all wait for it."""
+    model = hardware_of(CLUSTER.gpu)
+    network = network_of(CLUSTER, model)
+    card = CLUSTER.bandwidth(True) * model.network_share
+    for ring in (network.ring(32, 1), network.ring(4, 8)):
+        assert ring.shift(2**30) == pytest.approx(2**30 / card, rel=0.01)
+    inside = CLUSTER.bandwidth(False) * model.node_share
+    assert network.ring(8, 1).shift(2**30) == pytest.approx(2**30 / inside, rel=0.02)
+
+
+def test_an_all_to_all_between_hosts_sends_each_rank_s_own_bytes_over_its_own_card():
+    model = hardware_of(CLUSTER.gpu)
+    ring = network_of(CLUSTER, model).ring(32, 1)
+    leaves = 2**30 * 24 / 32
+    assert ring.exchange(2**30) == pytest.approx(leaves / (CLUSTER.bandwidth(True) * model.network_share), rel=0.01)
+    assert ring.exchange(2**30) > 4 * ring.gather(2**30), "a gather sends each byte to another host once"
+
+
+def test_usp_exchanges_inside_a_host_and_shifts_between_hosts():
+    """16 context ranks of a model with 32 heads, 8 of keys: groups of 8, two of them."""
+    times = {
+        strategy: seconds(Layout(fsdp=2, context=16, zero=3, context_strategy=strategy), "jaxpar", batch=2).breakdown
+        for strategy in ("ring", "ulysses", "usp")
+    }
+    part = 2 * 8192 // 16 * 8 * 128 * 2
+    query = 8192 // 16 * 32 * 128 * 2
+    network = network_of(CLUSTER, hardware_of(CLUSTER.gpu))
+    inside, between = network.ring(8, 1), network.ring(2, 8)
+    exchanged = 2 * inside.exchange(query) + inside.exchange(part)
+    layers = MODEL.layers * (2 * exchanged + between.shift(part) + between.shift(3 * part))
+    assert times["usp"]["context"] == pytest.approx(layers)
+    assert times["usp"]["context"] < min(times["ring"]["context"], times["ulysses"]["context"])
