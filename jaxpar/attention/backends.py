@@ -7,11 +7,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, one_of
 from pallas_kernels.attention import Kernels
-from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses
+from pallas_kernels.attention.registry import Implementation, Unsupported, choose, clauses, names
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 
-BACKENDS = ("auto", "flash", "cudnn", "xla")
+BACKENDS = names()
 """What `attention.backend` may be; `flash` is whichever of our kernels suits."""
 
 

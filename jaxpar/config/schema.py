@@ -225,10 +225,12 @@ class MemoryConfig:
 class AttentionConfig:
     """Which implementation computes attention."""
 
-    backend: Literal["auto", "flash", "cudnn", "xla"] = "auto"
-    """`flash` is our kernels for GPUs, `cudnn` cuDNN's, `xla` plain JAX, block by block, for every mask, dtype and
-    platform. `auto` takes the first that supports the run, in an order that depends on the mask, and of our kernels
-    only those that have been verified on such a GPU; a named one that does not support the run is an error."""
+    backend: Literal["auto", "flash", "mosaic", "mosaic_deterministic", "triton", "cudnn", "xla"] = "auto"
+    """`flash` is the first of our kernels for GPUs that suits: `mosaic_deterministic` and `mosaic` (Hopper), whose
+    gradient of queries is the same bits in every run in the first alone, and `triton`; `cudnn` is cuDNN's, `xla` plain
+    JAX, block by block, for every mask, dtype and platform. `auto` takes the first that supports the run, in an order
+    that depends on the mask, and of our kernels only those that have been verified on such a GPU; a named one that does
+    not support the run is an error. The plan says where results are not the same bits in every run."""
     query_block: int = 512
     """Rows of queries that the backend `xla` holds at a time."""
     kv_block: int = 512

@@ -1,8 +1,10 @@
 """cuDNN's fused attention through `jax.nn.dot_product_attention`.
 
-Its limits: queries and keys of whole rows; one width of heads; no segment ids (JAX turns the mask that they make into a
-dense bias, of batch x heads x queries x keys); no prefix, no soft-cap; and no derivative through its log-sum-exp, which
-JAX drops without a word. So it is never part of a ring, and where the log-sum-exp is asked for it refuses.
+The limits of that function, which are tighter than cuDNN's: queries and keys of whole rows; one width of heads; no
+segment ids (it turns the mask that they make into a dense bias, of batch x heads x queries x keys); no prefix, no
+soft-cap; and no derivative through its log-sum-exp, which JAX drops without a word. So it is never part of a ring, and
+where the log-sum-exp is asked for it refuses. cuDNN itself takes documents by their offsets, from Hopper on, through a
+function inside jax that is no public one: `benchmarks.gpu` measures it beside ours.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
 
+VARIES = "its gradients are the same bits in every run only with --xla_gpu_deterministic_ops=true in XLA_FLAGS"
+
 
 def supports(request: Request) -> str | None:
-    """None if cuDNN computes exactly what is asked for, else why not."""
+    """None if `jax.nn.dot_product_attention` by cuDNN computes exactly what is asked for, else why not."""
     if request.platform not in ("gpu", "cuda"):
         return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
     capability = request.compute_capability
@@ -31,21 +35,24 @@ def supports(request: Request) -> str | None:
         return f"it computes in bfloat16 or float16, not {request.dtype}"
     widest = 256 if capability >= 9.0 else 128
     if request.width != request.value_width:
-        return f"its heads have one width, not {request.width} and {request.value_width}"
+        return f"jax.nn.dot_product_attention has heads of one width, not {request.width} and {request.value_width}"
     if request.width > widest or request.width % 8:
         return f"its heads have a width that is a multiple of 8 up to {widest} on this GPU, not {request.width}"
     if request.mask.segmented:
-        return "it takes no segment ids, and a mask that keeps packed documents apart becomes a dense bias"
+        return (
+            "jax.nn.dot_product_attention hands it no segment ids, and makes a dense bias of a mask that keeps packed "
+            "documents apart"
+        )
     if request.mask.prefix:
-        return "it has no prefix mask"
+        return "jax.nn.dot_product_attention hands it no prefix mask"
     if request.mask.window is not None and not request.mask.causal:
-        return "its window is causal"
+        return "jax.nn.dot_product_attention hands it a window only of the past"
     if request.softcap is not None:
-        return "it has no soft-cap of the scores"
+        return "jax.nn.dot_product_attention has no soft-cap of the scores"
     if not request.whole_rows:
         return "its causal mask needs queries and keys of the same slots, which parts of a row have not"
     if request.lse:
-        return "it has no derivative through its log-sum-exp"
+        return "jax.nn.dot_product_attention drops the derivative through its log-sum-exp"
     return None
 
 

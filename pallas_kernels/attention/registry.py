@@ -11,7 +11,22 @@ from pallas_kernels.attention import cudnn, mosaic, reference, triton
 from pallas_kernels.attention.derivative import Kernels
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.unsupported import Unsupported, clauses
 from pallas_kernels.verified import record_of
+
+__all__ = [
+    "FAMILIES",
+    "IMPLEMENTATIONS",
+    "UNVERIFIED",
+    "Chosen",
+    "Implementation",
+    "Unsupported",
+    "choose",
+    "clauses",
+    "implementation",
+    "names",
+    "preferred",
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class Implementation:
     """In place of `kernels`: called like `pallas_kernels.attention.attention`."""
     recorded: bool = False
     """Whether `auto` waits for a record that it was right on a device (`pallas_kernels.verified`)."""
+    varies: str | None = None
+    """Which of its results are not the same bits in every run, in a clause; None where all are."""
 
     def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> jax.Array:
         """The output, in q's dtype, differentiable."""
@@ -42,14 +59,17 @@ class Implementation:
 
 
 IMPLEMENTATIONS = (
-    Implementation("mosaic", mosaic.refusal, mosaic.KERNELS, recorded=True),
+    Implementation(
+        "mosaic", mosaic.refusal, mosaic.KERNELS, recorded=True,
+        varies="the gradient of queries is not the same bits in every run",
+    ),
     Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
     Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
-    Implementation("cudnn", cudnn.supports, whole=cudnn.attend),
+    Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES),
     Implementation("xla", lambda request: None, reference.KERNELS),
-)
+)  # fmt: skip
 """`xla` is the plain JAX form: every mask, dtype and platform, and the reference of the others. `mosaic` adds up the
-gradient of queries in an order of chance; of `mosaic_deterministic` and `triton` the bits are the same in every run."""
+gradient of queries in an order of chance, `mosaic_deterministic` is the same with a kernel more and without that."""
 
 FAMILIES = {"flash": ("mosaic", "mosaic_deterministic", "triton")}
 """Names for several implementations: our kernels."""
@@ -68,14 +88,6 @@ class Chosen:
     """False where it was named though no record says that it was right on such a device."""
 
 
-class Unsupported(ValueError):
-    """Nothing that was allowed computes what is asked for."""
-
-    def __init__(self, name: str, request: Request, refused: dict[str, str]):
-        self.refused = refused
-        super().__init__(f"attention by {name!r} does not support {request}: {clauses(refused)}")
-
-
 def names() -> tuple[str, ...]:
     """All that can be asked for."""
     return ("auto", *FAMILIES, *(entry.name for entry in IMPLEMENTATIONS))
@@ -91,23 +103,13 @@ def preferred(request: Request) -> tuple[tuple[str, ...], str]:
     """Names in order of preference, and why the first of them is the first.
 
     Published numbers put cuDNN level with or ahead of every open kernel where a mask is dense, on Hopper and Ampere
-    (see docs/kernels.md); where a window or documents empty most blocks, it skips less.
+    (see docs/kernels.md); where a window or documents empty most blocks, ours skip them. Of our two forms for Hopper
+    the one whose bits are the same in every run is preferred; whoever wants the other one names it.
     """
+    ours = ("mosaic_deterministic", "mosaic", "triton")
     if request.dense:
-        return (
-            "cudnn",
-            "mosaic",
-            "triton",
-            "mosaic_deterministic",
-            "xla",
-        ), "cuDNN is ahead or level where the mask is dense"
-    return (
-        "mosaic",
-        "triton",
-        "mosaic_deterministic",
-        "cudnn",
-        "xla",
-    ), "it skips the blocks that windows and documents empty"
+        return ("cudnn", *ours, "xla"), "cuDNN is ahead or level where the mask is dense"
+    return (*ours, "cudnn", "xla"), "it skips the blocks that windows and documents empty"
 
 
 def choose(name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
@@ -135,7 +137,7 @@ def choose(name: str, request: Request, *, named_by: str = "the call names") -> 
         allowed.sort(key=lambda entry: not entry.verified(request))
     found = [entry for entry in allowed if entry.name not in refused]
     if not found:
-        raise Unsupported(name, request, {entry.name: refused[entry.name] for entry in allowed})
+        raise Unsupported("attention", name, request, {entry.name: refused[entry.name] for entry in allowed})
     chosen = found[0]
     others = [entry.name for entry in entries if entry is not chosen]
     rejected = {other: refused.get(other, named or f"{chosen.name} is preferred") for other in others}
@@ -143,9 +145,5 @@ def choose(name: str, request: Request, *, named_by: str = "the call names") -> 
     reason = named or (why_first if chosen.name == next(iter(order)) else first)
     if not chosen.verified(request):
         reason += f", though {UNVERIFIED}"
+    reason += "" if chosen.varies is None else f"; {chosen.varies}"
     return Chosen(chosen.name, reason, rejected, chosen.verified(request))
-
-
-def clauses(refused: dict[str, str]) -> str:
-    """Reasons in one line."""
-    return "; ".join(f"{name}: {reason}" for name, reason in refused.items())

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from pallas_kernels.linear_cross_entropy import reference, triton
+from pallas_kernels.unsupported import Unsupported
 from pallas_kernels.verified import record_of
 
 KERNEL = "linear_cross_entropy"
@@ -105,14 +106,15 @@ def choose(name: str, request: Request) -> Chosen:
     """The implementation called `name`; for `auto` the first that supports the request and is verified.
 
     Raises:
-        ValueError: If there is no such implementation, or it does not support the request.
+        Unsupported: If what is named does not support the request.
+        ValueError: If there is no such implementation.
     """
     known = ("auto", *(entry.name for entry in IMPLEMENTATIONS))
     if name not in known:
         raise ValueError(f"linear cross-entropy has no implementation {name!r}; expected one of {', '.join(known)}")
     refused = {entry.name: reason for entry in IMPLEMENTATIONS if (reason := entry.supports(request)) is not None}
     if name in refused:
-        raise ValueError(f"linear cross-entropy by {name!r} does not support {request}: {refused[name]}")
+        raise Unsupported("linear cross-entropy", name, request, {name: refused[name]})
     if name == "auto":
         refused |= {
             entry.name: UNVERIFIED

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 
 from jaxpar.attention import (
+    BACKENDS,
     AttentionRequest,
     ContextLayout,
     attend,
@@ -14,6 +16,7 @@ from jaxpar.attention import (
     choose_context_strategy,
     context_layout,
 )
+from jaxpar.config import AttentionConfig
 from jaxpar.config.errors import UserError
 from pallas_kernels.attention.registry import UNVERIFIED
 
@@ -63,7 +66,18 @@ def test_a_named_backend_is_taken_though_another_is_preferred() -> None:
 
 def test_our_kernels_are_taken_where_they_are_named_and_the_plan_says_what_they_lack() -> None:
     choice = choose_backend("flash", replace(HOPPER, packed=True))
-    assert choice.name == "mosaic" and choice.reason == f"attention.backend names flash, though {UNVERIFIED}"
+    assert choice.name == "mosaic_deterministic"
+    assert choice.reason == f"attention.backend names flash, though {UNVERIFIED}"
+
+
+@pytest.mark.parametrize("name", ["mosaic", "mosaic_deterministic", "triton"])
+def test_each_of_our_kernels_may_be_named_and_the_plan_says_whose_results_vary(name: str) -> None:
+    choice = choose_backend(name, replace(HOPPER, packed=True))
+    assert choice.name == name and ("not the same bits in every run" in choice.reason) == (name == "mosaic")
+
+
+def test_the_configuration_knows_every_backend_that_there_is() -> None:
+    assert get_args(get_type_hints(AttentionConfig)["backend"]) == BACKENDS
 
 
 @pytest.mark.parametrize("change", [{"platform": "cpu", "compute_capability": None}, {"dtype": "float32"}], ids=str)
@@ -128,7 +142,9 @@ def test_the_order_balances_what_is_not_balanced_otherwise(name: str, change: di
 
 
 def test_a_name_that_does_not_exist_gets_the_nearest_one() -> None:
-    with pytest.raises(UserError, match=r"attention\.backend is 'cuddn'; expected auto, flash, cudnn or xla.*cudnn\?"):
+    with pytest.raises(
+        UserError, match=r"attention\.backend is 'cuddn'; expected auto, flash, mosaic, .* or xla.*cudnn\?"
+    ):
         choose_backend("cuddn", HOPPER)
     with pytest.raises(UserError, match=r"did you mean xla\?"):
         choose_backend("blockwise", HOPPER)

@@ -128,14 +128,50 @@ def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.Mon
     assert choose("auto", packed).rejected["triton"] == UNVERIFIED
     named = choose("triton", packed)
     assert not named.verified and named.reason == f"the call names triton, though {UNVERIFIED}"
-    record = {"kernel": "attention/triton", "device": "NVIDIA H200", "compute_capability": "9.0", "date": "2026-01-01"}
-    file.write_text(json.dumps([record | {"versions": {"jax": "0.11.2"}}]))
+    record = {
+        "kernel": "attention/triton", "device": "NVIDIA H200", "compute_capability": "9.0", "date": "2026-01-01",
+        "versions": {"jax": jax.__version__}, "sources": verified.digest("attention/triton"),
+    }  # fmt: skip
+    file.write_text(json.dumps([record]))
     assert choose("auto", packed).name == "triton" and choose("triton", packed).verified
+    for stale in ({"versions": {"jax": "0.10.9"}}, {"sources": "0" * 16}):
+        file.write_text(json.dumps([record | stale]))
+        assert choose("auto", packed).name == "xla", f"a record says nothing of what has changed since: {stale}"
+    file.write_text(json.dumps([record]))
     assert choose("auto", replace(packed, compute_capability=8.0)).name == "xla", "a record is of one generation"
     assert choose("auto", HOPPER).name == "cudnn", "which is ahead where the mask is dense"
-    file.write_text(json.dumps([record]))
+    file.write_text(json.dumps([{name: value for name, value in record.items() if name != "sources"}]))
     with pytest.raises(ValueError, match="is not a list of records"):
         choose("auto", packed)
+
+
+def test_a_record_is_of_the_text_of_a_kernel_and_of_what_it_shares(tmp_path: Path) -> None:
+    digest = lambda: verified.digest.__wrapped__("attention/triton", tmp_path)
+    for name in ("attention/triton/a.py", "attention/mosaic/a.py", *verified.SOURCES["attention/triton"][1:]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("first")
+    found = [digest()]
+    (tmp_path / "attention/mosaic/a.py").write_text("second")
+    assert digest() == found[0], "another kernel's sources are none of its own"
+    for name in ("attention/triton/a.py", "attention/triton/b.py", "masks.py"):
+        (tmp_path / name).write_text("second")
+        found.append(digest())
+    assert len(set(found)) == 4
+
+
+def test_of_two_verified_forms_for_hopper_the_one_with_the_same_bits_in_every_run_is_preferred(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = [f"attention/{entry.name}" for entry in IMPLEMENTATIONS if entry.recorded]
+    versions = (("jax", jax.__version__),)
+    made = [verified.Record(name, "NVIDIA H200", "9.0", "", versions, verified.digest(name)) for name in kernels]
+    monkeypatch.setattr(verified, "records", lambda: tuple(made))
+    packed = replace(HOPPER, mask=Mask(segmented=True))
+    for name in ("auto", "flash"):
+        chosen = choose(name, packed)
+        assert chosen.verified and chosen.name == "mosaic_deterministic" and "same bits" not in chosen.reason
+    assert "the gradient of queries is not the same bits in every run" in choose("mosaic", packed).reason
+    assert "its gradients are the same bits in every run only with" in choose("auto", HOPPER).reason
 
 
 def test_the_records_in_the_repository_are_of_implementations_that_exist() -> None:

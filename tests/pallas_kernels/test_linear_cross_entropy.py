@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Tile
 from pallas_kernels.linear_cross_entropy.registry import IMPLEMENTATIONS, Request, choose
-from pallas_kernels.verified import Record
+from pallas_kernels.verified import Record, digest
 from tests.pallas_kernels.dense64 import worst
 from tests.pallas_kernels.linear64 import Case, case, losses
 
@@ -222,7 +222,8 @@ def test_auto_takes_a_kernel_only_where_a_record_says_that_it_was_right(monkeypa
     assert choose("auto", GPU).name == "xla"
     assert "not been verified" in choose("auto", GPU).rejected["triton"]
     assert not choose("triton", GPU).verified
-    record = Record("linear_cross_entropy/triton", "NVIDIA H200", "9.0", "2026-11-22", (("jax", "0.11.2"),))
+    kernel = "linear_cross_entropy/triton"
+    record = Record(kernel, "NVIDIA H200", "9.0", "2026-11-22", (("jax", jax.__version__),), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
     assert choose("auto", GPU).name == "triton" and choose("auto", GPU).verified
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import pytest
 
 from jaxpar.config import Config, UserError
 from jaxpar.training.head_loss import choose_loss
-from pallas_kernels.verified import Record
+from pallas_kernels.verified import Record, digest
 from tests.small_run import small
 
 CPU: Any = SimpleNamespace(platform="cpu")
@@ -22,7 +23,8 @@ def run(compute: str = "bfloat16", **memory: Any) -> Config:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Record("linear_cross_entropy/triton", "NVIDIA H100", "9.0", "2026-11-22", (("jax", "0.11.2"),))
+    kernel = "linear_cross_entropy/triton"
+    record = Record(kernel, "NVIDIA H100", "9.0", "2026-11-22", (("jax", jax.__version__),), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
 
 
