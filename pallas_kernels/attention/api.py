@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from math import isfinite
+from numbers import Real
 from typing import Any
 
 import jax
@@ -74,7 +76,7 @@ def flash_attention(
     """
     shapes = f"query {q.shape}, key {k.shape} and value {v.shape}"
     _check_arrays(q, k, v, shapes)
-    _check_options(causal, window, prefix, softcap, shapes)
+    _check_options(causal, window, prefix, softcap, scale, shapes)
     mask = Mask(causal, window, segment_ids is not None, prefix is not None)
     tokens = _tokens(q, k, segment_ids, prefix, (q_offset, kv_offset), shapes)
     platform, capability = ("interpreter", None) if interpret else target()
@@ -90,6 +92,7 @@ def flash_attention(
         queries=q.shape[1],
         keys=k.shape[1],
         softcap=softcap,
+        scale=scale,
         lse=return_lse,
         whole_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
         compute_capability=capability,
@@ -132,13 +135,17 @@ def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, shapes: str) -> None
         )
 
 
-def _check_options(causal: bool, window: int | None, prefix: Any, softcap: float | None, shapes: str) -> None:
+def _check_options(
+    causal: bool, window: int | None, prefix: Any, softcap: float | None, scale: float | None, shapes: str
+) -> None:
     if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise ValueError(f"a window counts the token itself, so it is a whole number from 1, got {window}: {shapes}")
     if prefix is not None and not causal:
         raise ValueError(f"a prefix lifts causality, and attention is not causal here: {shapes}")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"a soft-cap is above 0, got {softcap}: {shapes}")
+    if scale is not None and not (isinstance(scale, Real) and isfinite(scale)):
+        raise ValueError(f"a scale is a finite number, got {scale}: {shapes}")
 
 
 def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: Any, shapes: str) -> Tokens:

@@ -28,6 +28,8 @@ class Request:
     keys: int = 1
     """Per row."""
     softcap: float | None = None
+    scale: float | None = None
+    """Factor of the scores; None means one above 0."""
     lse: bool = False
     """Whether the log-sum-exp is wanted too, with its derivative."""
     whole_rows: bool = True
@@ -59,5 +61,6 @@ class Request:
         kinds = [name for name in ("causal", "segmented", "prefix") if getattr(self.mask, name)]
         kinds += [] if self.mask.window is None else [f"window {self.mask.window}"]
         kinds += [] if self.softcap is None else [f"softcap {self.softcap:g}"]
+        kinds += [] if self.scale is None else [f"scale {self.scale:g}"]
         on = self.platform if self.compute_capability is None else f"{self.platform} {self.compute_capability:.1f}"
         return f"{self.shapes} in {self.dtype} on {on}, {', '.join(kinds) or 'no mask'}"

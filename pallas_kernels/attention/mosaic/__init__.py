@@ -40,6 +40,8 @@ def refusal(request: Request) -> str | None:
     if (request.width, request.value_width) not in TABLE:
         listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in TABLE)
         return f"its heads have a width of {listed}, not {request.width}/{request.value_width}"
+    if request.scale is not None and request.scale <= 0.0:
+        return f"it needs a scale of the scores above 0, not {request.scale:g}"
     if request.elements > 2**31 - 1:
         return f"its arrays have at most 2^31 - 1 elements, not {request.elements:,}"
     return None
