@@ -168,9 +168,9 @@ def _calibrate(given: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller shapes")
     options = parser.parse_args(given)
     _load()
-    from jaxpar.planner.calibrate import calibrate
+    from jaxpar.planner.calibrate import FULL, QUICK, calibrate
 
-    calibrate(options.output, options.devices, quick=options.quick)
+    calibrate(options.output, options.devices, QUICK if options.quick else FULL)
 
 
 def _place(given: list[str]) -> None:

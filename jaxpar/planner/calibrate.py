@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,35 +22,61 @@ from rich.console import Console
 
 from jaxpar.config import Config, DataConfig, ModelConfig, ParallelConfig, PrecisionConfig, RunConfig
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.data import batch_rows, open_data
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.devices import find_devices, prepare_devices
 from jaxpar.model.flops import flops_per_step
 from jaxpar.observe.amounts import seconds, size
-from jaxpar.planner.profile import write_profile
+from jaxpar.planner.profile import check_writable, write_profile
+from jaxpar.training.batches import BatchPlacer
+from jaxpar.training.resolve import make_plan, resolve_config
+from jaxpar.training.step import TrainStep
 
 REPEATS = 5
-MATMULS = ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 512, 512), (256, 4096, 1024))
-LENGTHS = (256, 512, 1024)
-BYTES = (2**16, 2**20, 2**23)
-"""Of messages."""
-TRAFFIC = 2**25
-"""Numbers that are read and written to measure memory."""
 
 
-def calibrate(output: Path, devices: int, *, quick: bool = False) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
+
+    matmuls: tuple[tuple[int, int, int], ...]
+    """m, n and k."""
+    lengths: tuple[int, ...]
+    """Of attention."""
+    messages: tuple[int, ...]
+    """Bytes, rising."""
+    traffic: int
+    """Numbers that are read and written to measure memory."""
+    width: int
+    """Of a layer."""
+    layers: tuple[int, int]
+    """Of two decoders, whose difference is what layers take."""
+
+
+FULL = Sizes(
+    matmuls=((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 512, 512), (256, 4096, 1024)),
+    lengths=(256, 512, 1024), messages=(2**16, 2**20, 2**23), traffic=2**25, width=256, layers=(2, 4),
+)  # fmt: skip
+QUICK = Sizes(
+    FULL.matmuls[:3], FULL.lengths[:2], FULL.messages[:2], traffic=FULL.traffic // 8, width=128, layers=(2, 4)
+)
+
+
+def calibrate(output: Path, devices: int, sizes: Sizes = FULL) -> dict[str, Any]:
     """Measure, print, and write the profile. Raises `UserError` where it cannot be written."""
-    write_profile(output, {})  # said now rather than after minutes
+    check_writable(output)  # said now rather than after minutes
     prepare_devices(devices, DistributedConfig())
     found = find_devices()
     console = Console(width=120, highlight=False)
     gpu = gpu_of(found[0].device_kind)
     together = len(found) if gpu is None else 1
-    matmuls = _matmuls(MATMULS[:3] if quick else MATMULS)
+    matmuls = _matmuls(sizes.matmuls)
     best = max(one["flops_per_s"] for one in matmuls)
-    bandwidth = _memory(TRAFFIC // (8 if quick else 1))
-    attended = _attention(LENGTHS[:2] if quick else LENGTHS)
-    messages = _collectives(found, BYTES[:2] if quick else BYTES)
-    layer = _layer(quick)
+    bandwidth = _memory(sizes.traffic)
+    attended = _attention(sizes.lengths)
+    messages = _collectives(found, sizes.messages)
+    layer = _layer(sizes.width, sizes.layers)
     peak = best if gpu is None else gpu.training_peak
     links = _links(messages, len(found))
     model = {
@@ -164,15 +191,11 @@ def _links(messages: list[dict[str, Any]], devices: int) -> dict[str, float]:
     return {"start": few["seconds"], "bandwidth": sent / span}
 
 
-def _layer(quick: bool) -> dict[str, float]:
-    """A decoder of two layers and of four, forward and with its backward: the difference is two layers."""
-    from jaxpar.training.resolve import make_plan, resolve_config
-    from jaxpar.training.step import TrainStep
-
-    width = 128 if quick else 256
+def _layer(width: int, depths: tuple[int, int]) -> dict[str, float]:
+    """Two decoders of so many layers, forward and with the backward: the difference is that of their layers."""
     spans: dict[int, tuple[float, float]] = {}
     flops: dict[int, float] = {}
-    for layers in (2, 4):
+    for layers in depths:
         model = ModelConfig(layers=layers, embed=width, heads=4, mlp=4 * width, vocab=256)
         data = DataConfig(source="synthetic", sequence_length=128, batch_size=1)
         config = Config(
@@ -180,10 +203,6 @@ def _layer(quick: bool) -> dict[str, float]:
             precision=PrecisionConfig(compute=jnp.dtype(_dtype()).name), data=data,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
         config = resolve_config(config, 1)
-        from jaxpar.data import batch_rows, open_data
-        from jaxpar.mesh.build import build_mesh
-        from jaxpar.training.batches import BatchPlacer
-
         plan = make_plan(config, jax.devices()[0])
         step = TrainStep(config, plan, build_mesh(plan.axes, jax.devices()[:1]))
         state, placer = step.initial_state(), BatchPlacer(step)
@@ -194,6 +213,7 @@ def _layer(quick: bool) -> dict[str, float]:
             _timed(step.gradients, state, batch),
         )
         flops[layers] = flops_per_step(model, 128, 128 * 129 // 2, 256)
-    forward = max(0.0, (spans[4][0] - spans[2][0]) / 2)
-    both = max(0.0, (spans[4][1] - spans[2][1]) / 2)
-    return {"forward_s": forward, "backward_s": max(0.0, both - forward), "flops": (flops[4] - flops[2]) / 2}
+    few, many = depths
+    forward, both = (max(0.0, b - a) / (many - few) for a, b in zip(spans[few], spans[many], strict=True))
+    each = (flops[many] - flops[few]) / (many - few)
+    return {"forward_s": forward, "backward_s": max(0.0, both - forward), "flops": each}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,23 @@ from jaxpar.planner.machine import CPU_MODEL, is_cpu
 
 MEASURED = ("device", "devices", "model", "links")
 """Keys that a profile must have."""
+LINKS = ("peak_flops", "memory_bandwidth", "node_bandwidth", "node_latency")
+"""What it must say of links."""
+ABOVE_ZERO = (
+    *LINKS[:3], "matmul_share", "attention_share", "memory_share", "node_share", "network_share",
+)  # fmt: skip
+"""Numbers that times are divided by."""
+
+
+def check_writable(path: Path) -> None:
+    """Raise `UserError` where no profile can be written; what is there stays."""
+    there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UserError(f"{path}: the profile cannot be written ({error.strerror})") from None
+    if not there:
+        path.unlink()
 
 
 def write_profile(path: Path, profile: dict[str, Any]) -> None:
@@ -39,9 +57,7 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate ({error})") from None
-    missing = [key for key in MEASURED if not isinstance(plain, dict) or key not in plain]
-    if missing:
-        raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing")
+    _check(path, plain)
     if plain["device"] not in cluster.gpu.device_kinds:
         raise UserError(
             f"--profile {path}: measured on {plain['device']}, and the cluster has {cluster.gpu.name}; expected a "
@@ -51,6 +67,28 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
     known = {one.name for one in fields(HardwareModel)}
     measured = {name: value for name, value in plain["model"].items() if name in known}
     return replace(base, **measured), _linked(cluster, plain)
+
+
+def _check(path: Path, plain: Any) -> None:
+    """Raise `UserError` unless all keys are there, and all numbers can be."""
+    missing = [key for key in MEASURED if not isinstance(plain, dict) or key not in plain]
+    if missing:
+        raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing")
+    for section, needed in (("model", ()), ("links", LINKS)):
+        numbers = plain[section]
+        lacking = [name for name in needed if not isinstance(numbers, dict) or name not in numbers]
+        if lacking or not isinstance(numbers, dict):
+            said = f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {numbers!r}"
+            raise UserError(f"{path}: {section}: {said}; measure again with python -m jaxpar.plan calibrate")
+        for name, value in numbers.items():
+            if not _is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
+                raise UserError(f"{path}: {section}.{name}: expected a number above 0, got {value!r}")
+    if not _is_number(plain["devices"]) or plain["devices"] < 1:
+        raise UserError(f"{path}: devices: expected a number above 0, got {plain['devices']!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:
