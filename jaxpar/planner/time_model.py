@@ -241,23 +241,24 @@ class _Step:
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
         own = self.model.layers / layout.pipe * self.case.parameters + tables * table
         item = 4.0 if self.does.gradient_type == "float32" else 2.0
-        sharded = layout.fsdp * layout.expert * layout.context
+        sharded = self.shard_ring.ranks
+        replicas = self.network.ring(layout.replica, sharded * layout.tensor)
         exposed = 0.0
+        held = own / sharded if layout.zero else own
         if layout.zero == 3:
             exposed += tables * (2 * self.shard_ring.gather(2.0 * table) + self.shard_ring.gather(item * table))
             exposed *= self.microbatches if self.does.prefetch_weights else 1
-            held = own / sharded
-            if layout.replica > 1:
-                exposed += self.network.ring(layout.replica, sharded * layout.tensor).reduce(item * held)
+            exposed += replicas.reduce(item * held)
         elif layout.zero == 0:
             reduce = self.data_ring.reduce(item * own)
             exposed += self._left(reduce, backward=True) if self.does.overlap_data != "none" else reduce
-            held = own
         else:
-            scatter, gather = self.data_ring.gather(item * own), self.data_ring.gather(2.0 * own)
-            exposed += self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
+            # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
+            times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
+            scatter, gather = self.shard_ring.gather(item * own), self.shard_ring.gather(2.0 * own)
+            left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
+            exposed += times * left + replicas.reduce(item * held)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
-            held = own / self.data_ring.ranks
         spent["data"] += exposed
         update = UPDATE_BYTES * (0.5 if self.does.pure_16bit else 1.0)
         spent["optimizer"] = self.device.bytes_seconds(update * held)

@@ -226,3 +226,31 @@ def test_usp_exchanges_inside_a_host_and_shifts_between_hosts():
     layers = MODEL.layers * (2 * exchanged + between.shift(part) + between.shift(3 * part))
     assert times["usp"]["context"] == pytest.approx(layers)
     assert times["usp"]["context"] < min(times["ring"]["context"], times["ulysses"]["context"])
+
+
+def test_zero_2_reduces_gradients_once_a_microbatch_and_zero_1_once_a_step():
+    once, often = (seconds(Layout(fsdp=32, zero=zero), "jaxpar", batch=128).breakdown["data"] for zero in (1, 2))
+    alone = seconds(Layout(fsdp=32, zero=2), "jaxpar", batch=32).breakdown["data"]
+    assert alone == pytest.approx(seconds(Layout(fsdp=32, zero=1), "jaxpar", batch=32).breakdown["data"])
+    scatter = network_of(CLUSTER, hardware_of(CLUSTER.gpu)).ring(32, 1).gather(4.0 * _parameters())
+    assert often - once == pytest.approx(3 * scatter, rel=0.01)
+
+
+def test_under_a_pipeline_zero_2_takes_as_long_as_zero_1():
+    pipeline = Layout(pipe=4, fsdp=8, schedule="1f1b")
+    one, two = (seconds(replace(pipeline, zero=zero), "jaxpar") for zero in (1, 2))
+    assert two.seconds == pytest.approx(one.seconds)
+
+
+def test_replicas_hold_whole_copies_of_the_optimizer_s_state():
+    """Only fsdp, expert and context shard it: a replica more makes no update shorter, and adds a sum over replicas."""
+    update = lambda layout: seconds(layout, "jaxpar").breakdown["optimizer"]
+    assert update(Layout(replica=4, fsdp=8, zero=1)) == pytest.approx(4 * update(Layout(fsdp=32, zero=1)))
+    assert update(Layout(replica=32, zero=1)) == pytest.approx(update(Layout(replica=32, zero=0)))
+    assert update(Layout(fsdp=8, context=4, zero=1)) == pytest.approx(update(Layout(fsdp=32, zero=1)))
+
+
+def _parameters() -> int:
+    """Of the model with the vocabulary of `seconds`: its matrices."""
+    own = MODEL.embed * (2 * MODEL.embed + 2 * 1024 + 3 * MODEL.mlp)
+    return MODEL.layers * own + 2 * 32000 * MODEL.embed
