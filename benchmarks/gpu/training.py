@@ -13,7 +13,8 @@ from benchmarks.gpu.programs import sentence
 from benchmarks.jax_step import measure
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.counting import parameter_count
-from jaxpar.observe.memory import host_limit, limit_bytes
+from jaxpar.hardware.host import host_memory
+from jaxpar.observe.memory import limit_bytes
 
 ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -43,7 +44,7 @@ def tier(journal: Journal, offload: str) -> None:
     """The deepest model of Llama-3-8B's widths that there is room for, with its state on the device or on the host."""
     most = limit_bytes() * SHARE / STATE_BYTES[offload]
     if offload == "host":
-        most = min(most, host_limit() * HOST_SHARE / HOST_BYTES)
+        most = min(most, host_memory() * HOST_SHARE / HOST_BYTES)
     layers = 1 if journal.dry else _layers(most)
     if not layers:
         journal.skip(f"llama3-8b's widths, state on the {offload}", "not even one layer fits")

@@ -71,8 +71,8 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
     virtual CPU devices. On a machine with one, XLA gets the flags that programs for GPUs are compiled with, but for
     those that the user set, and its allowance of host memory. Where the configuration or a launcher says so, joins the
-    other processes, which are watched from then on. Does nothing once JAX has looked at its devices. Raises `UserError` when XLA does not know a flag, or
-    when the other processes cannot be reached.
+    other processes, which are watched from then on. Does nothing once JAX has looked at its devices. Raises `UserError`
+    when XLA does not know a flag, or when the other processes cannot be reached.
     """
     job = find_job(distributed, os.environ, host_gpus())
     flags = os.environ.get("XLA_FLAGS", "")

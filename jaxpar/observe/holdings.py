@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 
 import jax
 
+from jaxpar.hardware.host import host_memory
 from jaxpar.mesh.devices import Device
 from jaxpar.observe.amounts import size
-from jaxpar.observe.memory import host_bytes, host_limit, host_peak, statistic
+from jaxpar.observe.memory import host_peak, resident_bytes, statistic
 
 OTHER = "other arrays"
 PINNED = "pinned_host"
@@ -134,9 +135,9 @@ def memory_report() -> MemoryReport:
             )
             for device in local
         ),
-        host_bytes(),
+        resident_bytes(),
         host_peak(),
-        host_limit(),
+        host_memory(),
     )
 
 

@@ -7,13 +7,13 @@ nothing: then it is the resident memory of the process, which all its virtual de
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from pathlib import Path
 
 import jax
 
+from jaxpar.hardware.host import host_memory
 from jaxpar.mesh.devices import Device
 from jaxpar.observe.events import MemoryKind
 
@@ -32,13 +32,13 @@ def peak_bytes() -> int:
 def bytes_in_use() -> int:
     """Memory in use now, in bytes: the worst local device, or resident host memory."""
     reported = _reported("bytes_in_use")
-    return max(reported) if reported else host_bytes()
+    return max(reported) if reported else resident_bytes()
 
 
 def limit_bytes() -> int:
     """Memory that there is, in bytes: what XLA may take of the least local device, or the machine's."""
     reported = _reported("bytes_limit")
-    return min(reported) if reported else host_limit()
+    return min(reported) if reported else host_memory()
 
 
 def statistic(device: Device, key: str) -> int | None:
@@ -46,7 +46,7 @@ def statistic(device: Device, key: str) -> int | None:
     return (device.memory_stats() or {}).get(key)
 
 
-def host_bytes() -> int:
+def resident_bytes() -> int:
     """Resident memory of this process, in bytes."""
     statm = Path("/proc/self/statm")
     if not statm.exists():  # macOS has no cheap way to ask
@@ -58,11 +58,6 @@ def host_peak() -> int:
     """The largest resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux
-
-
-def host_limit() -> int:
-    """Memory of this machine, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _reported(key: str) -> list[int]:
