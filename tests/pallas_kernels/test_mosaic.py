@@ -7,8 +7,10 @@ a trip through shared memory in their place, and the rest of each kernel is what
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,10 +47,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "causal-fused": Case(Mask(), 203, results="inputs"),
     "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True),
 }
 LONG = {
+    "causal-fused": Case(Mask(), 203, results="inputs"),
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 203, widths=(128, 128), dtype="float16"),
     "packed-width-96": Case(Mask(segmented=True), 113, widths=(96, 96)),
@@ -113,18 +115,22 @@ def test_so_are_they_for_more_lengths_widths_and_masks(case: Case, capfd: pytest
 MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
 
 
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def visits_of(mask: Mask, tokens: KernelTokens, q_block: int, kv_block: int) -> tuple[Any, Any, Any]:
+    """Ones of the pairs that limits do not hide, what tiles of queries visit, and what tiles of keys do."""
+    queries, keys, limits = query_limits(mask, tokens, q_block), key_tokens(mask, tokens, kv_block), Limits.of(mask)
+    ones = jnp.ones((queries.shape[0], queries.shape[2], keys.shape[2]))
+    hidden = limits.hide(ones, 0.0, lambda i: queries[:, i, :, None], lambda i: keys[:, i, None, :])
+    return hidden, *(visits(limits, queries, keys, q_block, kv_block, of_keys) for of_keys in (False, True))
+
+
 def check_visits(mask: Mask, tokens: Tokens, q_block: int = 2, kv_block: int = 3) -> None:
     """Against every pair: none is missed, none is hidden from a block called whole, and the longest come first."""
     kept = pairs(mask, tokens)
     named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    queries, keys = query_limits(mask, named, q_block), key_tokens(mask, named, kv_block)
-    hidden = Limits.of(mask).hide(
-        jnp.ones((kept.shape[0], queries.shape[2], keys.shape[2])), 0.0,
-        lambda i: queries[:, i, :, None], lambda i: keys[:, i, None, :],
-    )  # fmt: skip
+    hidden, *of_both = visits_of(mask, named, q_block, kv_block)
     assert np.array_equal(np.asarray(hidden)[:, : kept.shape[1], : kept.shape[2]] == 1.0, kept)
-    for of_keys in (False, True):
-        found = visits(Limits.of(mask), queries, keys, q_block, kv_block, of_keys)
+    for of_keys, found in zip((False, True), of_both, strict=True):
         judged, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))
         counts = np.asarray(found.counts)
         assert (np.diff(counts[..., 1].reshape(-1)[np.asarray(found.order)]) <= 0).all()
@@ -152,13 +158,12 @@ def test_a_long_packed_row_visits_few_blocks() -> None:
     slots = jnp.arange(4096)[None]
     segments = 1 + slots // 512
     mask, tokens = Mask(segmented=True), KernelTokens(slots, slots, segments, segments)
-    found = visits(
-        Limits.of(mask), query_limits(mask, tokens, 128), key_tokens(mask, tokens, 128), 128, 128, of_keys=False
-    )
+    _, found, _ = visits_of(mask, tokens, 128, 128)
     assert np.array_equal(np.asarray(found.counts)[0, :, 1], np.tile([1, 2, 3, 4], 8))
     assert np.array_equal(np.asarray(found.counts)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
 
 
+@pytest.mark.long
 def test_the_simulator_watches_for_races(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Two programs that add to the same gradients, which a GPU does atomically, are a race to it."""
     from pallas_kernels.attention import mosaic
