@@ -139,16 +139,17 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
     hidden, wide = case.mlp // tensor, float(tokens * (case.mlp // tensor))
     fused, item = does.fused_elementwise, case.item / 2
     unfused = 1 if fused else 3
+    operand = 1 if case.float8 else case.item
     of_gradient = 4 if does.gradient_type == "float32" else 2
 
     def product(n: int, k: int) -> float:
-        return device.matmul(tokens, n, k, 1, case.item, case.float8)
+        return device.matmul(tokens, n, k, 1, case.item, operand)
 
     def gradients(n: int, k: int) -> tuple[float, float]:
         """Gradient of the input, and of the weight [k, n], added to an accumulator of float32 where kernels do."""
-        accumulated = 2 * of_gradient if does.fused_accumulation else 2
-        inward = device.matmul(tokens, k, n, 1, case.item, case.float8)
-        return inward, device.matmul(k, n, tokens, 1, accumulated, case.float8)
+        accumulated = 2 * of_gradient if does.fused_accumulation else case.item
+        inward = device.matmul(tokens, k, n, 1, case.item, operand)
+        return inward, device.matmul(k, n, tokens, 1, accumulated, operand)
 
     casts = lambda n, k: (4 * tokens * k + 4 * n * k, 4 * tokens * n) if case.float8 else (0, 0)
     norm_bytes = (4 if fused else 12) * item if case.layernorm else (4 if fused else 32) * item
@@ -163,16 +164,14 @@ def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanis
 
     if does.attention == "scores":
         core, core_back = device.scores(
-            case.rows, case.heads // tensor, case.part, case.sequence, case.head_dim, does.dropout, fused
+            case.rows, case.heads // tensor, case.part, case.sequence, case.head_dim, does.dropout, fused, case.item
         )
         core_kernels = 6
     else:
         core, core_back = device.flash(
             case.rows, max(1, case.heads // tensor), case.part, case.keys, case.head_dim,
-            does.attention,
+            does.attention, case.item,
         )  # fmt: skip
-        if case.item == 4:
-            core, core_back = 2 * core, 2 * core_back
         core_kernels = 1
     projections = {"query": query, "key": key, "value": key}
     joined = product(query + 2 * key, case.embed)
@@ -328,9 +327,10 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, doe
     columns = -(-vocab // case.tensor)
     logits = float(case.tokens) * columns
     own, own_back = (6.0, 6.0) if does.compiled else (16.0, 14.0)
-    forward = device.matmul(case.tokens, columns, case.embed)
-    inward = device.matmul(case.tokens, case.embed, columns)
-    weight = device.matmul(columns, case.embed, case.tokens, 1, 8 if does.fused_accumulation else 2)
+    item = case.item
+    forward = device.matmul(case.tokens, columns, case.embed, 1, item, item)
+    inward = device.matmul(case.tokens, case.embed, columns, 1, item, item)
+    weight = device.matmul(columns, case.embed, case.tokens, 1, 8 if does.fused_accumulation else item, item)
     messages = _Messages(case, network, does)
     gather = messages.half if case.sequence_parallel else 0.0
     back = messages.half if case.sequence_parallel else messages.full

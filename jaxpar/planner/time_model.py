@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2
+from math import ceil, log2
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.hardware.cluster import Cluster
@@ -31,6 +31,7 @@ from jaxpar.planner.time_layer import (
 from jaxpar.planner.time_messages import network_of, overlapped
 from jaxpar.planner.time_operations import device_of
 from jaxpar.planner.time_pipeline import Pieces, Stages, bubble_free, pipeline_seconds
+from jaxpar.planner.time_update import ADAMW, Update, orthogonal_seconds
 
 PRESET_RECOMPUTES = {
     "none": frozenset[str](),
@@ -39,10 +40,6 @@ PRESET_RECOMPUTES = {
     "full": ALL,
 }
 """The activations that each preset makes again."""
-
-UPDATE_BYTES = 36.0
-"""Of an optimizer step per parameter in float32: weight, two moments and gradient read (16), three written (12), the
-gradient read once more for its norm (4), the weight written in 16 bits and read for it (4)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,7 @@ def step_time(
     cluster: Cluster,
     mechanisms: Mechanisms = GENERATIONS["jaxpar"],
     hardware: HardwareModel | None = None,
+    update: Update = ADAMW,
 ) -> StepTime:
     """Predict one step.
 
@@ -76,8 +74,9 @@ def step_time(
         cluster: where it runs; devices are taken in order.
         mechanisms: of the software that runs it.
         hardware: what its GPUs reach; None is what was fitted for them.
+        update: the rule of the optimizer (`time_update.update_of`).
     """
-    return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware).time()
+    return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, update).time()
 
 
 def floor_time(
@@ -88,9 +87,12 @@ def floor_time(
     cluster: Cluster,
     mechanisms: Mechanisms = GENERATIONS["jaxpar"],
     hardware: HardwareModel | None = None,
+    update: Update = ADAMW,
 ) -> StepTime:
     """As `step_time`, with a pipeline in which no rank waits: below it for every schedule, and simulates nothing."""
-    return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, waits=False).time()
+    return _Step(
+        model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, update, waits=False
+    ).time()
 
 
 class _Step:
@@ -98,9 +100,9 @@ class _Step:
 
     def __init__(
         self, model: ModelConfig, sequence: int, batch: int, layout: Layout, cluster: Cluster, does: Mechanisms,
-        hardware: HardwareModel | None, *, waits: bool = True,
+        hardware: HardwareModel | None, update: Update, *, waits: bool = True,
     ):  # fmt: skip
-        self.waits = waits
+        self.waits, self.update = waits, update
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self.model, self.sequence, self.batch, self.layout = model, sequence, batch, layout
         self.cluster, self.does, self.vocab = cluster, does, model.vocab
@@ -208,7 +210,7 @@ class _Step:
         if layout.zero < 3:
             return 0.0, 0.0
         ring = self.shard_ring
-        weights = 2.0 * self.case.parameters
+        weights = float(self.case.item * self.case.parameters)
         gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * self.case.parameters
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
         return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
@@ -246,7 +248,9 @@ class _Step:
         exposed = 0.0
         held = own / sharded if layout.zero else own
         if layout.zero == 3:
-            exposed += tables * (2 * self.shard_ring.gather(2.0 * table) + self.shard_ring.gather(item * table))
+            exposed += tables * (
+                2 * self.shard_ring.gather(float(self.case.item * table)) + self.shard_ring.gather(item * table)
+            )
             exposed *= self.microbatches if self.does.prefetch_weights else 1
             exposed += replicas.reduce(item * held)
         elif layout.zero == 0:
@@ -255,16 +259,27 @@ class _Step:
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
-            scatter, gather = self.shard_ring.gather(item * own), self.shard_ring.gather(2.0 * own)
+            scatter, gather = self.shard_ring.gather(item * own), self.shard_ring.gather(self.case.item * own)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
             exposed += times * left + replicas.reduce(item * held)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         spent["data"] += exposed
-        update = UPDATE_BYTES * (0.5 if self.does.pure_16bit else 1.0)
-        spent["optimizer"] = self.device.bytes_seconds(update * held)
+        moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
+        spent["optimizer"] = self.device.bytes_seconds(moved * held)
         if layout.optimizer_offload:
             copies = 12.0 * held / self.cluster.host_bandwidth
             spent["optimizer"] = max(spent["optimizer"], copies)
+        if self.update.iterations:
+            spent["optimizer"] += self._orthogonal(sharded if layout.zero else 1)
+
+    def _orthogonal(self, sharded: int) -> float:
+        """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
+        layout = self.layout
+        layers = self.model.layers / layout.pipe
+        ring = self.network.ring(sharded * layout.tensor, 1)
+        exchanged = ring.exchange(4.0 * layers * self.case.parameters / sharded)
+        share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
+        return 2 * exchanged + share * orthogonal_seconds(self.case, self.device, self.update.iterations)
 
     def _left(self, message: float, backward: bool) -> float:
         """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last

@@ -28,6 +28,8 @@ class Device:
     """FLOP/s of dense matmuls in 16 bits."""
     float8_peak: float
     """The same in float8; 0 where the GPU has none."""
+    float32_peak: float
+    """The same in float32 that is not rounded to TF32."""
     bandwidth: float
     """Bytes per second of its memory."""
     model: HardwareModel
@@ -36,14 +38,14 @@ class Device:
         """Seconds that so many bytes take through the device's memory, in kernels bound by it."""
         return moved / (self.bandwidth * self.model.memory_share)
 
-    def matmul_rate(self, float8: bool = False) -> float:
-        """FLOP/s of large matmuls."""
-        if float8:
+    def matmul_rate(self, item: int = 2) -> float:
+        """FLOP/s of large matmuls of numbers of 1, 2 or 4 bytes; float32 is not rounded to TF32."""
+        if item == 1:
             return self.float8_peak * self.model.float8_share
-        return self.peak * self.model.matmul_share
+        return (self.float32_peak if item == 4 else self.peak) * self.model.matmul_share
 
-    def matmul(self, m: int, n: int, k: int, batch: int = 1, out_bytes: float = 2, float8: bool = False) -> float:
-        """Seconds of `batch` products [m, k] x [k, n].
+    def matmul(self, m: int, n: int, k: int, batch: int = 1, out_bytes: float = 2, item: int = 2) -> float:
+        """Seconds of `batch` products [m, k] x [k, n], of numbers of `item` bytes.
 
         Tiles of the output go over the multiprocessors in waves, the last of which may be almost empty; each tile
         takes k steps and `matmul_ramp` more; and nothing is faster than reading the operands and writing the output.
@@ -55,13 +57,12 @@ class Device:
             work = -(-tiles // units) * rows * columns / speed
             if work < least:
                 least = work
-        compute = least * 2.0 * (k + ramp) * units / self.matmul_rate(float8)
-        item = 1 if float8 else 2
+        compute = least * 2.0 * (k + ramp) * units / self.matmul_rate(item)
         moved = batch * ((m * k + k * n) * item + m * n * out_bytes)
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
     def flash(
-        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str
+        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str, item: int = 2
     ) -> tuple[float, float]:
         """Seconds of an attention kernel forward and backward.
 
@@ -72,19 +73,21 @@ class Device:
             keys: that a query sees, on average.
             width: of a head.
             generation: of the kernel; those written for Hopper hide half of their exponentials behind matmuls.
+            item: bytes of a number; matmuls of float32 run at the peak of float32.
         """
         model = self.model
         pairs = float(rows) * heads * queries * (keys + ATTENTION_TILE / 2)
         native = generation == "flash3" and self.float8_peak > 0
         later = model.attention_native_share if native else model.attention_share
-        rate = self.peak * (model.attention_first_share if generation == "flash1" else later)
+        peak = self.float32_peak if item == 4 else self.peak
+        rate = peak * (model.attention_first_share if generation == "flash1" else later)
         exponentials = pairs / model.exponentials * (0.5 if native else 1.0)
         forward = 4.0 * width * pairs / rate + exponentials
         backward = 10.0 * width * pairs / (rate * ATTENTION_BACKWARD) + exponentials
         return forward, backward
 
     def scores(
-        self, rows: int, heads: int, queries: int, keys: int, width: int, dropout: bool, fused: bool
+        self, rows: int, heads: int, queries: int, keys: int, width: int, dropout: bool, fused: bool, item: int = 2
     ) -> tuple[float, float]:
         """Seconds of attention with all scores in memory, forward and backward; masked scores take part.
 
@@ -93,10 +96,10 @@ class Device:
         probability and its gradient and writes (6; three kernels 14).
         """
         batch = rows * heads
-        elements = float(batch) * queries * keys
+        elements = float(batch) * queries * keys * item / 2
         drop = 5.0 if dropout else 0.0
-        product = self.matmul(queries, keys, width, batch)
-        back = self.matmul(queries, width, keys, batch)
+        product = self.matmul(queries, keys, width, batch, item, item)
+        back = self.matmul(queries, width, keys, batch, item, item)
         forward = product + back + self.bytes_seconds(elements * ((4.0 if fused else 12.0) + drop))
         backward = product + 3 * back + self.bytes_seconds(elements * ((6.0 if fused else 14.0) + drop))
         return forward, backward
@@ -104,4 +107,4 @@ class Device:
 
 def device_of(gpu: GPU, model: HardwareModel) -> Device:
     """A GPU of the catalogue that reaches what `model` says."""
-    return Device(gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.hbm_bandwidth, model)
+    return Device(gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.peaks["float32"], gpu.hbm_bandwidth, model)

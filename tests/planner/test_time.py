@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.presets import PRESETS
+from jaxpar.config.schema import Config
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.durations import Durations
@@ -20,6 +21,7 @@ from jaxpar.planner.time_messages import network_of, overlapped
 from jaxpar.planner.time_model import StepTime, step_time
 from jaxpar.planner.time_operations import device_of
 from jaxpar.planner.time_pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
+from jaxpar.planner.time_update import ADAMW, Update, update_of
 
 MODEL = PRESETS["llama3-8b"]
 CLUSTER = parse_cluster("h100:4x8")
@@ -254,3 +256,49 @@ def _parameters() -> int:
     """Of the model with the vocabulary of `seconds`: its matrices."""
     own = MODEL.embed * (2 * MODEL.embed + 2 * 1024 + 3 * MODEL.mlp)
     return MODEL.layers * own + 2 * 32000 * MODEL.embed
+
+
+def test_float32_multiplies_at_the_peak_of_float32():
+    half, whole = (seconds(replace(BASE, precision=p), "jaxpar").breakdown for p in ("bfloat16", "float32"))
+    peaks = CLUSTER.gpu.peaks
+    ratio = peaks["bfloat16"] / peaks["float32"]
+    assert whole["matmuls"] == pytest.approx(ratio * half["matmuls"], rel=0.05)
+    assert whole["attention"] > 0.7 * ratio * half["attention"]
+
+
+def test_an_update_takes_as_long_as_what_its_rule_reads_and_writes():
+    config = Config(model=MODEL)
+    rule = lambda name, moments="float32": update_of(
+        replace(
+            config,
+            optimizer=replace(config.optimizer, name=name),
+            precision=replace(config.precision, moments=moments),
+        )
+    )
+    assert rule("adamw") == ADAMW
+    assert rule("adafactor").moved < rule("lion").moved < rule("adamw").moved
+    assert rule("adamw", "int8").moved < rule("adamw", "bfloat16").moved < rule("adamw").moved
+    layout = Layout(fsdp=32, zero=1)
+    took = {name: _optimizer(layout, rule(name)) for name in ("adamw", "lion")}
+    assert took["lion"] == pytest.approx(took["adamw"] * rule("lion").moved / ADAMW.moved)
+
+
+def test_muon_pays_for_its_matmuls():
+    """4 l s^2 + 2 s^3 FLOPs a matrix and iteration in float32, a layer on each of 32 ranks."""
+    muon = Update(moved=ADAMW.moved, iterations=5)
+    embed, kv, mlp = MODEL.embed, 1024, MODEL.mlp
+    flops = sum(
+        4 * max(a, b) * min(a, b) ** 2 + 2 * min(a, b) ** 3
+        for a, b in [(embed, embed)] * 2 + [(embed, kv)] * 2 + [(embed, mlp)] * 3
+    )
+    layout = Layout(fsdp=32, zero=1)
+    reached = hardware_of(CLUSTER.gpu).matmul_share * CLUSTER.gpu.peaks["float32"]
+    matmuls = _optimizer(layout, muon) - _optimizer(layout, ADAMW)
+    assert matmuls > 5 * flops / reached
+    assert matmuls == pytest.approx(5 * flops / reached, rel=0.35)
+    assert _optimizer(Layout(replica=32), muon) > 20 * matmuls, "copies repeat each other's work"
+
+
+def _optimizer(layout: Layout, update: Update) -> float:
+    does = GENERATIONS["jaxpar"]
+    return step_time(replace(MODEL, vocab=32000), 8192, 64, layout, CLUSTER, does, None, update).breakdown["optimizer"]

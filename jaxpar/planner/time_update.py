@@ -1,0 +1,63 @@
+"""Seconds of the update of the weights: what it reads and writes, and the matmuls of Muon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jaxpar.config.schema import Config
+from jaxpar.planner.time_layer import LayerCase
+from jaxpar.planner.time_operations import Device
+
+ALWAYS = 20.0
+"""Bytes per parameter of every rule: gradient and weight read in float32 (8), the weight written (4), the gradient read
+once more for its norm (4), the weight written in 16 bits and read for it (4)."""
+MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "adafactor": 0}
+"""Arrays as large as the weight that a rule keeps; Muon's are those of its matrices. Adafactor's means of rows and
+columns are small."""
+MOMENT_BYTES = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0}
+"""Of a moment's element, read and written."""
+EMA = 8.0
+"""Of a moving average of the weights."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The rule by which weights are updated, as far as its time depends on it."""
+
+    moved: float = ALWAYS + 2 * MOMENT_BYTES["float32"]
+    """Bytes per parameter through the memory of the device that holds it."""
+    iterations: int = 0
+    """Newton-Schulz iterations of a layer's matrices."""
+
+
+ADAMW = Update()
+"""AdamW with float32 moments: what published runs are taken to use."""
+
+
+def update_of(config: Config) -> Update:
+    """The rule of a configuration."""
+    rule = config.optimizer
+    moved = ALWAYS + MOMENTS[rule.name] * MOMENT_BYTES[config.precision.moments] + EMA * (rule.ema is not None)
+    return Update(moved, rule.muon_iterations if rule.name == "muon" else 0)
+
+
+@lru_cache(maxsize=10_000)
+def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> float:
+    """Seconds of making the matrices of a layer orthogonal on one device, in float32 as `optim.muon` does.
+
+    An iteration of a matrix, with s its smaller dim and l the larger: [s, l] x [l, s], [s, s] x [s, s] and
+    [s, s] x [s, l].
+    """
+    width, keys = case.heads * case.head_dim, case.kv_heads * case.head_dim
+    matrices = [(case.embed, width), (case.embed, keys), (case.embed, keys), (width, case.embed)]
+    matrices += [(case.embed, case.mlp)] * (3 if case.gated else 2)
+    seconds = 0.0
+    for one, other in matrices:
+        small, large = sorted((one, other))
+        seconds += (
+            device.matmul(small, small, large, 1, 4, 4)
+            + device.matmul(small, small, small, 1, 4, 4)
+            + device.matmul(small, large, small, 1, 4, 4)
+        )
+    return iterations * seconds
