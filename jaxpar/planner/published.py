@@ -11,9 +11,10 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import did_you_mean
-from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.layout import Layout, Precision
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 
@@ -25,6 +26,12 @@ COLUMNS = (
     "tokens_per_s_per_gpu", "peak_memory_gib", "notes",
 )  # fmt: skip
 """What a row must have; others are not read."""
+
+REMATS = ("none", "selective", "gemm_last", "full")
+"""What a row may say of recomputation; `selective` where nothing is."""
+
+MOST = 10**9
+"""Of anything that is counted."""
 
 PRECISIONS: Mapping[str, Precision] = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 """How types are written; bfloat16 where nothing is."""
@@ -102,7 +109,7 @@ def read_runs(path: Path) -> list[Run]:
 def _run(row: Mapping[str, str], place: str) -> Run:
     """A row as a run."""
     cell = _Cells(row, place)
-    gated = bool(cell.whole("gated_mlp"))
+    gated = bool(cell.whole("gated_mlp", least=0))
     kind, framework = row["gpu"], row["framework"]
     heads = cell.whole("n_heads")
     model = ModelConfig(
@@ -115,13 +122,34 @@ def _run(row: Mapping[str, str], place: str) -> Run:
     devices = cell.whole("n_gpus")
     cluster = _cluster(cell, kind, devices, row["inter_node_gbps_per_gpu"])
     measured = _measured(cell, devices)
+    peak_gib = cell.positive("peak_memory_gib") if row["peak_memory_gib"] else None
+    _check_units(cell, model, cluster.gpu, measured, peak_gib)
     return Run(
         source=row["source"], row=row["row_id"], citation=row["citation"], model=model,
         sequence=cell.whole("seq_len"), batch=cell.whole("global_batch_seqs"),
         layouts=tuple(_layouts(cell, row, model, devices)), cluster=cluster,
         mechanisms=mechanisms_of(framework, row, kind), tokens_per_s_per_gpu=measured,
-        peak_gib=cell.number("peak_memory_gib") if row["peak_memory_gib"] else None,
+        peak_gib=peak_gib,
     )  # fmt: skip
+
+
+def _check_units(
+    cell: _Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float | None, peak_gib: float | None
+) -> None:
+    """Raise `UserError` for more than the GPU computes or holds: the number is in another unit, or of several GPUs."""
+    sequence, peak = cell.whole("seq_len"), max(gpu.peaks.values())
+    flops = flops_per_step(model, sequence, sequence * sequence // 2, model.vocab or 0) / sequence
+    if tokens_per_s is not None and tokens_per_s * flops > peak:
+        column = "tokens_per_s_per_gpu" if cell.row["tokens_per_s_per_gpu"] else "step_time_s"
+        raise UserError(
+            f"{cell.place}: {column}: {tokens_per_s:.4g} tokens/s of one GPU are {tokens_per_s * flops / 1e12:,.0f} "
+            f"TFLOP/s, and a {gpu.name} has {peak / 1e12:,.0f}: expected tokens/s of one GPU, and seconds"
+        )
+    if peak_gib is not None and peak_gib * 2**30 > gpu.hbm_bytes:
+        raise UserError(
+            f"{cell.place}: peak_memory_gib: {peak_gib:g}, and a {gpu.name} has {gpu.hbm_bytes / 2**30:g} GiB: "
+            "expected GiB of one GPU"
+        )
 
 
 def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanisms:
@@ -160,26 +188,29 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
         micro = [cell.whole("micro_batch_seqs")]
     else:
         micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
-    remats = [row["recompute"] or "selective"]
+    remat = row["recompute"] or "selective"
+    if remat not in REMATS:
+        raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {remat!r}")
     precision = PRECISIONS.get(row["precision"], "bfloat16")
-    zero = cell.whole("zero_stage", 0) if row["zero_stage"] else 0
+    zero = cell.whole("zero_stage", 0, least=0, most=3)
+    share = cell.number("offload_alpha") if row["offload_alpha"] else 0.0
+    if share > 1:
+        raise UserError(f"{cell.place}: offload_alpha: expected a share from 0 to 1, got {share:g}")
     for size in micro:
-        for virtual in _virtual(row, model.layers, pipe, rows // size):
-            for remat in remats:
-                yield Layout(
-                    pipe=pipe, replica=1 if zero else data, fsdp=data if zero else 1, context=context, tensor=tensor,
-                    microbatch=size, schedule=_schedule(pipe, virtual), virtual_stages=virtual, zero=zero, remat=remat,
-                    offload_fraction=cell.number("offload_alpha") if row["offload_alpha"] else 0.0,
-                    sequence_parallel=row["sequence_parallel"] == "1", precision=precision,
-                )  # fmt: skip
+        for virtual in _virtual(cell, model.layers, pipe, rows // size):
+            yield Layout(
+                pipe=pipe, replica=1 if zero else data, fsdp=data if zero else 1, context=context, tensor=tensor,
+                microbatch=size, schedule=_schedule(pipe, virtual), virtual_stages=virtual, zero=zero, remat=remat,
+                offload_fraction=share, sequence_parallel=row["sequence_parallel"] == "1", precision=precision,
+            )  # fmt: skip
 
 
-def _virtual(row: Mapping[str, str], layers: int, pipe: int, microbatches: int) -> list[int]:
+def _virtual(cell: _Cells, layers: int, pipe: int, microbatches: int) -> list[int]:
     """Virtual stages of a row: what was published, else up to four, or as many as a rank has layers."""
     if pipe == 1:
         return [1]
-    if row["vpp"]:
-        return [int(row["vpp"])]
+    if cell.row["vpp"]:
+        return [cell.whole("vpp")]
     if microbatches % pipe or layers % pipe:
         return [1]
     each = layers // pipe
@@ -203,7 +234,7 @@ def _cluster(cell: _Cells, kind: str, devices: int, gigabits: str) -> Cluster:
     per_host = min(devices, cell.whole("gpus_per_node", 8))
     network = gpu.network
     if gigabits:
-        network = network.with_bandwidth(cell.number("inter_node_gbps_per_gpu") / 8, None, cell.place)
+        network = network.with_bandwidth(cell.positive("inter_node_gbps_per_gpu") / 8, None, cell.place)
     group = Group(gpu.short, gpu, -(-devices // per_host), gpu.nvlink, network, gpu.pcie)
     return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,))
 
@@ -246,10 +277,10 @@ class _Cells:
             raise UserError(f"{self.place}: {column}: expected a number above 0, got 0")
         return value
 
-    def whole(self, column: str, usual: int | None = None) -> int:
+    def whole(self, column: str, usual: int | None = None, least: int = 1, most: int = MOST) -> int:
         if usual is not None and not self.row[column]:
             return usual
         value = self.number(column)
-        if value != int(value):
-            raise UserError(f"{self.place}: {column}: expected a whole number, got {value:g}")
+        if value != int(value) or not least <= value <= most:
+            raise UserError(f"{self.place}: {column}: expected a whole number from {least} to {most:,}, got {value:g}")
         return int(value)

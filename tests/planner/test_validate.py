@@ -100,11 +100,16 @@ def written(folder: Path, header: str = HEADER, row: str = ROW) -> Path:
     return path
 
 
-def with_cell(column: str, value: str) -> str:
+def with_cells(**changed: str) -> str:
     cells = ROW.split(",")
     assert '"' not in ",".join(cells[: HEADER.split(",").index("notes")]), "cells before the notes have no commas"
-    cells[HEADER.split(",").index(column)] = value
+    for column, value in changed.items():
+        cells[HEADER.split(",").index(column)] = value
     return ",".join(cells)
+
+
+def with_cell(column: str, value: str) -> str:
+    return with_cells(**{column: value})
 
 
 @pytest.mark.parametrize(
@@ -117,6 +122,12 @@ def with_cell(column: str, value: str) -> str:
         (HEADER, with_cell("step_time_s", "16268"), "expected tokens/s of one GPU, and seconds"),
         (HEADER, with_cell("dp", "7"), "dp x tp x cp x pp is"),
         (HEADER, with_cell("gpu", "H900"), "no GPU is called"),
+        (HEADER, with_cell("n_gpus", "0"), "n_gpus: expected a whole number from 1 to"),
+        (HEADER, with_cell("zero_stage", "7"), "zero_stage: expected a whole number from 0 to 3, got 7"),
+        (HEADER, with_cell("recompute", "some"), "recompute: expected none, selective, gemm_last or full, got 'some'"),
+        (HEADER, with_cell("peak_memory_gib", "38000"), "expected GiB of one GPU"),
+        (HEADER, with_cells(step_time_s="", tokens_per_s_per_gpu="9e6"), "expected tokens/s of one GPU, and seconds"),
+        (HEADER, with_cells(tokens_per_s_per_gpu="", step_time_s="0.001"), "step_time_s: "),
     ],
 )
 def test_a_file_that_is_wrong_gets_one_sentence(tmp_path: Path, header: str, row: str, words: str):
