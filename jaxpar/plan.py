@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given and given[0] in COMMANDS:
             COMMANDS[given[0]](given[1:])
+        elif given and not given[0].startswith("-"):
+            raise UserError(f"there is no command {given[0]!r}{did_you_mean(given[0], COMMANDS)}")
         else:
             _plan(given)
         sys.stdout.flush()
@@ -107,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
     add("--show-model", action="store_true", help="print every number that times rest on")
     add("--profile", metavar="FILE", type=Path, help="what `calibrate` wrote, in place of fitted numbers")
-    add("--timeout", metavar="SECONDS", type=float, default=600, help="for each compile of --verify (default 600)")
+    add("--timeout", metavar="SECONDS", type=_seconds, default=600, help="for each compile of --verify (default 600)")
     return parser
 
 
@@ -149,6 +151,7 @@ def _budget(given: list[str]) -> None:
     add("--tokens", type=float, required=True, help="to train on, as in 1e12")
     add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
     add("--price", type=float, required=True, help="of a GPU for an hour")
+    add("--days", type=float, help="a budget of time: which size of model so many GPUs train best in it")
     add("--json", action="store_true")
     options = parser.parse_args(given)
     _load()
@@ -221,6 +224,16 @@ COMMANDS = {
     "validate": _validate,
 }
 """What follows `python -m jaxpar.plan`, in place of options."""
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return value
 
 
 def _count(text: str) -> int:

@@ -95,7 +95,7 @@ def test_explain_and_compare_speak_of_what_was_written(planned: Path, folder: Pa
 def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = said(
         capsys, "budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "2:8",
-        "--tokens", "1e9", "--price", "2", "--json",
+        "--tokens", "1e9", "--price", "2", "--days", "3", "--json",
     )  # fmt: skip
     costs = json.loads(out)["costs"]
     assert code == 0
@@ -103,6 +103,41 @@ def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest
     for one in costs:
         assert one["price"] == pytest.approx(one["days"] * 24 * one["gpus"] * 2)
         assert one["days"] == pytest.approx(1e9 / one["tokens_per_s"] / 86400)
+        size = one["optimal"]
+        assert size["tokens"] == pytest.approx(20 * size["parameters"])
+        assert 6 * size["parameters"] * size["tokens"] == pytest.approx(one["mfu"] * 989.4e12 * one["gpus"] * 3 * 86400)
+
+
+def test_a_budget_says_which_numbers_have_no_layout(folder: Path, capsys: pytest.CaptureFixture[str]):
+    usual = ["--cluster", "h100:1x8", "--tokens", "1e9", "--price", "2"]
+    short = ["--set", "data.batch_size=1", "--set", "data.sequence_length=8"]
+    arguments = ["budget", "--config", folder / "small.yaml", *usual, *short]
+    code, out, _ = said(capsys, *arguments, "--gpus", "2:16")
+    assert code == 0
+    assert "16 GPUs are left out: no layout of 16 GPUs is allowed: data.batch_size (1) over replica" in out
+    code, out, err = said(capsys, *arguments, "--gpus", "16:16")
+    assert (code, out) == (2, "")
+    assert "no layout at any of these numbers; no layout of 16 GPUs is allowed" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpus", "12:24"], "12 GPUs are not whole hosts of 8"),
+        (["--gpus", "8-16"], "expected two numbers of GPUs"),
+        (["--gpus", "16:8"], "the smaller first"),
+        (["--days", "0"], "--days 0: expected a number above 0"),
+        (["--tokens", "nan"], "--tokens nan: expected a number above 0"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_one_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+):
+    usual = ["--cluster", "h100:1x8", "--gpus", "8:16", "--tokens", "1e9", "--price", "2"]
+    code, out, err = said(capsys, "budget", "--config", folder / "small.yaml", *usual, *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("jaxpar: ") and err.count("\n") == 1
 
 
 def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -130,6 +165,9 @@ def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys:
         (["--cluster", "h100:1x8", "--fix", "tensor=5"], "excludes"),
         (["--cluster", "h100:1x8", "--top", "0"], "expected a number above 0"),
         (["--cluster", "h100:1x8", "--htm", "x"], "there is no argument --htm; did you mean --html"),
+        (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, got '0'"),
+        (["--cluster", "cpu:1x8", "--verify"], "--verify: compiles for GPUs"),
+        (["--cluster", "h100:1x8", "--fix", "remat=some"], "expected none, gemm_last, selective or full"),
         (["--cluster", "h100:1x8", "--profile", "nowhere.json"], "there is no such file"),
         (["--cluster", "h100:1x2", "--output", "/nowhere/plan.json"], "cannot be written"),
     ],
@@ -143,6 +181,11 @@ def test_what_is_wrong_is_one_sentence(
     assert err.startswith("jaxpar: ")
     assert err.count("\n") == 1
     assert not out
+
+
+def test_a_command_that_is_none_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+    code, out, err = said(capsys, "budgets", "--tokens", "1e9")
+    assert (code, out, err) == (2, "", "jaxpar: there is no command 'budgets'; did you mean budget?\n")
 
 
 def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):

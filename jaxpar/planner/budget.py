@@ -1,15 +1,16 @@
 """Days and costs of a training run against the number of GPUs, the best layout at each (vTrain, arXiv:2312.12391).
 
 Beside them what the same compute would train best: 20 tokens a parameter and 6 FLOPs for each of both (Hoffmann et al.
-2022, arXiv:2203.15556).
+2022, arXiv:2203.15556). With a number of days, the same for what so many GPUs compute in them at the speed that they
+are predicted to reach, not at their peak: a budget of time buys a smaller model than the peak promises.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 
 from rich import box
@@ -35,11 +36,14 @@ class Cost:
     """One number of GPUs."""
 
     gpus: int
-    mesh: str
+    layout: str
+    """The best, in words."""
     days: float
     price: float
     tokens_per_s: float
     mfu: float
+    optimal: dict[str, float] | None = None
+    """Parameters and tokens that so many GPUs train best in the days that were given, at this speed."""
 
 
 @dataclass(frozen=True)
@@ -52,69 +56,90 @@ class Budget:
     gpus: str
     price: float
     overrides: Sequence[str] = ()
+    days: float | None = None
     json: bool = False
 
     def run(self) -> None:
         """Plan at each number of GPUs, and print. Raises `UserError`."""
-        for name in ("tokens", "price"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"--{name} {getattr(self, name):g}: expected a number above 0")
-        low, high = gpu_numbers(self.gpus)
+        for name in ("tokens", "price", "days"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < inf:
+                raise UserError(f"--{name} {value:g}: expected a number above 0")
         cluster = named_cluster(self.cluster)
+        if len(cluster.groups) > 1:
+            raise UserError(f"--cluster {self.cluster}: expected hosts of one kind, of which there may be any number")
+        numbers = self._numbers(cluster.gpus_per_host)
         config = planned_config(load_config(self.config, self.overrides))
-        costs = list(self._costs(config, cluster, low, high))
+        costs, without = self._costs(config, cluster, numbers)
         best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
         if self.json:
-            print(json.dumps({"costs": [asdict(one) for one in costs], "compute_optimal": best}, indent=2))
+            found = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
+            print(json.dumps(found, indent=2))
             return
-        self._print(config, costs, best)
+        self._print(config, costs, best, without)
 
-    def _costs(self, config: Config, cluster: Cluster, low: int, high: int) -> Iterator[Cost]:
-        each, gpus, nothing = cluster.gpus_per_host, low, True
-        while gpus <= high:
-            planned = self._plan(config, cluster, gpus)
-            if planned is not None:
-                nothing = False
-                found = planned.found
-                rate = found.time.tokens_per_s_per_gpu * gpus
-                days = self.tokens / rate / DAY
-                mesh = words.axes(found.layout)
-                yield Cost(gpus, mesh, days, days * 24 * gpus * self.price, rate, found.time.mfu)
-            gpus *= 2
-        if nothing:
-            raise UserError(
-                f"--gpus {self.gpus}: {config.run.name} fits none of these numbers of GPUs in hosts of {each}, with a "
-                f"batch of {config.data.batch_size} rows"
-            )
+    def _numbers(self, each: int) -> list[int]:
+        """Numbers of GPUs. Raises `UserError` for one that is not of whole hosts."""
+        low, high = gpu_numbers(self.gpus)
+        numbers = [low << power for power in range((high // low).bit_length())]
+        for gpus in numbers:
+            if gpus > each and gpus % each:
+                raise UserError(f"--gpus {self.gpus}: {gpus} GPUs are not whole hosts of {each}")
+        return numbers
 
-    def _plan(self, config: Config, cluster: Cluster, gpus: int) -> Planned | None:
-        hosts, rest = divmod(gpus, cluster.gpus_per_host)
-        if rest and gpus > cluster.gpus_per_host:
-            raise UserError(f"--gpus {gpus}: expected whole hosts of {cluster.gpus_per_host} GPUs")
-        group = replace(cluster.groups[0], hosts=max(1, hosts))
-        part = replace(cluster, groups=(group,), gpus_per_host=min(gpus, cluster.gpus_per_host))
-        search = Search(Space(config, part))
-        try:
-            return search.best(1)[0]
-        except UserError:  # too few GPUs for the model or too many for the batch: the table leaves it out
-            return None
+    def _costs(self, config: Config, cluster: Cluster, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
+        """What each number of GPUs costs; and those that have no layout, with the reason."""
+        costs, without = [], {}
+        for gpus in numbers:
+            try:
+                planned = self._plan(config, cluster, gpus)
+            except UserError as error:
+                without[gpus] = str(error)
+                continue
+            found = planned.found
+            rate = found.time.tokens_per_s_per_gpu * gpus
+            days = self.tokens / rate / DAY
+            buys = None
+            if self.days is not None:
+                buys = optimal(found.time.mfu * cluster.gpu.training_peak * gpus * self.days * DAY)
+            price = days * 24 * gpus * self.price
+            costs.append(Cost(gpus, words.whole(found.layout), days, price, rate, found.time.mfu, buys))
+        if not costs:
+            raise UserError(f"--gpus {self.gpus}: no layout at any of these numbers; {without[numbers[-1]]}")
+        return costs, without
 
-    def _print(self, config: Config, costs: Sequence[Cost], best: dict[str, float]) -> None:
+    def _plan(self, config: Config, cluster: Cluster, gpus: int) -> Planned:
+        each = min(gpus, cluster.gpus_per_host)
+        group = replace(cluster.groups[0], hosts=gpus // each)
+        part = replace(cluster, name=f"{gpus} GPUs", groups=(group,), gpus_per_host=each)
+        return Search(Space(config, part)).best(1)[0]
+
+    def _print(self, config: Config, costs: Sequence[Cost], best: dict[str, float], without: Mapping[int, str]) -> None:
         console = screen()
         table = Table(
             title=f"{config.run.name}: {self.tokens:.3g} tokens at {self.price:g} a GPU and hour",
             title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
         )  # fmt: skip
-        for name in ("GPUs", "days", "cost", "tokens/s", "MFU", "mesh"):
-            table.add_column(name, justify="left" if name == "mesh" else "right")
+        buys = () if self.days is None else (f"best size in {self.days:g} days", "its tokens")
+        for name in ("GPUs", "days", "cost", "tokens/s", "MFU", *buys, "layout"):
+            table.add_column(name, justify="left" if name == "layout" else "right")
         for one in costs:
+            size = () if one.optimal is None else (f"{one.optimal[name]:.3g}" for name in ("parameters", "tokens"))
             table.add_row(
                 f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.price:,.0f}", f"{one.tokens_per_s:,.0f}",
-                f"{100 * one.mfu:.1f}%", one.mesh,
+                f"{100 * one.mfu:.1f}%", *size, one.layout,
             )  # fmt: skip
         console.print(table)
+        for gpus, reason in without.items():
+            console.print(f"{gpus:,} GPUs are left out: {reason}", highlight=False, soft_wrap=True)
+        if self.days is not None:
+            console.print(
+                f"Sizes are at the MFU of {config.run.name}; plan the size that you choose to see its own.",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
         console.print(
-            f"The same compute suits {best['parameters']:.3g} parameters on {best['tokens']:.3g} tokens (20 each).",
+            f"The compute of {self.tokens:.3g} tokens suits {best['parameters']:.3g} parameters on "
+            f"{best['tokens']:.3g} tokens (20 each).",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -51,7 +51,7 @@ class Planning:
         """Search, print, and write. Raises `UserError` with one sentence."""
         cluster = named_cluster(self.cluster)
         if self.verify:
-            check_verifiable(cluster, self.timeout_s)
+            check_verifiable(cluster)
         config = planned_config(load_config(self.config, self.overrides))
         hardware = None
         if self.profile is not None:

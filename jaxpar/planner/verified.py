@@ -59,12 +59,10 @@ class Verified:
         }
 
 
-def check_verifiable(cluster: Cluster, timeout_s: float) -> None:
+def check_verifiable(cluster: Cluster) -> None:
     """Raise `UserError` where `--verify` cannot be: said before a search rather than after it."""
     if is_cpu(cluster):
         raise UserError("--verify: compiles for GPUs, and this cluster is of CPUs; leave it out")
-    if not 0 < timeout_s < float("inf"):
-        raise UserError(f"--timeout {timeout_s:g}: expected seconds above 0")
 
 
 def verify(

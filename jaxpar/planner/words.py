@@ -54,6 +54,18 @@ def schedule(layout: Layout) -> str:
     return layout.schedule + (f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else "")
 
 
+def whole(layout: Layout) -> str:
+    """Everything in a line: `pipe 2 x tensor 4, 1f1b, ZeRO-1, remat full, optimizer on the host`."""
+    parts = [
+        axes(layout),
+        *([schedule(layout)] if layout.pipe > 1 else []),
+        *([f"ZeRO-{layout.zero}"] if layout.zero else []),
+        f"remat {remat(layout)}",
+        *([f"{host(layout)} on the host"] if host(layout) != "-" else []),
+    ]
+    return ", ".join(parts)
+
+
 def remat(layout: Layout) -> str:
     """A preset, or how many layers of which."""
     if isinstance(layout.remat, str):
