@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.journal import Journal, read
-from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 465
-"""Of the whole suite: 8 minutes, less what the last part may overrun."""
 GRACE = 10
 """Seconds that a part gets beyond its time before it is killed."""
 LEAST = 12
@@ -102,15 +100,16 @@ def _dry(parts: Sequence[Part]) -> list[dict[str, Any]]:
 def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]:
     """Rows of all parts, each in a process with its share of the time; what goes wrong is a row too."""
     end, rows = time.monotonic() + seconds, []
+    scale = seconds / min(SECONDS, sum(part.seconds for part in parts))  # what is asked for alone has all the time
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
-            left = min(part.seconds, end - time.monotonic())
+            left = min(part.seconds * scale, end - time.monotonic())
             if left < LEAST:
                 rows.append({"part": part.name, "kind": "skipped", "what": part.name, "why": "time budget"})
                 continue
             print(f"{part.name}: at most {left:.0f} s", file=sys.stderr, flush=True)
             file = Path(folder) / f"{part.name}.jsonl"
-            failure = _child(part, left, file)
+            failure = _child(part, left, file, Path(folder) / "compiled")
             rows += read(file)
             if failure is not None:
                 rows.append({"part": part.name, "kind": "skipped", "what": f"the rest of {part.name}", "why": failure})
@@ -118,10 +117,11 @@ def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]
     return rows
 
 
-def _child(part: Part, seconds: float, file: Path) -> str | None:
-    """Run a part; returns why it did not come to its end."""
+def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None:
+    """Run a part; returns why it did not come to its end. Programs that parts share are compiled once."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--seconds", str(seconds)]
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | cache | os.environ
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(
             [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=said, stderr=said,

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import torch_attention
+from benchmarks.gpu import cudnn_packed, torch_attention
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
-from pallas_kernels.attention.registry import IMPLEMENTATIONS
+from benchmarks.gpu.targets import DENSE_MASK
+from pallas_kernels.attention.registry import IMPLEMENTATIONS, Implementation
 
 DRY_CHECKED = (Case("72, packed, window 20", 72, 64, 2, 1, packed=30, window=20),)
 DRY_TIMED = (Case("packed", 64, 32, 2, 2, packed=20),)
@@ -23,44 +24,46 @@ DRY_TIMED = (Case("packed", 64, 32, 2, 2, packed=20),)
 def check(journal: Journal, name: str) -> None:
     """Output, log-sum-exp and gradients of one implementation against float64: at most twice plain JAX's error.
 
-    What an implementation refuses is a row with its reason. Each case runs twice: whether bits are the same is said.
+    What the registry says that it does not support is a row with that reason; all else has to run. Each case runs
+    twice: whether bits are the same is said.
     """
     known = {entry.name: entry for entry in IMPLEMENTATIONS}
     if name not in known:
         journal.skip(f"attention/{name}", "the registry of pallas_kernels.attention has no such implementation")
         return
-    lse = known[name].kernels is not None
+    entry = known[name]
     for cases in batched(DRY_CHECKED if journal.dry else CHECKED, TOGETHER):
         if not journal.has_time(f"the rest of attention/{name}", 10):
             return
-        _check_some(journal, name, cases, lse)
+        _check_some(journal, entry, cases)
 
 
-def _check_some(journal: Journal, name: str, cases: Sequence[Case], lse: bool) -> None:
-    interpret = journal.dry and name == "triton"
-    having = {(case, "have"): _gradients(case, name, lse, case.arrays(), interpret) for case in cases}
-    compiled = compile_all(having)
+def _check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) -> None:
+    name, lse, interpret = entry.name, entry.kernels is not None, journal.dry and entry.recorded
+    reasons = {case: entry.supports(case.request(lse=lse, interpret=interpret)) for case in cases}
+    asked = [case for case in cases if reasons[case] is None]
+    compiled = compile_all({(case, "have"): _gradients(case, name, lse, case.arrays(), interpret) for case in asked})
     right = {"low": "xla", "wanted": None}
-    taken = [case for case in cases if not isinstance(compiled[case, "have"], Exception)]
+    taken = [case for case in asked if not isinstance(compiled[case, "have"], Exception)]
     compiled |= compile_all(
         {(case, kind): _gradients(case, by, lse, case.arrays()) for case in taken for kind, by in right.items()}
     )
     for case in cases:
         row: dict[str, Any] = {"kernel": f"attention/{name}", "case": case.name}
+        if reasons[case] is not None:
+            journal.add("check", **row, refused=reasons[case])
+            continue
         have = compiled[case, "have"]
-        if isinstance(have, Exception):
-            journal.add("check", **row, **why_not(have))
+        if isinstance(have, Exception):  # the registry supports it, so that even a refusal is a failure
+            journal.add("check", **row, failed=sentence(have))
             continue
         try:
             found = _compare(case, lse, {kind: compiled[case, kind] for kind in KINDS})
-            found["passed"] &= found["same_bits"] or name not in SAME_BITS
+            found["passed"] &= found["same_bits"] or entry.varies is not None
             journal.add("check", **row, **found)
         except Exception as error:  # a row says what went wrong, and the others are still checked
             journal.add("check", **row, failed=sentence(error))
 
-
-SAME_BITS = ("triton", "mosaic_deterministic", "xla")
-"""What promises the same bits in every run."""
 
 TOGETHER = 5
 """Cases whose programs are compiled side by side."""
@@ -104,8 +107,12 @@ def _compare(case: Case, lse: bool, compiled: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error(have: Any, wanted: np.ndarray) -> float:
-    """max|difference| / max|wanted|; infinite where something is not finite."""
-    difference = np.abs(np.asarray(have, np.float64) - wanted)
+    """max|difference| / max|wanted|; infinite where something is not finite, but for -inf where that is wanted."""
+    have, nothing = np.asarray(have, np.float64), np.isneginf(wanted)
+    if not (np.isneginf(have) == nothing).all():
+        return float("inf")
+    have, wanted = (np.where(nothing, 0.0, x) for x in (have, wanted))
+    difference = np.abs(have - wanted)
     return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
 
 
@@ -119,16 +126,24 @@ def measure(journal: Journal) -> None:
             continue
         arrays, flops = case.arrays(), case.flops()
         programs = compile_all({(name, way): lower for name in names for way, lower in _ways(case, name, arrays)})
-        programs |= compile_all({("cudnn, dense mask", way): lower for way, lower in _masked_ways(case, arrays)})
+        reason = None if case.packed is None else cudnn_packed.refusal()
+        if case.packed is not None:
+            others = {DENSE_MASK: _masked(case)} | ({} if reason else {cudnn_packed.NAME: cudnn_packed.attend(case)})
+            programs |= compile_all(
+                {(name, way): lower for name, attend in others.items() for way, lower in _lowered(attend, arrays)}
+            )
         ready: dict[str, dict[str, Any]] = {"forward": {}, "kept": {}, "backward": {}}
         row = {"case": case.name, "seq": case.seq, "width": case.width, "batch": case.batch}
         row |= {"heads": case.heads, "kv_heads": case.kv_heads}
+        if reason is not None:
+            journal.add("attention", **row, by=cudnn_packed.NAME, refused=reason)
         for (name, way), program in programs.items():
             if isinstance(program, Exception):
                 if way == "forward":
                     journal.add("attention", **row, by=name, **why_not(program))
                 continue
             ready[way][name] = program
+        _leave_out_wrong(journal, row, ready, arrays)
         calls = {"forward": _forward_calls(ready["forward"], arrays), "backward": _backward_calls(ready, case, arrays)}
         for name, ways in torch_attention.programs(case, journal).items():
             for way, call in ways.items():
@@ -156,11 +171,26 @@ def _ways(case: Case, name: str, arrays: tuple) -> list[tuple[str, Any]]:
     return _lowered(case.call(name, lse=False), arrays)
 
 
-def _masked_ways(case: Case, arrays: tuple) -> list[tuple[str, Any]]:
-    """cuDNN where it takes no segments: with the mask of the documents as a dense bias, which is what users have."""
+def _leave_out_wrong(journal: Journal, row: dict[str, Any], ready: dict[str, dict[str, Any]], arrays: tuple) -> None:
+    """The packed cuDNN call is timed only where its output is that of the dense mask: nothing else checks it."""
+    both = [ready["forward"].get(name) for name in (cudnn_packed.NAME, DENSE_MASK)]
+    if None in both:
+        return
+    try:
+        have, wanted = (np.asarray(program(*arrays[:3]), np.float32) for program in both if program is not None)
+        why = None if np.abs(have - wanted).max() <= 0.05 else "its output is not that of the dense mask"
+    except Exception as error:  # told in the table; the others are still timed
+        why = sentence(error)
+    if why is not None:
+        journal.add("attention", **row, by=cudnn_packed.NAME, failed=why)
+        for programs in ready.values():
+            programs.pop(cudnn_packed.NAME, None)
+
+
+def _masked(case: Case) -> Any:
+    """cuDNN with the mask of the documents as a dense bias: what jax's public function makes of it."""
     segments = case.segments()
-    if segments is None:
-        return []
+    assert segments is not None, f"{case.name} has no documents"
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         slots = jnp.arange(case.seq)
@@ -168,7 +198,7 @@ def _masked_ways(case: Case, arrays: tuple) -> list[tuple[str, Any]]:
         implementation = "cudnn" if jax.devices()[0].platform == "gpu" else "xla"
         return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 
-    return _lowered(attend, arrays)
+    return attend
 
 
 def _lowered(attend: Any, arrays: tuple) -> list[tuple[str, Any]]:

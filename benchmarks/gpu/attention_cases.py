@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.in_parts import in_parts, zigzag
 from pallas_kernels import flash_attention
+from pallas_kernels.attention import Settings
+from pallas_kernels.attention.registry import implementation as entry
+from pallas_kernels.attention.request import Request
+from pallas_kernels.device import target
 from pallas_kernels.masks import Mask, allowed, kept_pairs
 
 TOKENS = 16384
@@ -35,6 +40,12 @@ class Case:
     prefix: int | None = None
     value_width: int | None = None
     dtype: str = "bfloat16"
+    padding: int = 0
+    """Tokens at the end of each row that are of no document, and see nothing."""
+    spread: float = 1.0
+    """Factor of the queries: a great one brings scores to a soft-cap."""
+    ranks: int = 1
+    """Above 1: as many parts of a row in zigzag order attend to each other one by one, in float32, as a ring's do."""
 
     @property
     def mask(self) -> Mask:
@@ -50,7 +61,13 @@ class Case:
             lengths = np.maximum(draw.exponential(self.packed, 2 * self.seq // self.packed + 16), 1).astype(int)
             rows.append(np.repeat(np.arange(1, len(lengths) + 1), lengths)[: self.seq])
             rows[-1] = np.pad(rows[-1], (0, self.seq - len(rows[-1])), mode="edge")
-        return np.stack(rows).astype(np.int32)
+        found = np.stack(rows).astype(np.int32)
+        found[:, self.seq - self.padding :] = 0
+        return found[:, self.slots()]
+
+    def slots(self) -> np.ndarray:
+        """The place in its row of each token [seq], in the order in which tokens lie."""
+        return zigzag(self.seq, self.ranks)
 
     def arrays(self, seed: int = 0) -> tuple[jax.Array, ...]:
         """Query, key, value and the cotangents of output and log-sum-exp."""
@@ -59,12 +76,28 @@ class Case:
         shapes = (*query, self.width), (*key, self.width), (*key, values), (*query, values)
         keys = jax.random.split(jax.random.key(seed), 5)
         made = [jax.random.normal(k, s, jnp.float32).astype(self.dtype) for k, s in zip(keys, shapes, strict=False)]
+        made[0] = (made[0] * self.spread).astype(self.dtype)
         return *made, jax.random.normal(keys[4], query, jnp.float32)
+
+    def request(self, *, lse: bool, interpret: bool = False) -> Request:
+        """What a registry is asked."""
+        platform, capability = ("interpreter", None) if interpret else target()
+        return Request(
+            platform=platform, dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
+            value_width=self.width if self.value_width is None else self.value_width, mask=self.mask, batch=self.batch,
+            queries=self.seq, keys=self.seq, softcap=self.softcap, lse=lse, whole_rows=self.ranks == 1,
+            compute_capability=capability,
+        )  # fmt: skip
 
     def call(self, implementation: str, *, lse: bool, interpret: bool = False) -> Callable[..., Any]:
         """(q, k, v) -> the output, with `lse` also the log-sum-exp."""
         segments = self.segments()
         prefix = None if self.prefix is None else jnp.full(self.batch, self.prefix, jnp.int32)
+        if self.ranks > 1:
+            kernels = entry(implementation).kernels
+            assert kernels is not None and lse and prefix is None, f"{self.name}: parts are merged by their log-sum-exp"
+            settings = Settings(self.mask, self.width**-0.5, self.softcap, results="float32", interpret=interpret)
+            return in_parts(kernels, settings, self.ranks, self.slots(), segments)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
             return flash_attention(
@@ -76,8 +109,8 @@ class Case:
         return attend
 
     def dense(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Output and log-sum-exp as written on paper, in the arrays' dtype; every query sees itself."""
-        slots = jnp.broadcast_to(jnp.arange(self.seq), (self.batch, self.seq))
+        """Output and log-sum-exp as written on paper, in the arrays' dtype; of a query that sees nothing 0 and -inf."""
+        slots = jnp.broadcast_to(jnp.asarray(self.slots()), (self.batch, self.seq))
         segments = None if self.packed is None else jnp.asarray(self.segments())
         prefix = None if self.prefix is None else jnp.full(self.batch, self.prefix)
         kept = allowed(self.mask, slots, slots, segments, segments, prefix)[:, None]
@@ -85,9 +118,11 @@ class Case:
         scores = jnp.einsum("bqhd,bshd->bhqs", q, k) * self.width**-0.5
         if self.softcap is not None:
             scores = self.softcap * jnp.tanh(scores / self.softcap)
-        scores = jnp.where(kept, scores, -jnp.inf)
+        seen = kept.any(-1)
+        scores = jnp.where(kept, scores, jnp.where(seen, -jnp.inf, 0.0)[..., None])
         lse = jax.nn.logsumexp(scores, axis=-1)
-        return jnp.einsum("bhqs,bshd->bqhd", jnp.exp(scores - lse[..., None]), v), lse.swapaxes(1, 2)
+        weights = jnp.where(kept, jnp.exp(scores - lse[..., None]), 0.0)
+        return jnp.einsum("bhqs,bshd->bqhd", weights, v), jnp.where(seen, lse, -jnp.inf).swapaxes(1, 2)
 
     def flops(self) -> float:
         """Of the forward: two matmuls over the pairs that the mask keeps. The backward has five in place of two."""
@@ -99,20 +134,31 @@ class Case:
         return 2.0 * pairs * self.heads * (self.width + values)
 
 
+def _of_many_tiles(**mask: Any) -> list[Case]:
+    """512 tiles of 128 queries and of 128 keys, of each width: a persistent program of 132 has three at least."""
+    kind = ", ".join(mask) or "causal"
+    return [
+        Case(f"2048 x 2, {kind}, width {wide}", 2048, wide, batch=2, value_width=128 if wide == 192 else None, **mask)
+        for wide in (64, 96, 128, 192, 256)
+    ]
+
+
 CHECKED = (
     Case("one token", 1, heads=2, kv_heads=2),
     Case("113, causal", 113, 64, 4, 2, batch=2),
     Case("203, full", 203, 128, 4, 4, causal=False),
     Case("1023, packed", 1023, 128, 4, 1, batch=2, packed=100),
-    Case("1024, causal", 1024, 128, 8, 1),
+    *_of_many_tiles(),
+    *_of_many_tiles(packed=300),
+    Case("2048, zigzag, in 2 parts", 2048, 128, 4, 2, batch=2, ranks=2),
+    Case("2048, packed, zigzag, in 2 parts", 2048, 64, 4, 4, packed=300, padding=200, ranks=2),
+    Case("1000, packed, padding", 1000, 128, 4, 2, batch=2, packed=150, padding=201),
     Case("1024, window 200", 1024, 64, 4, 4, window=200),
     Case("1024, packed, window 64", 1024, 128, 4, 2, packed=150, window=64),
     Case("1024, soft-cap", 1024, 128, 4, 4, softcap=20.0),
+    Case("1024, scores at the soft-cap", 1024, 64, 4, 4, softcap=20.0, spread=30.0),
     Case("1024, prefix", 1024, 64, 4, 2, prefix=300),
     Case("1024, float16", 1024, 128, 4, 2, dtype="float16"),
-    Case("1024, width 96", 1024, 96, 4, 2),
-    Case("1024, width 192 and 128", 1024, 192, 4, 4, value_width=128),
-    Case("1024, width 256", 1024, 256, 4, 2),
     Case("4224, causal", 4224, 128, 2, 1),
     Case("4224, packed", 4224, 64, 2, 2, packed=500),
 )

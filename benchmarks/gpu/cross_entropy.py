@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, why_not
+from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from pallas_kernels import fused_linear_cross_entropy
+from pallas_kernels.device import target
 from pallas_kernels.linear_cross_entropy import Tile
+from pallas_kernels.linear_cross_entropy.registry import Request, implementation
 
 CHECKED: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "one token": ((1, 64, 200), {}),
@@ -31,10 +33,15 @@ def check(journal: Journal) -> None:
     kernel = DRY if journal.dry else {"implementation": "triton"}
     for case, (shape, options) in (DRY_CHECKED if journal.dry else CHECKED).items():
         row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
+        platform, capability = ("interpreter", None) if journal.dry else target()
+        reason = implementation("triton").supports(Request(platform, "bfloat16", *shape, capability))
+        if reason is not None:
+            journal.add("check", **row, refused=reason)
+            continue
         try:
             journal.add("check", **row, **_compare(shape, options, kernel))
         except Exception as error:  # a row says what went wrong, and the others are still checked
-            journal.add("check", **row, **why_not(error))
+            journal.add("check", **row, failed=sentence(error))
 
 
 def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:

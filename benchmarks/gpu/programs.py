@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from benchmarks.turns import take_turns
+from pallas_kernels.unsupported import Unsupported
 
 THREADS = 8
 """Compilations at a time."""
@@ -46,10 +47,9 @@ def sentence(error: BaseException) -> str:
 
 def why_not(error: BaseException) -> dict[str, str]:
     """`refused` with its reasons where a registry said no, else `failed`."""
-    refused = getattr(error, "refused", None)
-    if refused is not None:
-        return {"refused": "; ".join(refused.values())}
-    return {"refused" if "does not support" in str(error) else "failed": sentence(error)}
+    if isinstance(error, Unsupported):
+        return {"refused": "; ".join(error.refused.values())}
+    return {"failed": sentence(error)}
 
 
 def seconds_of(programs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[Any, dict[str, float]]:

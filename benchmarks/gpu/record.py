@@ -8,14 +8,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from pallas_kernels.verified import FILE
+from pallas_kernels.verified import FILE, digest
 
 ALWAYS = ("attention/xla", "attention/cudnn")
 """What needs no record."""
 
 
 def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Kernels all of whose cases that they do not refuse were right, with at least one such case and none left out."""
+    """Kernels all of whose cases were right but those that their registry says they do not support, with at least one
+    right and none left out."""
     kernels = dict.fromkeys(row["kernel"] for row in rows if row["kind"] == "check")
     left_out = {row["what"] for row in rows if row["kind"] == "skipped"}
     broken = {row["part"] for row in rows if row["kind"] == "broken"}
@@ -45,6 +46,7 @@ def add_records(kernels: Sequence[str], device: Mapping[str, Any], file: Path = 
             "compute_capability": f"{float(device['compute_capability']):.1f}",
             "date": date.today().isoformat(),
             "versions": dict(device["versions"]),
+            "sources": digest(kernel),
         }
         for kernel in kernels
     ]

@@ -1,9 +1,12 @@
-"""PyTorch's attention beside ours, where torch is installed and sees the GPU: flash and cuDNN; documents by varlen."""
+"""PyTorch's attention beside ours, where torch is installed and sees the GPU: flash and cuDNN; documents by varlen, and
+documents and windows by FlexAttention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -22,9 +25,10 @@ def programs(case: Case, journal: Journal) -> dict[str, dict[str, Callable[[], A
     found: dict[str, dict[str, Callable[[], Any]]] = {}
     if case.packed is not None:
         varlen = _varlen(case, journal, torch)
-        return {} if varlen is None else {"torch varlen": varlen}
-    if case.window is not None:
-        return found  # its fused backends have no window; a dense mask is what cuDNN has in the packed row
+        found |= {} if varlen is None else {"torch varlen": varlen}
+    if case.packed is not None or case.window is not None:  # of which its fused backends have neither
+        flex = _flex(case, journal, torch)
+        return found if flex is None else found | {"torch flex": flex}
     attention: Any = import_module("torch.nn.attention")
     attend_by, backends = torch.nn.functional.scaled_dot_product_attention, attention.SDPBackend
 
@@ -108,5 +112,37 @@ def _varlen(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], 
     ends = np.append(starts, len(flat))
     longest = int(np.diff(ends).max())
     offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
-    attend = lambda q, k, v: varlen_attn(q, k, v, offsets, offsets, longest, longest, True)
+    # Causal by a flag of its own at first, later by a window that has no future.
+    windowed = "window_size" in signature(varlen_attn).parameters
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
+    attend = lambda q, k, v: varlen_attn(q, k, v, offsets, offsets, longest, longest, **causal)
     return _calls(torch, attend, _arrays(torch, case, heads_first=False))
+
+
+def _flex(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], Any]] | None:
+    """FlexAttention, compiled, over the blocks that its mask keeps."""
+    try:
+        flex: Any = import_module("torch.nn.attention.flex_attention")
+    except ImportError:
+        _tell_once(journal, "windows and documents by FlexAttention", "this torch has no FlexAttention")
+        return None
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+    mask = cache(lambda: block_mask(case, torch, flex, "cuda"))  # made in the first call, whose errors are told
+    shared = case.heads != case.kv_heads
+    attend = lambda q, k, v: compiled(q, k, v, block_mask=mask(), enable_gqa=shared)
+    return _calls(torch, attend, _arrays(torch, case, heads_first=True))
+
+
+def block_mask(case: Case, torch: Any, flex: Any, device: str) -> Any:
+    """FlexAttention's blocks of a case: causal, a window, documents."""
+    segments = case.segments()
+    of = None if segments is None else torch.tensor(segments, device=device)
+
+    def keeps(row: Any, head: Any, query: Any, key: Any) -> Any:
+        kept = query >= key if case.causal else query >= 0
+        if case.window is not None:
+            kept = kept & (query - key < case.window)
+        return kept if of is None else kept & (of[row, query] == of[row, key])
+
+    rows = None if of is None else case.batch
+    return flex.create_block_mask(keeps, rows, None, case.seq, case.seq, device=device)

@@ -6,19 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as suite
+from benchmarks.gpu import attention, cudnn_packed
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
-from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
-from pallas_kernels.verified import records
+from pallas_kernels.verified import SOURCES, digest, records
 
 ABSENT = ("grain", "jax_triton", "tokamax", "pydantic", "tyro", "tensorboardX")
 """Packages that machines with GPUs often lack."""
@@ -39,7 +43,7 @@ def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machine
     assert {row["part"] for row in rows} == {part.name for part in PARTS}
     assert not [row for row in rows if suite.wrong(row)]
     right = {row["kernel"] for row in rows if row.get("passed") and row["kind"] == "check"}
-    assert {"attention/triton", "linear_cross_entropy/triton"} <= right
+    assert right == {*SOURCES}, "every kernel of ours, in an interpreter"
     assert [row["passed"] for row in rows if row["kind"] == "bits"] == [True]
     assert {row["by"] for row in rows if row["kind"] == "cross_entropy"} == {
         "fused", "chunks in plain JAX", "full logits", "jaxpar's tiles",
@@ -71,9 +75,21 @@ def test_a_part_that_hangs_is_killed_and_one_that_crashes_is_told(tmp_path: Path
     (tmp_path / "hang.sh").write_text('#!/bin/sh\ncase "$*" in *slow*) sleep 60;; *) echo broken >&2; exit 3;; esac\n')
     (tmp_path / "hang.sh").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "hang.sh"))
-    run = lambda name: suite._child(Part(name, 1, lambda journal: None), 0.5, tmp_path / "rows.jsonl")
+    run = lambda name: suite._child(Part(name, 1, lambda journal: None), 0.5, tmp_path / "rows.jsonl", tmp_path)
     assert run("slow") == "killed after 0 s"
     assert run("crash") == "ended with 3: broken"
+
+
+def test_parts_share_the_time_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given: list[float] = []
+    monkeypatch.setattr(suite, "_child", lambda part, seconds, file, compiled: given.append(seconds))
+    suite._in_processes(PARTS, SECONDS)
+    suite._in_processes(PARTS, 2 * SECONDS)
+    first, twice = given[: len(PARTS)], given[len(PARTS) :]
+    assert first[0] == PARTS[0].seconds and twice[0] == 2 * first[0]
+    given.clear()
+    suite._in_processes(PARTS[:1], 100)
+    assert given == [pytest.approx(100, abs=1)], "a part alone has all of it"
 
 
 def check_row(kernel: str, **more: Any) -> dict[str, Any]:
@@ -105,8 +121,60 @@ def test_records_are_read_back_by_the_registry(tmp_path: Path):
         ("attention/triton", "NVIDIA H200", "9.0", {"jax": "2"}),
         ("linear_cross_entropy/triton", "NVIDIA H200", "9.0", {"jax": "2"}),
     ]
+    assert [one.sources for one in records(file)] == [digest(one.kernel) for one in records(file)]
     with pytest.raises(ValueError, match="only a run on a GPU"):
         add_records(["attention/triton"], H200 | {"platform": "cpu"}, file)
+
+
+def test_what_the_registry_supports_has_to_run(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("wgmma does not support this layout")
+
+    monkeypatch.setattr(attention, "DRY_CHECKED", (Case("a", 8, 64, 2, 1), Case("b", 8, 40, 2, 1)))
+    monkeypatch.setattr(Case, "call", lambda *_, **__: fail)
+    journal = Journal("check-mosaic", 100, dry=True)
+    attention.check(journal, "mosaic")
+    supported, refused = sorted(journal.rows, key=lambda row: row["case"])
+    assert "does not support this layout" in supported["failed"] and "refused" not in supported
+    assert "a width of 64" in refused["refused"] and verified(journal.rows) == []
+
+
+def test_a_row_in_zigzag_parts_with_padding_is_attended_as_on_paper():
+    case = Case("zigzag", 32, 8, 4, 2, batch=2, packed=7, padding=5, ranks=2, dtype="float32")
+    assert case.slots().tolist() == [*range(8), *range(24, 32), *range(8, 16), *range(16, 24)]
+    segments = case.segments()
+    assert segments is not None and (segments == 0).sum(1).tolist() == [5, 5]
+    arrays = case.arrays()
+    compiled = {kind: attention._gradients(case, by, True, arrays)().compile() for kind, by in KINDS.items()}
+    found = attention._compare(case, True, compiled)
+    assert found["passed"] and max(found["errors"].values()) < 1e-5
+    lse = compiled["have"](*arrays)[1]
+    assert (np.isneginf(lse).all(-1) == (segments == 0)).all()
+
+
+KINDS = {"have": "xla", "low": "xla", "wanted": None}
+
+
+def test_cases_on_the_device_give_each_program_three_tiles_and_bring_scores_to_their_cap():
+    many = [case for case in CHECKED if case.batch * case.kv_heads * case.seq // 128 >= 3 * 132]
+    for packed in (False, True):
+        assert {case.width for case in many if (case.packed is not None) == packed} == {64, 96, 128, 192, 256}
+    (capped,) = (case for case in CHECKED if case.softcap is not None and case.spread > 1)
+    assert capped.softcap is not None and capped.spread > capped.softcap
+
+
+def test_cudnn_is_called_with_the_documents_of_each_row(monkeypatch: pytest.MonkeyPatch):
+    lengths, offsets = cudnn_packed.documents(np.array([[1, 1, 2, 2, 2, 3], [1, 1, 1, 1, 1, 2]]))
+    assert lengths.tolist() == [[2, 3, 1], [5, 1, -1]] and offsets.tolist() == [[0, 2, 5, -1], [0, 5, -1, -1]]
+    inside = import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(inside, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(inside, "is_cuda_compute_capability_equal", lambda capability: False)
+    monkeypatch.setattr(inside, "check_cudnn_version", lambda: 91900)
+    case = Case("packed", 64, 64, 4, 2, batch=2, packed=20)
+    total = lambda q, k, v: cudnn_packed.attend(case)(q, k, v).astype("float32").sum()
+    text = str(jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(*case.arrays()[:3]))
+    assert "dot_product_attention_fwd" in text and "dot_product_attention_bwd" in text
+    assert "an NVIDIA GPU" in (cudnn_packed.refusal() or "")
 
 
 def attention_row(by: str, tflops: float, **more: Any) -> dict[str, Any]:
@@ -119,6 +187,8 @@ def test_targets_compare_our_best_with_the_best_of_the_others():
         attention_row("triton", 400.0), attention_row("mosaic", 660.0), attention_row("cudnn", 600.0),
         attention_row("torch flash", 700.0), attention_row("triton", 50.0, case="window 1024", seq=16384),
         attention_row("cudnn", 40.0, case="window 1024", seq=16384),
+        attention_row("mosaic", 90.0, case="packed, mean 1k", seq=16384),
+        attention_row("cudnn, dense mask", 10.0, case="packed, mean 1k", seq=16384),
     ]  # fmt: skip
     rows += [
         {"part": "c", "kind": "cross_entropy", "by": by, "seconds": seconds, "temporary_bytes": size, "tflops": 1.0}
@@ -130,7 +200,8 @@ def test_targets_compare_our_best_with_the_best_of_the_others():
         (1.1, True), (1.25, False), (1.2, False), (0.05, True),
     ]  # fmt: skip
     result = {"device": H200, "dry_run": False, "seconds": 1.0, "targets": list(found.values()), "rows": rows}
-    assert "MISSED   1.25 >= 1.5" in table(result) and "not measured" in table(result)
+    assert "MISSED   1.25 >= 1.5" in table(result)
+    assert "not measured  >= 1.5  packed, mean 1k, 16384 tokens, width 128, forward" in table(result), "a straw man"
 
 
 def test_timed_cases_are_of_16k_tokens_and_cover_what_is_asked():
@@ -141,7 +212,7 @@ def test_timed_cases_are_of_16k_tokens_and_cover_what_is_asked():
     assert all(case.batch * case.seq == max(16384, case.seq) for case in cases)
     assert {case.window for case in cases} >= {1024, 4096} and any(case.packed == 1024 for case in cases)
     assert len({(case.name, case.seq, case.width) for case in cases}) == len(cases)
-    assert {1, 113, 203, 1023, 1024, 4224} == {case.seq for case in CHECKED}
+    assert {1, 113, 203, 1000, 1023, 1024, 2048, 4224} == {case.seq for case in CHECKED}
 
 
 def test_documents_fill_their_row_and_are_of_the_mean_that_is_asked():
