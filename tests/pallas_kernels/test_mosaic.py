@@ -116,7 +116,7 @@ MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmen
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
-def visits_of(mask: Mask, tokens: KernelTokens, q_block: int, kv_block: int) -> tuple[Any, Any, Any]:
+def visits_of(mask: Mask, tokens: KernelTokens, q_block: int, kv_block: int) -> tuple[Any, ...]:
     """Ones of the pairs that limits do not hide, what tiles of queries visit, and what tiles of keys do."""
     queries, keys, limits = query_limits(mask, tokens, q_block), key_tokens(mask, tokens, kv_block), Limits.of(mask)
     ones = jnp.ones((queries.shape[0], queries.shape[2], keys.shape[2]))
