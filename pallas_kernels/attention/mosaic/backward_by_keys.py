@@ -122,10 +122,15 @@ def key_gradients(
                 plgpu.barrier_wait(d_free.at[slot])
 
         def consume(warpgroup: Any) -> None:
+            def free_keys() -> None:
+                """Fused, both consumers read both halves of the tile, so each half is free when both are done."""
+                for half in range(CONSUMERS) if "q" in wanted else (warpgroup,):
+                    plgpu.barrier_arrive(k_free.at[half])
+
             for slot in range(stages):
                 plgpu.barrier_arrive(q_free.at[slot])
                 plgpu.barrier_arrive(d_free.at[slot])
-            plgpu.barrier_arrive(k_free.at[warpgroup])
+            free_keys()
             held = scratch.at[warpgroup] if scratch is not None else None
 
             def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
@@ -208,7 +213,7 @@ def key_gradients(
                 widths = {"k": width, "v": value_width}
                 zeros = {name: full((ROWS, widths[name]), 0.0) for name in widths if name in wanted}
                 done, sums = lax.fori_loop(0, group, per_head, (done, zeros))
-                plgpu.barrier_arrive(k_free.at[warpgroup])
+                free_keys()
                 rows = pl.ds(tile * TILE + warpgroup * ROWS, ROWS)
                 for name, total in sums.items():
                     d_ref[name][row, rows, kv_head] = total * scores.scale if name == "k" else total
@@ -249,7 +254,7 @@ def key_gradients(
             ),
             (
                 plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=3),
-                plgpu.Barrier(num_barriers=CONSUMERS),
+                plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=CONSUMERS if sums else 1),
                 plgpu.Barrier(num_barriers=stages, num_arrivals=3),
                 plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
                 plgpu.Barrier(num_barriers=stages),

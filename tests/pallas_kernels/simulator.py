@@ -1,0 +1,63 @@
+"""What Mosaic GPU's simulator does not watch by itself: what the tensor cores read, and when.
+
+Its race detection knows reads and writes of values and of TMA, but a wgmma reads its operands unnoticed and at once.
+Here they are reads of the asynchronous proxy, as on a device, which are over when the accumulator is loaded: what is
+written there and not ordered after that is a race, whether or not it spoils a number in this run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax._src import source_info_util
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, shared_memory
+
+SAID = "RACE DETECTED"
+"""What the simulator prints."""
+
+
+def watch_tensor_cores(monkeypatch: pytest.MonkeyPatch, late_in: str = "", seconds: float = 0.0) -> None:
+    """Register what wgmma reads; the second consumer issues those of function `late_in` so much later."""
+    issue, load = gpu_callbacks.wgmma, gpu_callbacks.wgmma_accumulator_deref
+    issued: Counter[Any] = Counter()
+    unread: dict[Any, Any] = {}
+
+    def wgmma(*, thread: Any, source_info: Any, **given: Any) -> Any:
+        if seconds and thread.warpgroup_id == 1 and late_in in source_info_util.summarize(source_info):
+            time.sleep(seconds)
+        result = issue(thread=thread, source_info=source_info, **given)
+        memory = gpu_callbacks._get_shared_memory()
+        clock = memory.get_clock(thread)
+        assert clock is not None, "races are not watched for"
+        # A warpgroup's products end in their order: they count in the place of one of its warps, which has no thread.
+        warp = shared_memory.Warp(thread.device_id, thread.cluster_id, thread.block_id, thread.warpgroup_id, 0)
+        place = memory.thread_to_vc_position(warp)
+        issued[thread] += 1
+        for proxy in (clock.generic_clock, clock.async_smem_clock):
+            proxy.clock[place] = issued[thread]
+        for name in "ab":
+            key = gpu_callbacks.HostAllocationKey.from_array(given[f"{name}_allocation_key_as_array"])
+            indices = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(given[f"{name}_transforms"]))
+            where, read_at = memory.access(key, indices), clock.async_smem_clock.copy()
+            gpu_callbacks.get_races().check_read(thread, read_at, key, where, source_info=source_info)
+        unread.setdefault(accumulator(given), clock).update(clock)
+        return result
+
+    def accumulator_deref(**given: Any) -> Any:
+        result = load(**given)
+        memory, clock = gpu_callbacks._get_shared_memory(), unread.pop(accumulator(given), None)
+        if clock is not None:
+            with memory.lock:
+                memory.clocks[given["thread"]].update(clock)
+        return result
+
+    def accumulator(given: dict[str, Any]) -> tuple[int, ...]:
+        return tuple(np.asarray(given["acc_allocation_key_as_array"]).ravel().tolist())
+
+    monkeypatch.setattr(gpu_callbacks, "wgmma", gpu_callbacks.fail_on_exception(wgmma))
+    monkeypatch.setattr(gpu_callbacks, "wgmma_accumulator_deref", gpu_callbacks.fail_on_exception(accumulator_deref))

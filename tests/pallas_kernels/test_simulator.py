@@ -1,0 +1,64 @@
+"""Races of the tensor cores' reads, which the simulator of Mosaic GPU overlooks by itself, are seen with `simulator`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention.mosaic.matmuls import product
+from pallas_kernels.attention.mosaic.schedule import tiled
+from tests.pallas_kernels.simulator import SAID, watch_tensor_cores
+
+TILES = 2
+
+
+def squares(x: jax.Array, *, early: bool) -> jax.Array:
+    """The sum of `tile @ tile`, where the tile's memory is free for the next before or after its product is over."""
+
+    def kernel(x_ref: Any, out_ref: Any, tile: Any, ready: Any, free: Any) -> None:
+        @pl.when(jax.lax.axis_index("warpgroup") == 0)
+        def _() -> None:
+            plgpu.barrier_arrive(free)
+            total = jnp.zeros(out_ref.shape, jnp.float32)
+            for _ in range(TILES):
+                plgpu.barrier_wait(ready)
+                over = lambda: plgpu.barrier_arrive(free)
+                total += product(tile, tile, over if early else None)
+                pl.when(not early)(over)
+            out_ref[...] = total
+
+        @pl.when(jax.lax.axis_index("warpgroup") == 1)
+        def _() -> None:
+            for i in range(TILES):
+                plgpu.barrier_wait(free)
+                plgpu.copy_gmem_to_smem(x_ref.at[i], tile, ready)
+            plgpu.barrier_wait(free)
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(x.shape[1:], jnp.float32),
+        scratch_types=[tiled(x.shape[1:], x.dtype), plgpu.Barrier(), plgpu.Barrier()],
+        num_threads=2,
+        thread_name="warpgroup",
+        interpret=plgpu.InterpretGPUParams(detect_races=True),
+    )
+    return run(x)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_is_loaded_over_an_operand_of_a_product_that_is_not_over_is_a_race(
+    early: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    watch_tensor_cores(monkeypatch)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(TILES, 64, 64)), jnp.bfloat16)
+    found = squares(x, early=early)
+    assert (SAID in capfd.readouterr().out) == early
+    if not early:
+        exact = np.asarray(x, np.float64)
+        assert np.allclose(found, (exact @ exact).sum(0), atol=1e-3)
