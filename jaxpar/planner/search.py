@@ -333,18 +333,29 @@ class Search:
     def _why_none(self) -> str:
         if not self.effort.groups:
             return no_layout(self.effort.refused, self.cluster)
-        least = least_memory(self)
-        fits = None if self.space.fixed else fitting_devices(self)
         gib = lambda size: f"{size / 2**30:.1f} GiB"
+        least = list(_least_of_each(self))
+        fitting = [memory for memory in least if memory.device <= self.usable]
+        device = min(memory.device for memory in least)
+        takes = (
+            f"it takes {gib(device)} of a GPU at least, and {gib(self.usable)} of its "
+            f"{gib(self.cluster.device_bytes)} may be planned for"
+        )
+        if fitting:
+            host = min(memory.host for memory in fitting)
+            takes = (
+                f"what goes into a GPU takes {gib(host)} of the host for each of them at least, and "
+                f"{gib(self._host_limit)} may be pinned there (memory.host_limit, or host_memory of the cluster)"
+            )
+            if host <= self._host_limit and self.effort.declined:
+                takes = f"a run would refuse those that would: {self.effort.declined[0][1]}"
+        fits = None if self.space.fixed else fitting_devices(self)
         more = (
             "; no number of these hosts up to 65,536 GPUs would do" if fits is None else f"; it would fit {fits} GPUs"
         )
         if self.space.fixed:
             more = "; let go of " + " and ".join(f"--fix {name}={value}" for name, value in self.space.fixed.items())
-        return (
-            f"the model fits no layout of {self.cluster.name}: it takes {gib(least)} of a GPU at least, and "
-            f"{gib(self.usable)} of its {gib(self.cluster.device_bytes)} may be planned for{more}"
-        )
+        return f"the model fits no layout of {self.cluster.name}: {takes}{more}"
 
 
 def no_layout(refused: Counter[str], cluster: Cluster) -> str:
@@ -355,19 +366,14 @@ def no_layout(refused: Counter[str], cluster: Cluster) -> str:
     return f"no layout of {cluster.devices} GPUs is allowed: {killer} excludes {number} of them{also}"
 
 
-def least_memory(search: Search) -> int:
-    """What the model takes of a device at least, over all layouts of the space."""
-    return min(memory.device for memory in _least_of_each(search))
-
-
 def _least_of_each(search: Search) -> Iterator[MemoryEstimate]:
+    """What each group and schedule takes with everything made again, with the optimizer's state on the host and not."""
     groups, _ = search.space.groups()
     config = search.space.config
     for group in groups:
         schedules = search.space.schedules(group.pipe, config.data.batch_size // (group.data * group.microbatch))
         for schedule, virtual in schedules:
-            for zero in search.space.zeros(group)[-1:]:
-                away = search.space.offloads()[-1]
+            for zero, away in product(search.space.zeros(group)[-1:], search.space.offloads()[::-1]):
                 choice = Choice(schedule, virtual, zero, search.space.strategies(group)[0], away)
                 yield search.keeper(group, choice).least()
 
@@ -388,7 +394,7 @@ def fitting_devices(search: Search) -> int | None:
             _within=float("inf"),
             _keys=set(),
         )
-        least = min((memory.device for memory in _least_of_each(larger)), default=None)
-        if least is not None and least <= larger.usable:
+        fits = (m.device <= larger.usable and m.host <= larger._host_limit for m in _least_of_each(larger))
+        if any(fits):
             return cluster.devices
     return None
