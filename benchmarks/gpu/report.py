@@ -31,7 +31,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _check(row: Mapping[str, Any]) -> str:
-    head = f"{row['kernel']:28}{row['case']:46}"
+    head = f"{row['kernel']:32}{row['case']:46}"
     if "passed" not in row:
         return head + _why_not(row)
     worst = max(row["errors"], key=lambda name: row["errors"][name] / row["allowed"][name])
