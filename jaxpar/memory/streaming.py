@@ -29,6 +29,10 @@ PIECE_BYTES = 2**27
 """Bytes of a piece, all its arrays together, unless one row is larger: enough for a link's full speed."""
 
 
+PIECES = 3
+"""Pieces on the device at the same time: one that comes, one that is worked on and one that goes back."""
+
+
 def to_host(tree: Any) -> Any:
     """`tree` with its arrays in pinned host memory."""
     return jax.tree.map(lambda a: jax.device_put(a, HOST), tree)

@@ -1,8 +1,8 @@
 """What a step takes of a device's memory, by class, in closed form: thousands of layouts in a second.
 
-It is the estimate of `training.memory_estimate` with nothing traced, and a little more where activations go to the host
-or a backward is split (docs/planner.md has both beside the compiler's numbers): weights from their declarations and the
-rules of `mesh.placements`, kept activations from the shape of a layer, slots of the pipeline's buffers from formulas.
+It is the estimate of `training.memory_estimate` with nothing traced (docs/planner.md has it beside the compiler's
+numbers): weights from their declarations and the rules of `mesh.placements`, kept activations from a layer's shape,
+slots of the pipeline's buffers from formulas. State in files, which no search chooses, is taken for state on the host.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from jaxpar.config.axes import AXES
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, activation_bytes, layer_shape
-from jaxpar.memory.streaming import PIECE_BYTES
+from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.mesh.parameters import ParamSpec, Tree
 from jaxpar.mesh.placements import SHARD_ORDER
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.moments import Blocks, form_of
 from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.training.auto_remat import IN_TRANSIT
-from jaxpar.training.memory_estimate import MemoryEstimate
+from jaxpar.training.memory_estimate import IN_TRANSIT, TWICE, MemoryEstimate
 from jaxpar.training.tiles import HIDDEN, loss_tiles
-
-TWICE = 0.5
-"""Of a unit that waits for W: what was found in programs of three split schedules (0.2, 0.5 and 0.9)."""
 
 BATCH_BYTES = 6 * 4
 """Of a token: tokens, labels, mask, segments, positions, slots."""
@@ -113,6 +109,10 @@ class _Part(NamedTuple):
     """Bytes of master weights and moments where those are split like `sharded`."""
     whole_state: float
     """Those where they are split like `compute`."""
+    largest: float
+    """Of the state of one weight alone, split like `sharded`."""
+    whole_largest: float
+    """The same, split like `compute`."""
 
 
 class _Ends(NamedTuple):
@@ -172,7 +172,8 @@ class MemoryModel:
 
     def _part(self, tree: Tree, tensor: int, shards: int, pipe: int) -> _Part:
         found = [self._weight(spec, tensor, shards, pipe) for spec in _leaves(tree)]
-        return _Part(*(sum(column) for column in zip(*found, strict=True)))
+        compute, sharded, state, whole, largest, whole_largest = zip(*found, strict=True)
+        return _Part(sum(compute), sum(sharded), sum(state), sum(whole), max(largest), max(whole_largest))
 
     def _weight(self, spec: ParamSpec, tensor: int, shards: int, pipe: int) -> _Part:
         """Of one weight, as `mesh.placements` lays it."""
@@ -184,7 +185,7 @@ class MemoryModel:
         divides = len(dims) > 1 and any(local[name] % shards == 0 for name in SHARD_ORDER if name in local)
         sharded = compute // shards if divides else compute
         each = self._state_bytes(spec)
-        return _Part(compute, sharded, sharded * each, compute * each)
+        return _Part(compute, sharded, sharded * each, compute * each, sharded * each, compute * each)
 
     def _state_bytes(self, spec: ParamSpec) -> float:
         """Bytes of master weight, moments and average for each element."""
@@ -323,7 +324,15 @@ class _Layout:
         if self.config.memory.optimizer_offload == "none":
             return total, 0
         host = max(0, total - self.config.memory.optimizer_resident)
-        return total - host + min(host, 3 * PIECE_BYTES), host
+        return total - host + min(host, PIECES * max(PIECE_BYTES, self._largest_piece())), host
+
+    def _largest_piece(self) -> int:
+        """Bytes of a layer of the largest weight, or of all of a weight under Adafactor; other rows are small."""
+        name = "largest" if self.config.parallel.zero >= 1 else "whole_largest"
+        each = {part: getattr(own, name) for part, own in self.parts.items()}
+        if self.config.optimizer.name == "adafactor":
+            return int(max(size * (self._local_layers if part == "layers" else 1) for part, size in each.items()))
+        return int(each["layers"])
 
     def _in_head(self) -> tuple[int, int, int]:
         """Weights, gradients and temporaries while the loss is differentiated."""

@@ -9,14 +9,12 @@ from jaxpar.memory.pareto import NothingFits, cheapest, layer_front, point_of
 from jaxpar.memory.remat import Treatment
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_check import mebibytes
+from jaxpar.training.memory_estimate import IN_TRANSIT
 from jaxpar.training.room import Room, memory_room
 
 ESTIMATED = 0.92
 """Share of the memory that may be planned for: XLA begins to recompute of its own accord at 0.95 of what it may have,
 and the estimate of everything but activations is not exact."""
-
-IN_TRANSIT = 2
-"""Layers whose offloaded activations are on the device all the same: the one that computes, and the next."""
 
 PARTS = (1, 2, 4, 8, 16, 32)
 """Of all that a layer keeps, what of it goes to the host at most is one of these parts."""

@@ -10,6 +10,7 @@ import pytest
 from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import Config
 from jaxpar.memory.streaming import PIECE_BYTES
+from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes
 from jaxpar.training.resting_state import streamed_bytes
 from jaxpar.training.step import TrainStep
 from tests.compiler.inspected import inspected, wide
@@ -78,3 +79,10 @@ def test_copies_are_asynchronous_and_a_piece_goes_back_while_another_comes():
             elif event == "start" and going:
                 both += 1
     assert both >= 2 * 3, "of the three arrays of each MLP matrix two come while another one goes back"
+
+
+def test_state_in_files_leaves_gradients_as_results_which_the_estimate_knows():
+    analysis, report = compiled("file")
+    step = TrainStep(config_of("file"), analysis.compilation.plan, mesh_of())
+    assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.05)
+    assert estimate_memory(step).gradients > 0.9 * report.classes["gradients"]

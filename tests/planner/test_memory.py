@@ -39,6 +39,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "muon", "ema": 0.99},
     },
     "state on the host": {"parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "host"}},
+    "activations on the host, a split backward": {
+        "parallel": {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8, "schedule": "zb-v", "virtual_stages": 2},
+        "memory": {"remat": {"preset": "full", "layer_input": "offload"}},
+    },
+    "whole weights from the host": {
+        "parallel": {"fsdp": 8, "zero": 1},
+        "memory": {"optimizer_offload": "host"},
+        "optimizer": {"name": "adafactor", "weight_decay": 0.0},
+        "model": {"layers": 64, "mlp": 16384, "embed": 4096},
+    },
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from jaxpar.mesh.devices import MOST_VIRTUAL, prepare_devices
 from jaxpar.observe import memory_report
 from jaxpar.training import memory_check, out_of_memory
 from jaxpar.training.memory_check import mebibytes, memory_limit, state_bytes
-from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes, fixed_bytes
+from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes, fixed_bytes, largest_piece
 from jaxpar.training.out_of_memory import check_state_fits, check_step_fits, explained
 from jaxpar.training.step import TrainStep
 from jaxpar.training.trainer import Trainer
@@ -205,3 +205,11 @@ def test_a_trainer_names_what_lies_in_memory():
     assert grown["moments"] == (2 * len(leaves), 2 * sum(leaf.nbytes for leaf in leaves))
     batch = trainer.functions.abstract_batch()
     assert held("batches")[0] >= len(batch)
+
+
+def test_a_row_larger_than_a_piece_passes_whole_three_at_a_time():
+    """Two layers of 2048 x 16384: a row of the feed-forward has 128 MiB of each of its three arrays."""
+    wide = {"layers": 2, "embed": 2048, "heads": 8, "kv_heads": 8, "mlp": 16384}
+    step = SmallRun(small(model=wide, memory={"optimizer_offload": "host"})).step
+    assert largest_piece(step) == 3 * 4 * 2048 * 16384
+    assert estimate_memory(step).optimizer == pytest.approx(3 * largest_piece(step), abs=64)
