@@ -141,19 +141,15 @@ def test_a_budget_that_cannot_be_is_one_sentence(
 
 
 def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]):
-    code, out, _ = said(
-        capsys,
-        "--config",
-        folder / "small.yaml",
-        "--cluster",
-        "h100:1x2",
-        "--show-model",
-        "--output",
-        folder / "x.json",
-    )
+    arguments = ["--config", folder / "small.yaml", "--show-model", "--output", folder / "x.json"]
+    code, out, _ = said(capsys, *arguments, "--cluster", "h100:1x2")
     assert code == 0
     for words in ("Fit the model", "Reach the batch", "Raise the throughput", "Where the time goes", "matmul_share"):
         assert words in out
+    assert "at hand" not in out
+    code, out, _ = said(capsys, *arguments, "--cluster", "h200:1x2")
+    assert code == 0
+    assert "no run on an H200 was at hand: what an H100 reaches" in out
 
 
 @pytest.mark.parametrize(
