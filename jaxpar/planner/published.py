@@ -15,6 +15,8 @@ from jaxpar.config.spelling import did_you_mean, one_of
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.model.flops import flops_per_step
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.schedules.registry import check_sizes
 from jaxpar.planner.layout import Layout, Precision
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 
@@ -49,7 +51,18 @@ FRAMEWORKS = (
     ("torchtitan", "torchtitan"),
 )
 """Beginnings of framework names, and the generation that each is."""
+UNKNOWN = "megatron-core"
+"""The generation that software of another name is taken to be; `Run.assumed` says so."""
+BEFORE_FLASH2 = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3")
+"""Generations whose attention in one kernel, where they have it, is the first FlashAttention."""
 
+SWITCHES = ("gated_mlp", "sequence_parallel", "flash_attention", "tied_embeddings")
+"""Columns of 0 and 1."""
+USUAL = {
+    "micro_batch_seqs": "the fastest of 1, 2, 4 and 8", "recompute": "selective", "precision": "bf16",
+    "zero_stage": "0", "gpus_per_node": "8", "tied_embeddings": "1",
+}  # fmt: skip
+"""What is taken for an empty cell, where that makes a difference."""
 
 _ASYNCHRONOUS_TENSOR = 12 * 22 + 5
 """May 2022: Megatron began to sum gradients over tensor ranks beside the gradients of weights (arXiv:2205.05198)."""
@@ -71,6 +84,8 @@ class Run:
     mechanisms: Mechanisms
     tokens_per_s_per_gpu: float | None
     peak_gib: float | None
+    assumed: tuple[str, ...] = ()
+    """What the row leaves open, and what it is taken to be."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,6 +124,7 @@ def read_runs(path: Path) -> list[Run]:
 def _run(row: Mapping[str, str], place: str) -> Run:
     """A row as a run."""
     cell = _Cells(row, place)
+    cell.check()
     gated = bool(cell.whole("gated_mlp", least=0))
     kind, framework = row["gpu"], row["framework"]
     heads = cell.whole("n_heads")
@@ -129,7 +145,7 @@ def _run(row: Mapping[str, str], place: str) -> Run:
         sequence=cell.whole("seq_len"), batch=cell.whole("global_batch_seqs"),
         layouts=tuple(_layouts(cell, row, model, devices)), cluster=cluster,
         mechanisms=mechanisms_of(framework, row, kind), tokens_per_s_per_gpu=measured,
-        peak_gib=peak_gib,
+        peak_gib=peak_gib, assumed=tuple(_assumed(row, cluster)),
     )  # fmt: skip
 
 
@@ -154,7 +170,7 @@ def _check_units(
 
 def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanisms:
     """The mechanisms of a row's software."""
-    name = next((name for start, name in FRAMEWORKS if framework.startswith(start)), "megatron-core")
+    name = _generation(framework) or UNKNOWN
     does = GENERATIONS[name]
     if name == "llm-foundry" and "PURE" in row["notes"]:
         does = GENERATIONS["llm-foundry-pure"]
@@ -164,10 +180,26 @@ def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanism
         does = replace(does, gradient_type="16-bit")
     flash = row["flash_attention"]
     if flash == "1" and does.attention == "scores":
-        does = replace(does, attention="flash")
+        does = replace(does, attention="flash1" if name in BEFORE_FLASH2 else "flash2")
     if flash == "0":
         does = replace(does, attention="scores")
     return does
+
+
+def _generation(framework: str) -> str | None:
+    """The generation of a framework by its name; None for one that is not known."""
+    return next((name for start, name in FRAMEWORKS if framework.startswith(start)), None)
+
+
+def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
+    """What `row` leaves open, and what it is taken to be."""
+    if _generation(row["framework"]) is None:
+        yield f"{row['framework'] or 'unnamed software'} does what {UNKNOWN} does"
+    for column, usual in USUAL.items():
+        if not row[column]:
+            yield f"{column} {usual}"
+    if not row["inter_node_gbps_per_gpu"] and cluster.hosts > 1:
+        yield f"inter_node_gbps_per_gpu {8 * cluster.link(True).bandwidth / 1e9:g}"
 
 
 def _months(citation: str) -> float:
@@ -183,15 +215,24 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
     batch = cell.whole("global_batch_seqs")
     if pipe * tensor * context * data != devices:
         raise UserError(f"{cell.place}: dp x tp x cp x pp is {pipe * tensor * context * data}, but n_gpus {devices}")
+    if batch % data:
+        raise UserError(f"{cell.place}: global_batch_seqs: expected a multiple of the {data} data ranks, got {batch}")
+    if cell.whole("ep", 1) != 1:
+        raise UserError(f"{cell.place}: ep: expected 1, for nothing is known of the time of experts, got {row['ep']}")
     rows = batch // data
     if row["micro_batch_seqs"]:
         micro = [cell.whole("micro_batch_seqs")]
+        if rows % micro[0]:
+            each = f"the {rows} sequences of a data rank"
+            raise UserError(f"{cell.place}: micro_batch_seqs: expected a divisor of {each}, got {micro[0]}")
     else:
         micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
     remat = row["recompute"] or "selective"
     if remat not in REMATS:
         raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {remat!r}")
-    precision = PRECISIONS.get(row["precision"], "bfloat16")
+    if row["precision"] and row["precision"] not in PRECISIONS:
+        raise UserError(f"{cell.place}: precision: expected {one_of(PRECISIONS)}, got {row['precision']!r}")
+    precision = PRECISIONS[row["precision"] or "bf16"]
     zero = cell.whole("zero_stage", 0, least=0, most=3)
     share = cell.number("offload_alpha") if row["offload_alpha"] else 0.0
     if share > 1:
@@ -210,11 +251,20 @@ def _virtual(cell: _Cells, layers: int, pipe: int, microbatches: int) -> list[in
     if pipe == 1:
         return [1]
     if cell.row["vpp"]:
-        return [cell.whole("vpp")]
+        return [_published_virtual(cell, layers, pipe, microbatches)]
     if microbatches % pipe or layers % pipe:
         return [1]
     each = layers // pipe
     return [v for v in range(1, each + 1) if each % v == 0 and (v <= 4 or v == each)]
+
+
+def _published_virtual(cell: _Cells, layers: int, pipe: int, microbatches: int) -> int:
+    virtual = cell.whole("vpp", most=max(1, layers // pipe))
+    try:
+        check_sizes(_schedule(pipe, virtual), pipe, microbatches, virtual)
+    except ScheduleError as error:
+        raise UserError(f"{cell.place}: vpp: {virtual} virtual stages cannot be: {error}") from None
+    return virtual
 
 
 def _schedule(pipe: int, virtual: int) -> str:
@@ -261,6 +311,14 @@ class _Cells:
 
     row: Mapping[str, str]
     place: str
+
+    def check(self) -> None:
+        """Raise `UserError` for a row of another length, or a switch that is neither 0 nor 1."""
+        if None in self.row or None in self.row.values():
+            raise UserError(f"{self.place}: expected as many cells as columns")
+        for column in SWITCHES:
+            if self.row[column] not in ("", "0", "1"):
+                raise UserError(f"{self.place}: {column}: expected 0, 1 or nothing, got {self.row[column]!r}")
 
     def number(self, column: str) -> float:
         try:

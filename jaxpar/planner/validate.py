@@ -8,9 +8,9 @@ was, among the measured layouts of one model, batch and cluster, in the median o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -86,13 +86,27 @@ class Report:
 
     overall: Errors
     sources: Mapping[str, Errors]
+    assumed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By source: what its rows leave open and what that was taken to be, and in how many rows."""
 
     def as_json(self) -> dict[str, Any]:
-        """`overall` and `sources`, each with the fields of `Errors`."""
-        return {"overall": vars(self.overall), "sources": {name: vars(errors) for name, errors in self.sources.items()}}
+        """`overall` and `sources`, each with the fields of `Errors`; and `assumed`."""
+        sources = {name: vars(errors) for name, errors in self.sources.items()}
+        return {"overall": vars(self.overall), "sources": sources, "assumed": self.assumed}
 
     def lines(self) -> list[str]:
-        """A table."""
+        """A table, and under it what rows leave open."""
+        return [*self.table(), *self.assumptions()]
+
+    def assumptions(self) -> list[str]:
+        """What rows leave open, a line for each source; nothing where all is said."""
+        if not self.assumed:
+            return []
+        each = lambda found: "; ".join(f"{what} ({rows})" for what, rows in found.items())
+        return ["", "What rows leave open is taken to be:"] + [f"  {k}: {each(v)}" for k, v in self.assumed.items()]
+
+    def table(self) -> list[str]:
+        """A line for each source, and one for all."""
         head = ("source", "rows", "median", "p90", "memory rows", "median", "rank", "regret")
         rows = [(name, errors) for name, errors in self.sources.items()] + [("mean over sources", self.overall)]
         cells = [head, *((name, *_cells(errors)) for name, errors in rows)]
@@ -159,6 +173,7 @@ def report(judged: Iterable[Judged]) -> Report:
     for one in judged:
         by_source[one.run.source].append(one)
     sources = {name: _errors(rows) for name, rows in by_source.items()}
+    opened = {name: dict(Counter(what for row in rows for what in row.run.assumed)) for name, rows in by_source.items()}
     each = list(sources.values())
     overall = Errors(
         rows=sum(errors.rows for errors in each),
@@ -169,7 +184,7 @@ def report(judged: Iterable[Judged]) -> Report:
         rank_correlation=_mean(errors.rank_correlation for errors in each),
         regret=_mean(errors.regret for errors in each),
     )
-    return Report(overall, sources)
+    return Report(overall, sources, {name: found for name, found in opened.items() if found})
 
 
 def _errors(rows: Sequence[Judged]) -> Errors:

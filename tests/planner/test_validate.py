@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from jaxpar.config.errors import UserError
 from jaxpar.planner.hardware_model import hardware_of
-from jaxpar.planner.published import read_runs
+from jaxpar.planner.mechanisms import Mechanisms
+from jaxpar.planner.published import FRAMEWORKS, mechanisms_of, read_runs
 from jaxpar.planner.validate import HELD_OUT, PUBLISHED, Report, judge, report, validate
 
 ALL = Path(__file__).parents[3] / "shared" / "measurements" / "calibration.csv"
@@ -63,13 +66,13 @@ def test_every_figure_cites_its_source():
 
 def test_the_report_says_the_same_as_json_and_as_a_table(fitted: Report):
     written = fitted.as_json()
-    assert set(written) == {"overall", "sources"}
+    assert set(written) == {"overall", "sources", "assumed"}
     keys = {
         "rows", "median_error", "p90_error", "memory_rows", "memory_median_error", "rank_correlation", "regret",
     }  # fmt: skip
     assert set(written["overall"]) == keys
     assert all(set(errors) == keys for errors in written["sources"].values())
-    lines = fitted.lines()
+    lines = fitted.table()
     assert len(lines) == len(written["sources"]) + 2
     assert f"{100 * written['overall']['median_error']:.1f}%" in lines[-1]
 
@@ -127,6 +130,16 @@ def with_cell(column: str, value: str) -> str:
         (HEADER, with_cell("recompute", "some"), "recompute: expected none, selective, gemm_last or full, got 'some'"),
         (HEADER, with_cell("peak_memory_gib", "38000"), "expected GiB of one GPU"),
         (HEADER, with_cells(step_time_s="", tokens_per_s_per_gpu="9e6"), "expected tokens/s of one GPU, and seconds"),
+        (HEADER, with_cell("offload_alpha", "90"), "offload_alpha: expected a share from 0 to 1"),
+        (HEADER, with_cell("ep", "8"), "ep: expected 1"),
+        (HEADER, with_cell("precision", "fp4"), "precision: expected fp8, fp16, fp32 or bf16, got 'fp4'"),
+        (HEADER, with_cell("tp", "0"), "tp: expected a whole number from 1"),
+        (HEADER, with_cell("gpus_per_node", "0"), "gpus_per_node: expected a whole number from 1"),
+        (HEADER, with_cell("micro_batch_seqs", "0"), "micro_batch_seqs: expected a whole number from 1"),
+        (HEADER, with_cell("global_batch_seqs", "0"), "global_batch_seqs: expected a whole number from 1"),
+        (HEADER, with_cell("micro_batch_seqs", "100003"), "micro_batch_seqs: expected a divisor of the"),
+        (HEADER, with_cell("flash_attention", "yes"), "flash_attention: expected 0, 1 or nothing, got 'yes'"),
+        (HEADER, ROW.rsplit(",", 30)[0], "expected as many cells as columns"),
         (HEADER, with_cells(tokens_per_s_per_gpu="", step_time_s="0.001"), "step_time_s: "),
     ],
 )
@@ -135,6 +148,38 @@ def test_a_file_that_is_wrong_gets_one_sentence(tmp_path: Path, header: str, row
         validate(written(tmp_path, header, row))
     message = str(error.value)
     assert words in message and "runs.csv" in message and "\n" not in message
+
+
+PIPELINED = next(line for line in PUBLISHED.read_text().splitlines() if line.startswith("kwai_7b"))
+
+
+@pytest.mark.parametrize("vpp", ["x", "4.0001", "0", "99", "3"])
+def test_virtual_stages_that_cannot_be_are_told(tmp_path: Path, vpp: str):
+    cells = next(csv.reader([PIPELINED]))
+    cells[HEADER.split(",").index("vpp")] = vpp
+    cells[HEADER.split(",").index("micro_batch_seqs")] = "1" if vpp != "3" else "3"
+    with pytest.raises(UserError, match=r"vpp: |micro_batch_seqs: "):
+        read_runs(written(tmp_path, HEADER, ",".join(f'"{cell}"' for cell in cells)))
+
+
+def test_software_that_is_not_known_is_taken_for_another_and_the_report_says_so(tmp_path: Path):
+    found = validate(written(tmp_path, HEADER, with_cell("framework", "Colossal-AI")))
+    (assumed,) = found.assumed.values()
+    assert assumed["Colossal-AI does what megatron-core does"] == 1
+    assert "Colossal-AI does what megatron-core does (1)" in "\n".join(found.lines())
+
+
+def test_what_rows_leave_open_is_listed(fitted: Report):
+    assert any("micro_batch_seqs" in what for what in fitted.assumed["mtnlg_530b"])
+    assert "Megatron" not in str(fitted.assumed), "the software of every source is known"
+
+
+def test_every_generation_of_software_has_an_attention_that_is():
+    legal = get_args(get_type_hints(Mechanisms)["attention"])
+    for framework, _ in FRAMEWORKS:
+        for flash in ("", "0", "1"):
+            row = {"notes": "", "citation": "", "precision": "bf16", "flash_attention": flash}
+            assert mechanisms_of(framework, row, "H100-80GB").attention in legal
 
 
 def test_a_file_without_measurements_is_told(tmp_path: Path):
