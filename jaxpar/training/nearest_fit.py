@@ -1,4 +1,4 @@
-"""What to change in a plan that does not fit: the cheapest change of settings whose estimate does."""
+"""What to change in a plan that does not fit: the first change of settings, in order of usual cost, that does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Search(NamedTuple):
 
 
 def nearest_fit(step: TrainStep, limit: int, rebuild: Rebuild, needed: int | None = None) -> Search:
-    """The cheapest change of `step`'s configuration that takes at most `limit` bytes on a device.
+    """The first change of `step`'s configuration, in order of usual cost, that takes at most `limit` bytes on a device.
 
     Each change of `changes` is tried alone, then they are made one after the other, each kept where it makes the step
     smaller. Estimates are shifted by what the estimate of `step` itself misses of `needed`, XLA's own number.
@@ -94,9 +94,12 @@ def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:
 
 
 def changes(config: Config) -> Iterator[str]:
-    """Settings that make a step smaller, the cheapest in time first: what only shards more; smaller microbatches; more
-    recomputation; what crosses the link to the host; and fewer bits, which change the numbers."""
+    """Settings that make a step smaller, in a fixed order of usual cost: state that was let stay on the device; what
+    only shards more; smaller microbatches; more recomputation; what crosses the link to the host; and fewer bits, which
+    change the numbers."""
     parallel, memory = config.parallel, config.memory
+    if memory.optimizer_resident:
+        yield "memory.optimizer_resident=0"
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"
     most = config.data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert)
@@ -115,9 +118,9 @@ def changes(config: Config) -> Iterator[str]:
         if fraction > memory.offload_fraction and memory.remat != "full":
             yield f"memory.offload_fraction={fraction}"
     yield "memory.remat={preset: full, layer_input: offload}"
-    if memory.optimizer_offload == "none":
-        yield "memory.optimizer_offload=host"
-        yield "memory.optimizer_offload=file"
+    tiers = ("none", "host", "file")
+    for tier in tiers[tiers.index(memory.optimizer_offload) + 1 :]:
+        yield f"memory.optimizer_offload={tier}"
     if config.optimizer.name != "adafactor":
         for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
             yield f"precision.moments={moments}"

@@ -1,0 +1,24 @@
+"""Which changes of settings are tried where a step does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpar.training.nearest_fit import changes
+from tests.small_run import small
+
+
+def tried(**memory: Any) -> list[str]:
+    return list(changes(small(memory=memory)))
+
+
+def test_state_that_stays_on_the_device_by_choice_goes_first():
+    assert tried(optimizer_offload="host", optimizer_resident=2**20)[0] == "memory.optimizer_resident=0"
+    assert not any("resident" in setting for setting in tried(optimizer_offload="host"))
+
+
+def test_after_the_host_come_files():
+    tiers = lambda found: [setting for setting in found if "optimizer_offload" in setting]
+    assert tiers(tried()) == ["memory.optimizer_offload=host", "memory.optimizer_offload=file"]
+    assert tiers(tried(optimizer_offload="host")) == ["memory.optimizer_offload=file"]
+    assert tiers(tried(optimizer_offload="file")) == []
