@@ -189,10 +189,29 @@ def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys
     alone.write_text(json.dumps(json.loads(planned.read_text())["plan"]))
     code, _, err = said(capsys, "explain", "--plan", alone)
     assert code == 2
-    assert "config and plan and cluster and step_time_s are missing" in err
+    assert "config and plan and cluster and step_time_s and tokens_per_s_per_gpu and mfu" in err
     assert train(["--plan", str(alone)]) == 2
     assert train(["--plan", str(planned), "--config", str(folder / "small.yaml")]) == 2
     assert "expected no --config with it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"config": []}, "config: expected names and values, got []"),
+        ({"mfu": None}, "mfu: expected a number above 0, got None"),
+        ({"breakdown": {"matmuls": "x"}}, "breakdown.matmuls: expected a number, got 'x'"),
+    ],
+)
+def test_a_plan_that_was_edited_wrongly_is_one_sentence(
+    planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], sentence: str
+):
+    file = tmp_path / "edited.json"
+    file.write_text(json.dumps(json.loads(planned.read_text()) | changed))
+    for arguments in (["explain", "--plan", file], ["compare", planned, file]):
+        code, _, err = said(capsys, *arguments)
+        assert code == 2
+        assert sentence in err and err.count("\n") == 1
 
 
 def test_auto_with_a_written_axis_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]):

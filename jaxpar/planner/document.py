@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.planner.search import Planned
 
-NEEDED = ("config", "plan", "cluster", "step_time_s")
+NUMBERS = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes")
+"""What was predicted, each a number above 0."""
+TABLES = ("breakdown", "memory")
+"""What was predicted, each numbers by name."""
+NEEDED = ("config", "plan", "cluster", *NUMBERS, *TABLES)
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,29 @@ def read_document(path: Path) -> PlanDocument:
             f"{path}: no plan of python -m jaxpar.plan, because {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing; a run's own plan.json has the layout alone"
         )
+    _check(path, plain)
     try:
         config, plan = config_from_dict(plain["config"]), Plan.from_json(json.dumps(plain["plan"]))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     rest = {key: value for key, value in plain.items() if key not in ("config", "plan", "cluster")}
     return PlanDocument(config, plan, str(plain["cluster"]), rest)
+
+
+def _check(path: Path, plain: Mapping[str, Any]) -> None:
+    """Raise `UserError` where what was predicted is no number."""
+    for name in ("config", *TABLES):
+        if not isinstance(plain[name], dict):
+            raise UserError(f"{path}: {name}: expected names and values, got {plain[name]!r}")
+    for name in NUMBERS:
+        if not is_number(plain[name]) or plain[name] <= 0:
+            raise UserError(f"{path}: {name}: expected a number above 0, got {plain[name]!r}")
+    for table in TABLES:
+        for name, value in plain[table].items():
+            if not is_number(value):
+                raise UserError(f"{path}: {table}.{name}: expected a number, got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether JSON has a finite number there."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
-from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from jaxpar.config import UserError
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.document import is_number
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.machine import CPU_MODEL, is_cpu
 
@@ -81,14 +81,10 @@ def _check(path: Path, plain: Any) -> None:
             said = f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {numbers!r}"
             raise UserError(f"{path}: {section}: {said}; measure again with python -m jaxpar.plan calibrate")
         for name, value in numbers.items():
-            if not _is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
+            if not is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
                 raise UserError(f"{path}: {section}.{name}: expected a number above 0, got {value!r}")
-    if not _is_number(plain["devices"]) or plain["devices"] < 1:
+    if not is_number(plain["devices"]) or plain["devices"] < 1:
         raise UserError(f"{path}: devices: expected a number above 0, got {plain['devices']!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:
