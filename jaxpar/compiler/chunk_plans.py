@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from jaxpar.compiler.inspection import PLAIN_WIDTH
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
-from jaxpar.memory.chunks import ChunkPlan, groups_to_pin, plan_chunks, step_uses
+from jaxpar.memory.chunks import ChunkPlan, GroupsTooLarge, groups_to_pin, plan_chunks, step_uses
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.mesh.build import abstract_mesh
@@ -65,6 +65,8 @@ class ChunkPlans:
     """Bytes of them that may be on the device."""
     ways: tuple[Way, ...]
     """None where all of it fits."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Ways that there are not under this budget, and why."""
 
     @property
     def total(self) -> int:
@@ -92,7 +94,7 @@ def state_groups(step: TrainStep) -> dict[str, int]:
 def make_chunk_plans(config: Config, cluster: Cluster, name: str, budget: int | None = None) -> ChunkPlans:
     """The ways for `config` on `cluster`; by default with what is left on a GPU beside everything else as the budget.
 
-    Raises `UserError` where the configuration is wrong, or two groups are more than the budget.
+    Raises `UserError` where the configuration is wrong.
     """
     memory = replace(config.memory, optimizer_offload="host", optimizer_resident=0)
     config, plan = plan_for(replace(config, memory=memory), cluster)
@@ -105,29 +107,27 @@ def make_chunk_plans(config: Config, cluster: Cluster, name: str, budget: int | 
     if sum(groups.values()) <= budget:
         return ChunkPlans(name, cluster.name, groups, budget, ())
     each, uses = list(groups.values()), step_uses(len(groups), phases=("update",))
-    furthest = plan_chunks(each, uses, budget)
-    pinned = plan_chunks(each, uses, budget, pinned=groups_to_pin(each, budget))
-    recent = plan_chunks(each, uses, budget, policy="least_recent")
-    named = list(groups)
+    named, link = list(groups), cluster.host_bandwidth
+    by_layers: dict[str, Callable[[], ChunkPlan]] = {
+        "layers, furthest next use leaves": lambda: plan_chunks(each, uses, budget),
+        "layers, some pinned": lambda: plan_chunks(each, uses, budget, pinned=groups_to_pin(each, budget)),
+        "layers, least recent leaves": lambda: plan_chunks(each, uses, budget, policy="least_recent"),
+    }
+    ways: list[Way] = []
+    missing: dict[str, str] = {}
+    for way, make in by_layers.items():
+        try:
+            ways.append(_way(way, make(), named, link))
+        except GroupsTooLarge as error:
+            both = " and ".join(named[number] for number in sorted(error.together))
+            missing[way] = f"{both} must be on the device together: {size(error.needed)}"
     resident = TrainStep(config, replace(plan, optimizer_resident=budget), step.mesh)
     away = pinned_state_bytes(resident)
     weights = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in _weights(step)]
-    link = cluster.host_bandwidth
-    ways = (
-        _way("layers, furthest next use leaves", furthest, named, link),
-        _way("layers, some pinned", pinned, named, link),
-        _way("layers, least recent leaves", recent, named, link),
-        Way(
-            "the program: weights of all layers",
-            tuple(weights[number] for number in sorted(resident.resident)),
-            None,
-            away,
-            away,
-            away / link,
-        ),
-    )
+    stays = tuple(weights[number] for number in sorted(resident.resident))
+    ways.append(Way("the program: weights of all layers", stays, None, away, away, away / link))
     assert state_bytes(step) >= sum(groups.values()), "counters come on top"
-    return ChunkPlans(name, cluster.name, groups, budget, ways)
+    return ChunkPlans(name, cluster.name, groups, budget, tuple(ways), missing)
 
 
 def _weights(step: TrainStep) -> list[tuple[Any, Any]]:
@@ -183,6 +183,8 @@ def print_chunk_plans(plans: ChunkPlans, console: Console) -> None:
         cells = loads, size(way.bytes_in), size(way.bytes_out), seconds(way.seconds)
         table.add_row(way.name, *cells, ", ".join(_ranges(way.stays)) or "nothing")
     console.print(table)
+    for way, why in plans.missing.items():
+        say(f"No {way}: {why}.")
     say(
         f"The program: memory.optimizer_offload: host, memory.optimizer_resident: {plans.budget}. Beside its update, "
         "the master weights that are away come once more, for the forward. Nothing was compiled; times are those of "

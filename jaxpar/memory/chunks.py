@@ -23,6 +23,19 @@ type Phase = Literal["forward", "backward", "update"]
 type Policy = Literal["furthest", "least_recent"]
 
 
+class GroupsTooLarge(UserError):
+    """Two groups that must be on the device together are more than the budget."""
+
+    def __init__(self, together: tuple[int, int], pinned: frozenset[int], needed: int, budget: int):
+        self.together, self.needed = together, needed
+        beside = f", beside {len(pinned)} that are pinned" if pinned else ""
+        super().__init__(
+            f"layer groups {together[0]} and {together[1]} must be on the device together{beside}: "
+            f"{needed / 2**20:.1f} MiB, and the budget is {budget / 2**20:.1f} MiB; expected smaller groups or a "
+            "larger budget"
+        )
+
+
 class Use(NamedTuple):
     """One thing that a step does with one group."""
 
@@ -240,11 +253,7 @@ def _check_fits(sizes: Sequence[int], uses: Sequence[Use], budget: int, pinned: 
     needs = [(sum(sizes[group] for group in pinned | {a.group, b.group}), a.group, b.group) for a, b in following]
     most, now, after = max(needs)
     if most > budget:
-        beside = f", beside {len(pinned)} that are pinned" if pinned else ""
-        raise UserError(
-            f"layer groups {now} and {after} must be on the device together{beside}: {most / 2**20:.1f} MiB, and the "
-            f"budget is {budget / 2**20:.1f} MiB; expected smaller groups or a larger budget"
-        )
+        raise GroupsTooLarge((now, after), pinned, most, budget)
 
 
 def grid(plan: ChunkPlan) -> str:

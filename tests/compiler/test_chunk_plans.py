@@ -47,10 +47,20 @@ def test_what_fits_beside_everything_else_need_not_move(capfd: pytest.CaptureFix
     assert "All of it fits: memory.optimizer_offload: none" in capfd.readouterr().out
 
 
+def test_a_budget_too_small_for_layers_leaves_what_programs_do(capfd: pytest.CaptureFixture[str]):
+    plans = found(capfd, "--chunks", "1GiB")
+    (program,) = plans["ways"]
+    assert program["name"].startswith("the program: ") and program["stays"]
+    assert sum(plans["groups"].values()) - GIB <= program["bytes_in"] < sum(plans["groups"].values())
+    assert set(plans["missing"].values()) == {"embedding and head must be on the device together: 1.5 GiB"}
+    assert run("--chunks", "1GiB") == 0
+    said = capfd.readouterr().out
+    assert "No layers, some pinned: embedding and head must be" in said and "the program: weights" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--chunks", "300MiB"], "layer groups 0 and 33 must be on the device together: 1503.0 MiB, and the budget is"),
         (["--chunks", "6GB"], "--chunks 6GB: expected bytes, as in 6GiB"),
         (["--chunks", "--html", "page.html"], "--html: expected no --chunks with it"),
         (["--chunks", "--remat-front"], "--chunks: expected no --remat-front with it"),
