@@ -25,19 +25,31 @@ def auto_runs(
 ) -> tuple[LayerRun, ...]:
     """What the layers of a chunk keep under `auto`: the cheapest choice that fits into `usable_bytes` of a device.
 
-    Host memory is used where nothing fits without it: what it costs in time is known only of an idle link. It is at
-    most `host_limit` for a device, the state that rests there included; None is no limit.
+    Host memory is used where nothing fits without it, since what it costs in time is known only of an idle link; where
+    the user gives a `memory.host_limit`, wherever it is cheaper. It is at most `host_limit` for a device, the state
+    that rests there included; None is no limit.
 
     Raises:
-        UserError: nothing fits.
+        UserError: nothing fits, or a share of what is chosen is to go to the host besides.
     """
+    if config.memory.offload_fraction:
+        raise UserError(
+            f"memory.offload_fraction: {config.memory.offload_fraction:g} takes from what memory.remat keeps, and auto "
+            "chooses what goes to the host by itself; expected 0, or a memory.remat other than auto"
+        )
     room = memory_room(config, plan, int(ESTIMATED * usable_bytes))
     layers, least = max(plan.stage_layers), 0
+    found: list[tuple[LayerRun, ...]] = []
     for host_bytes in (0, room.host_unit_bytes(host_limit)):
         try:
-            return cheapest_runs(room, costs, layers, host_bytes)
+            found.append(cheapest_runs(room, costs, layers, host_bytes))
         except NothingFits as error:
             least = error.least_bytes
+            continue
+        if config.memory.host_limit is None:
+            break
+    if found:
+        return min(found, key=lambda runs: sum(run.layers * point_of(costs, run.activations).seconds for run in runs))
     ways = [
         "raise parallel.microbatches" if plan.microbatch_rows > 1 else "split the sequence (parallel.context)",
         *(["choose parallel.zero: 3"] if plan.zero < 3 else []),

@@ -74,6 +74,25 @@ def test_host_memory_is_used_up_to_its_limit(limit: int):
     assert estimate.device <= ESTIMATED * pool_bytes(SMALLER.device_bytes)
 
 
+def test_the_host_is_used_at_once_where_the_user_gives_its_limit():
+    """Rows of 16,384 tokens fit GPUs of 80 GB without it, and what must be made again for that takes longer."""
+    away = lambda *overrides: {
+        name
+        for run in planned("data.sequence_length=16384", *overrides)[0].runs
+        for name, own in run.activations.items()
+        if own == "offload"
+    }
+    assert not away()
+    assert away("memory.host_limit=20000000000")
+
+
+def test_a_share_of_what_auto_keeps_is_refused():
+    with pytest.raises(
+        UserError, match=r"offload_fraction: 0\.5 takes from .* expected 0, or a memory\.remat other than"
+    ):
+        planned("memory.offload_fraction=0.5")
+
+
 def test_too_little_host_memory_is_said():
     with pytest.raises(UserError, match=r"beside the 95.4 MiB of host memory .* \(memory.host_limit\), and of the 27"):
         planned("data.sequence_length=16384", "memory.host_limit=100000000", on=SMALLER)
