@@ -65,7 +65,7 @@ def _check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) 
             journal.add("check", **row, failed=sentence(error))
 
 
-TOGETHER = 5
+TOGETHER = 8
 """Cases whose programs are compiled side by side."""
 KINDS = ("wanted", "low", "have")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import reduce
 from typing import Any
 
 import jax
@@ -29,25 +28,34 @@ def in_parts(
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """(q, k, v) -> output and log-sum-exp, differentiable: each part's queries over each part's keys.
 
-    Forwards are merged by their log-sum-exp, and what backwards contribute is added, in the results' dtype.
+    The parts lie in the batch, and in each step have another part's keys. Forwards are merged by their log-sum-exp, and
+    what backwards contribute is added, in float32.
     """
     part = len(slots) // ranks
-    settings = replace(settings, run=part // 2)
-    cut = lambda x, rank: x[:, rank * part : (rank + 1) * part]
-    whole = lambda rows, batch: jnp.broadcast_to(jnp.asarray(rows), (batch, len(slots)))
-    every = range(ranks)
+    settings = replace(settings, run=part // 2, results="float32")
+    apart = lambda x: x.reshape(-1, part, *x.shape[2:])
+    together = lambda x: x.reshape(-1, part * ranks, *x.shape[2:])
 
-    def tokens(batch: int, of_queries: int, of_keys: int) -> Tokens:
-        places = [cut(whole(slots, batch), rank) for rank in (of_queries, of_keys)]
-        if segments is None:
-            return Tokens(*places)
-        return Tokens(*places, *(cut(whole(segments, batch), rank) for rank in (of_queries, of_keys)))
+    def passed(x: jax.Array, step: jax.Array | int) -> jax.Array:
+        """Parts [batch x ranks, part, ...] of which each rank has that of the rank so many before it."""
+        return jnp.roll(x.reshape(-1, ranks, *x.shape[1:]), step, axis=1).reshape(x.shape)
+
+    def tokens(batch: int, step: jax.Array) -> Tokens:
+        rows = [jnp.broadcast_to(jnp.asarray(x), (batch, len(slots))) for x in (slots, segments) if x is not None]
+        pairs = [(apart(row), passed(apart(row), step)) for row in rows]
+        return Tokens(*(x for pair in pairs for x in pair))
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        over = lambda r, s: kernels.forward(settings, cut(q, r), cut(k, s), cut(v, s), tokens(len(q), r, s))
-        rows = [reduce(merge, (over(r, s) for s in every)) for r in every]
-        out, lse = (jnp.concatenate(parts, axis=1) for parts in zip(*rows, strict=True))
-        return out.astype(q.dtype), lse
+        queries, keys, values = map(apart, (q, k, v))
+
+        def step(found: Any, number: jax.Array) -> tuple[Any, None]:
+            given = passed(keys, number), passed(values, number), tokens(len(q), number)
+            return merge(found, kernels.forward(settings, queries, *given)), None
+
+        lse = jnp.full(queries.shape[:3], -jnp.inf)
+        start = jnp.zeros((*queries.shape[:3], v.shape[3]), jnp.float32), lse
+        (out, lse), _ = jax.lax.scan(step, start, jnp.arange(ranks))
+        return together(out).astype(q.dtype), together(lse)
 
     def keeping(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
         out, lse = forward(q, k, v)
@@ -56,17 +64,17 @@ def in_parts(
     def backward(kept: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         (q, k, v, out, lse), (d_out, d_lse) = kept, cotangents
         inner = output_products(out, d_out, lse, d_lse)
-        shares = {
-            (r, s): kernels.backward(
-                settings, cut(q, r), cut(k, s), cut(v, s), tokens(len(q), r, s),
-                cut(lse, r), cut(inner, r), cut(d_out, r),
-            )
-            for r in every for s in every
-        }  # fmt: skip
-        dq = [sum(shares[r, s][0] for s in every) for r in every]
-        dk, dv = ([sum(shares[r, s][which] for r in every) for s in every] for which in (1, 2))
-        joined = (jnp.concatenate(parts, axis=1) for parts in (dq, dk, dv))
-        return tuple(d.astype(x.dtype) for d, x in zip(joined, (q, k, v), strict=True))
+        queries, keys, values, *of_queries = map(apart, (q, k, v, lse, inner, d_out))
+
+        def step(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+            given = passed(keys, number), passed(values, number), tokens(len(q), number)
+            dq, dk, dv = kernels.backward(settings, queries, *given, *of_queries)
+            found = dq, passed(dk, -number), passed(dv, -number)
+            return tuple(a + b for a, b in zip(sums, found, strict=True)), None
+
+        start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (queries, keys, values))
+        sums, _ = jax.lax.scan(step, start, jnp.arange(ranks))
+        return tuple(together(d).astype(x.dtype) for d, x in zip(sums, (q, k, v), strict=True))
 
     attend = jax.custom_vjp(forward)
     attend.defvjp(keeping, backward)

@@ -70,9 +70,9 @@ def _tier(offload: str) -> Callable[[Journal], None]:
 
 
 PARTS = (
-    Part("check-mosaic", 70, _check_attention("mosaic")),
+    Part("check-mosaic", 90, _check_attention("mosaic")),
     Part("check-triton", 70, _check_attention("triton")),
-    Part("check-mosaic-deterministic", 60, _check_attention("mosaic_deterministic")),
+    Part("check-mosaic-deterministic", 80, _check_attention("mosaic_deterministic")),
     Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("attention", 130, _attention),
     Part("cross-entropy", 45, _cross_entropy),
