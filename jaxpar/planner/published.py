@@ -108,12 +108,12 @@ def read_runs(path: Path) -> list[Run]:
     """
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader(line for line in stream if not line.startswith("#"))
+            reader = csv.DictReader((line for line in stream if not line.startswith("#")), restval="")
             rows = list(reader)
             found = reader.fieldnames or []
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
     for column in COLUMNS:
         if column not in found:
