@@ -108,7 +108,7 @@ def read_runs(path: Path) -> list[Run]:
     """
     try:
         with path.open(newline="", encoding="utf-8") as stream:
-            reader = csv.DictReader((line for line in stream if not line.startswith("#")), restval="")
+            reader = csv.DictReader(line for line in stream if not line.startswith("#"))
             rows = list(reader)
             found = reader.fieldnames or []
     except FileNotFoundError:
