@@ -46,6 +46,8 @@ class FiledArray:
         self.local_shape = self.sharding.shard_shape(self.shape)
         self.on_device: jax.Array | None = None
         """What the next step reads of it, in another dtype; None where it reads nothing."""
+        self.halfway = False
+        """Whether an update of the state that it belongs to has begun and not ended."""
         self._place_of = {
             device: _place(index, self.shape)
             for device, index in self.sharding.addressable_devices_indices_map(self.shape).items()
@@ -106,6 +108,16 @@ class FiledArray:
         pinned = self.sharding.with_memory_kind(PINNED)
         copy = lambda index: np.array(self._parts[_place(index, self.shape)])
         return jax.make_array_from_callback(self.shape, pinned, copy)
+
+
+def check_whole(state: Any) -> None:
+    """Raises `UserError` where an update was interrupted: some arrays in files have it, and others do not."""
+    leaves = jax.tree.leaves(state)
+    if any(leaf.halfway for leaf in leaves if isinstance(leaf, FiledArray)):
+        raise UserError(
+            "memory.optimizer_offload: file, and the update of a step was interrupted, so that a part of the state has "
+            "it and the rest does not; make the Trainer again, and restore the last checkpoint"
+        )
 
 
 def in_memory(tree: Any) -> Any:

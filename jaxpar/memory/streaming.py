@@ -48,7 +48,7 @@ def rows_of_piece(tree: Any, least: int = 1) -> int:
     assert all(a.shape[0] == rows for a in arrays), f"rows of {[a.shape for a in arrays]}"
     row_bytes = sum(a.size * a.dtype.itemsize for a in arrays) // rows
     most = min(rows, max(least, PIECE_BYTES // max(1, row_bytes), 1))
-    divides = max(n for n in range(1, most + 1) if rows % n == 0)
+    divides = max((n for n in range(least, most + 1) if rows % n == 0), default=most)
     return divides if 2 * divides > most else most
 
 

@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxpar.memory.filed import FiledArray
+from jaxpar.memory.filed import FiledArray, check_whole
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.training.state import TrainState
 from jaxpar.training.weight_update import UpdateFacts, WeightState, weight_states
@@ -96,7 +96,11 @@ class FiledUpdate:
         return jax.jit(mapped, donate_argnums=0, out_shardings=weight.sharding)
 
     def lean(self, state: TrainState) -> TrainState:
-        """What the compiled step reads of `state`: weights in storage dtype, and no moments."""
+        """What the compiled step reads of `state`: weights in storage dtype, and no moments.
+
+        Raises `UserError` where an update of it was interrupted.
+        """
+        check_whole(state)
         weights = jax.tree.map(lambda leaf: leaf.on_device, state.master)
         return state._replace(master=weights, optimizer=None)
 
@@ -114,6 +118,8 @@ class FiledUpdate:
     def apply(self, state: TrainState, gradients: list[Any], facts: UpdateFacts) -> None:
         """Update the files of `state`, and its weights on the device. Returns when all is written.
 
+        Where that is interrupted, a state is left that no step and no save takes any more.
+
         Args:
             state: of filed arrays.
             gradients: the leaves, which are dropped from the list one by one as they were used.
@@ -122,6 +128,9 @@ class FiledUpdate:
         if not bool(facts.finite):
             return
         weights: list[Any] = weight_states(state.master, state.optimizer)  # of filed arrays
+        filed = [leaf for leaf in jax.tree.leaves(weights) if isinstance(leaf, FiledArray)]
+        for array in filed:
+            array.halfway = True
         pieces = list(self._pieces(weights))
         with ThreadPoolExecutor(1, "read-state") as reader, ThreadPoolExecutor(1, "write-state") as writer:
             coming: deque[Future[Any]] = deque()
@@ -142,6 +151,8 @@ class FiledUpdate:
                     going.popleft().result()
             for write in going:
                 write.result()
+        for array in filed:
+            array.halfway = False
 
     def _pieces(self, weights: list[Any]) -> Iterator[Piece]:
         for number, (weight, update) in enumerate(zip(weights, self._step.weight_updates, strict=True)):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpar.memory.filed import FiledArray
+from jaxpar.memory.filed import FiledArray, check_whole
 from jaxpar.memory.streaming import PINNED
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 from jaxpar.mesh.rules import axes_of_dim
@@ -60,9 +60,13 @@ class SavedState:
         return self._with_layers(self._abstract, [self._saved_leaf(leaf) for leaf in self._layers(self._abstract)])
 
     def outgoing(self, state: State) -> State:
-        """`state` with its layers in order, to be saved; what rests in files stays there until it is written."""
+        """`state` with its layers in order, to be saved; what rests in files stays there until it is written.
+
+        Raises `UserError` where an update of what rests in files was interrupted.
+        """
         if self._folder is None:
             return self.in_order(state)
+        check_whole(state)
         rows = lambda path, leaf: self._rows(path, leaf, lambda: leaf) if isinstance(leaf, FiledArray) else leaf
         return jax.tree_util.tree_map_with_path(rows, state)
 

@@ -180,3 +180,26 @@ def test_files_have_no_name_while_they_are_in_use(tmp_path: Path):
     state = step_of("file", run={"dir": str(tmp_path)}).initial_state()
     assert all(isinstance(leaf, FiledArray) for leaf in jax.tree.leaves(state.optimizer))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_state_in_files_whose_update_was_interrupted_takes_no_step_and_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = SmallRun(small(memory={"optimizer_offload": "file"}, run={"dir": str(tmp_path)}))
+    state, written = run.step.initial_state(), []
+    real = FiledArray.write
+
+    def write(array: FiledArray, first: int, rows: Any) -> None:
+        written.append(first)
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        real(array, first, rows)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(FiledArray, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            run.step.advance(run.step.train, state, run.batch(0))
+    with pytest.raises(UserError, match="the update of a step was interrupted"):
+        run.step.advance(run.step.train, state, run.batch(0))
+    with pytest.raises(UserError, match="restore the last checkpoint"):
+        run.step.saved_state.outgoing(state)
