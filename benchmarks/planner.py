@@ -18,6 +18,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from benchmarks.planner_cases import published_cases
 from benchmarks.planner_plot import scatter
 from jaxpar.config.errors import UserError
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.hardware_model import AMPERE, HOPPER, HardwareModel, described
+from jaxpar.planner.hardware_model import AMPERE, HOPPER, UNFITTED, HardwareModel, described
 from jaxpar.planner.published import Run, read_runs
 from jaxpar.planner.time_messages import network_of
 from jaxpar.planner.validate import HELD_OUT, Judged, Report, judge, report
@@ -37,6 +38,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "planner.md"
 PICTURE = ROOT / "docs" / "images" / "planner-errors.png"
 BEGIN, END = "<!-- benchmarks.planner: begin -->", "<!-- benchmarks.planner: end -->"
+
+NO_PRIORS = "the same, no priors"
 
 TOLERANCE = 0.05
 PRIOR = 0.02
@@ -56,12 +59,30 @@ FITTED = (
 )
 START = {
     "matmul_ramp": 80.0, "memory_share": 0.8, "network_share": 0.9, "overlap_slowdown": 0.2, "host_jitter": 0.01,
-    "float8_share": 0.55,
+    "matmul_share": 0.75,
 }  # fmt: skip
-START_OF_KIND = {
-    "ampere": {"matmul_share": 0.82, "attention_first_share": 0.35, "attention_share": 0.6},
-    "hopper": {"matmul_share": 0.7, "attention_first_share": 0.25, "attention_share": 0.42},
-}
+"""Where fits begin; each of these is decided by several sources, whichever is left out."""
+
+PRIORS = {
+    ("ampere", "attention_first_share"): (
+        0.402, "FlashAttention reaches 25 to 40% of an A100 (arXiv:2307.08691), both ways; the middle"
+    ),
+    ("ampere", "attention_share"): (
+        0.795, "FlashAttention-2 reaches 50 to 73% of an A100 (arXiv:2307.08691), both ways; the middle"
+    ),
+    ("hopper", "attention_first_share"): (
+        0.188, "as on an A100, times 335 / 225 TFLOP/s: what FlashAttention-2 gains on an H100 (arXiv:2307.08691)"
+    ),
+    ("hopper", "attention_share"): (
+        0.460, "FlashAttention-2 reaches 35% of an H100 (arXiv:2407.08608)"
+    ),
+    ("hopper", "float8_share"): (
+        0.783, "1,550 TFLOP/s in float8 on an H800 (github.com/deepseek-ai/DeepGEMM, April 2025)"
+    ),
+}  # fmt: skip
+"""Where fits begin, and stay when the only source that uses them is left out: kernels that others have timed alone.
+What is published of attention is FLOPs of both ways over their time, the exponentials that `Device.flash` counts apart
+in it: (4 w + 10 w / 0.8) / (peak share) + 2 / exponentials = 14 w / (peak published), for heads of w = 128."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +104,12 @@ class Fit:
 CURRENT = Fit(AMPERE, HOPPER)
 
 
-def fit(runs: Sequence[Run], evaluations: int = 12) -> Fit:
-    """The parameters that are closest to `runs`."""
+def fit(runs: Sequence[Run], evaluations: int = 12, *, neutral: bool = False) -> Fit:
+    """The parameters that are closest to `runs`; `neutral` begins with the middle of their range for all `PRIORS`."""
     counts = Counter(run.source for run in runs)
     weights = np.array([counts[run.source] ** -0.5 for run in runs])
     low, high = (np.array([entry[place] for entry in FITTED]) for place in (2, 3))
-    start = np.array([START_OF_KIND.get(kind, START).get(name, START.get(name)) for kind, name, *_ in FITTED], float)
+    start = np.array([_start(*entry, neutral=neutral) for entry in FITTED], float)
     origin = (start - low) / (high - low)
 
     def residuals(scaled: np.ndarray) -> np.ndarray:
@@ -101,19 +122,72 @@ def fit(runs: Sequence[Run], evaluations: int = 12) -> Fit:
     return _fit_of(low + found.x * (high - low))
 
 
+def _start(kind: str, name: str, low: float, high: float, *, neutral: bool) -> float:
+    if (kind, name) not in PRIORS:
+        return START[name]
+    return (low + high) / 2 if neutral else PRIORS[kind, name][0]
+
+
 def _fit_of(values: np.ndarray) -> Fit:
     of = lambda kind: {n: float(v) for (k, n, *_), v in zip(FITTED, values, strict=True) if k in ("both", kind)}
     return Fit(replace(AMPERE, **of("ampere")), replace(HOPPER, **of("hopper")))
 
 
-def leave_one_out(runs: Sequence[Run]) -> list[Judged]:
-    """Each source, predicted by what was fitted to the others."""
-    judged: list[Judged] = []
-    for source in sorted({run.source for run in runs}):
-        others = fit([run for run in runs if run.source != source], evaluations=8)
-        judged += others.judge([run for run in runs if run.source == source])
-        print(f"  without {source}: done", file=sys.stderr, flush=True)
-    return judged
+def left_out(runs: Sequence[Run], source: str, *, neutral: bool = False) -> list[Judged]:
+    """A source, predicted by what was fitted to the others."""
+    others = fit([run for run in runs if run.source != source], evaluations=8, neutral=neutral)
+    return others.judge([run for run in runs if run.source == source])
+
+
+Behind = Mapping[tuple[str, str], Counter[str]]
+"""Of each fitted parameter, the rows that it makes a difference to, by source."""
+
+
+def behind(runs: Sequence[Run], found: Fit, change: float = 0.1, matters: float = 1e-3) -> Behind:
+    """Whose predictions move by `matters` when a parameter moves by a tenth."""
+    before = [one.error or 0.0 for one in found.judge(runs)]
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for kind, name, low, high in FITTED:
+        moved = found
+        for which in ("ampere", "hopper") if kind == "both" else (kind,):
+            model = getattr(moved, which)
+            value = getattr(model, name)
+            value = value * (1 + change) if value * (1 + change) <= high else value * (1 - change)
+            moved = replace(moved, **{which: replace(model, **{name: max(low, value)})})
+        after = [one.error or 0.0 for one in moved.judge(runs)]
+        rows[kind, name] = Counter(
+            run.source
+            for run, was, now in zip(runs, before, after, strict=True)
+            if abs((1 + now) / (1 + was) - 1) > matters
+        )
+    return rows
+
+
+def alone(rows: Behind) -> list[str]:
+    """Sources without which a prior stays what it is."""
+    return sorted({next(iter(rows[key])) for key in PRIORS if len(rows[key]) == 1})
+
+
+def behind_table(rows: Behind, found: Fit) -> list[str]:
+    """Rows and sources behind each fitted parameter, and where those with a prior begin."""
+    lines = ["| parameter | of | rows | sources | begins at | fitted |", "|---|---|---|---|---|---|"]
+    of = {"both": "all", "ampere": "A100, A800", "hopper": "H100, H800"}
+    for kind, name, *_ in FITTED:
+        sources = rows[kind, name]
+        value, cited = PRIORS.get((kind, name), (START.get(name, 0.0), ""))
+        where = ", ".join(sources) if len(sources) <= 3 else f"{len(sources)} of them"
+        begins = f"{value:g}: {cited}" if cited else f"{value:g}"
+        fitted = getattr(found.ampere if kind == "ampere" else found.hopper, name)
+        lines.append(f"| `{name}` | {of[kind]} | {sum(sources.values())} | {where} | {begins} | {fitted:.3g} |")
+    return lines
+
+
+def _written(found: Fit) -> str:
+    """The fitted values, as `hardware_model` has them."""
+    values = (
+        (kind, name, getattr(found.ampere if kind == "ampere" else found.hopper, name)) for kind, name, *_ in FITTED
+    )
+    return ", ".join(f"{kind} {name}={value:.3g}" for kind, name, value in values)
 
 
 def random_fifth(runs: Sequence[Run], seed: int = 0) -> list[Judged]:
@@ -196,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="published runs")
     parser.add_argument("--collectives", type=Path, help="all-reduces measured alone")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {PICTURE.name}")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args(arguments)
     try:
         everything = read_runs(options.data)
@@ -204,31 +279,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     runs = [run for run in everything if run.tokens_per_s_per_gpu is not None]
     memory = [run for run in everything if run.peak_gib is not None]
-    found = fit(runs)
-    judged = {
-        "in sample": CURRENT.judge(runs),
-        "leave one source out": leave_one_out(runs),
-        "random fifth": random_fifth(runs),
-        "never fitted": CURRENT.judge(read_runs(HELD_OUT)),
-    }
+    rows = behind(runs, CURRENT)
+    sources, deciding = sorted({run.source for run in runs}), alone(rows)
+    with ProcessPoolExecutor(options.jobs) as pool:  # fits know nothing of each other
+        anew = pool.submit(fit, runs)
+        without = {source: pool.submit(left_out, runs, source) for source in sources}
+        neutral = {source: pool.submit(left_out, runs, source, neutral=True) for source in deciding}
+        fifth, cases = pool.submit(random_fifth, runs), pool.submit(published_cases)
+        judged = {
+            "in sample": CURRENT.judge(runs),
+            "leave one source out": [one for source in sources for one in without[source].result()],
+            NO_PRIORS: [one for source in sources for one in (neutral.get(source) or without[source]).result()],
+            "random fifth": fifth.result(),
+            "never fitted": CURRENT.judge(read_runs(HELD_OUT)),
+        }
+        found = anew.result()
+    print(_written(found), file=sys.stderr, flush=True)
     reports = {name: report(part) for name, part in judged.items()}
     whole = report(CURRENT.judge(runs + memory))
     again = 100 * (report(found.judge(runs)).overall.median_error or 0)
     parts = [
         "### What a GPU reaches", "", *parameters_table(CURRENT), "",
-        f"Fitted anew, the median over sources is {again:.1f}%.", "",
+        f"Fitted anew, the median over sources is {again:.1f}%. GPUs whose shares are those of a neighbour: "
+        + "; ".join(f"{gpu}: {why}" for gpu, why in UNFITTED.items()) + ".", "",
+        "Rows whose prediction moves by 0.1% or more when a parameter moves by a tenth, and the sources they are of. "
+        "Parameters that one source alone decides begin, and stay when that source is left out, at what others "
+        "measured of the kernels alone:", "",
+        *behind_table(rows, CURRENT), "",
         "### Errors of tokens/s/GPU", "", *errors_table(reports), "",
+        "No priors: the same with those parameters begun, and left, in the middle of their ranges, for the sources "
+        f"that alone decide one ({', '.join(deciding)}).", "",
         f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
         "Choosing among measured layouts, and memory (`python -m jaxpar.plan validate`):", "",
-        "```", *whole.lines(), "```", "",
+        "```", *whole.table(), "```", "",
+        "Memory here is Megatron's closed form (`memory/closed_forms.py`) against Kuaishou's measurements: it says "
+        "nothing of the planner's own memory model, which the table under *Memory* above compares with XLA's.", "",
     ]  # fmt: skip
     if options.collectives:
         parts += ["### Collectives", "", *collectives_table(options.collectives), ""]
-    parts += ["### What the papers say", "", *published_cases()]
+    parts += ["### What the papers say", "", *cases.result()]
     text = "\n".join(parts)
     print(text)
     if options.write:
-        scatter(judged, PICTURE)
+        scatter({name: part for name, part in judged.items() if name != NO_PRIORS}, PICTURE)
         page = PAGE.read_text() if PAGE.exists() else f"# Planner\n\n{BEGIN}\n{END}\n"
         if BEGIN not in page:
             page = f"{page.rstrip()}\n\n## How good the predictions are\n\n{BEGIN}\n{END}\n"

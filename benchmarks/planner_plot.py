@@ -36,7 +36,7 @@ def scatter(parts: Mapping[str, Sequence[Judged]], path: Path) -> None:
     for panel in grid[1]:
         panel.set_xlabel("measured tokens/s/GPU")
     for panel in grid[:, 0]:
-        panel.set_ylabel(f"error of the prediction, % (at most {LIMIT} drawn)")
+        panel.set_ylabel(f"error, % (at most {LIMIT} drawn)")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=5, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
