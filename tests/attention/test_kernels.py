@@ -1,7 +1,7 @@
 """The kernels inside the context strategies: types of a checked `shard_map`, and which kernels a step calls.
 
 Pallas' interpreter does not know varying types, so what the kernels compute is tested outside of maps
-(`tests/pallas_kernels`), and programs with them are compiled for GPUs that are not at hand.
+(`tests/pallas_kernels`). Here programs are traced, not compiled: what is compiled for GPUs has the kernels alone.
 """
 
 from __future__ import annotations

@@ -16,19 +16,33 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from pallas_kernels.attention import Settings, Tokens
+from pallas_kernels.attention import Settings, Tokens, output_products
 from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS
 from pallas_kernels.masks import Mask
 from tests.gpu_compile import QUICKLY, h100s
 
 DEVICE = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-MASKS = {"causal": Mask(), "packed-window": Mask(window=1024, segmented=True)}
+MASKS = {
+    "causal": Mask(),
+    "packed-window": Mask(window=1024, segmented=True),
+    "packed-prefix": Mask(segmented=True, prefix=True),
+}
 
 
 def kernels(
-    width: int, value_width: int, mask: str, softcap: float | None, deterministic: bool, heads: int = 8
+    width: int,
+    value_width: int,
+    mask: str,
+    softcap: float | None = None,
+    deterministic: bool = False,
+    exact: bool = False,
+    dtype: str = "bfloat16",
+    heads: int = 8,
 ) -> dict[str, Any]:
-    """What ptxas says of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8."""
+    """What ptxas says of each kernel of attention with gradients, also of its log-sum-exp, in a `shard_map` over 8.
+
+    `exact` asks for results in float32, as a ring does, whose steps call forward and backward themselves.
+    """
     mesh = Mesh(np.array(h100s("1x1x8")).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
     by_heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
     settings = Settings(MASKS[mask], width**-0.5, softcap)
@@ -36,13 +50,17 @@ def kernels(
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
         slots = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
-        tokens = Tokens(slots, slots, segments, segments)
+        tokens = Tokens(slots, slots, segments, segments, segments[:, 0] if settings.mask.prefix else None)
+        if exact:
+            out, lse = chosen.forward(settings, q, k, v, tokens)
+            inner = output_products(out, out, lse, lse)
+            return out, lse, *chosen.backward(settings, q, k, v, tokens, lse, inner, out)
         (out, lse), pull = jax.vjp(lambda q, k, v: chosen.attend(settings, q, k, v, tokens), q, k, v)
         return out, lse, *pull((out, lse))
 
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(by_heads,) * 3 + (rows,), out_specs=(by_heads,) * 5)
     shape = lambda spec, dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
-    of_heads = partial(shape, by_heads, jnp.bfloat16, 4, 2000)
+    of_heads = partial(shape, by_heads, jnp.dtype(dtype), 4, 2000)
     arguments = (of_heads(heads, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))
     os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES")}
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as said:
@@ -76,19 +94,13 @@ def _described(text: str) -> dict[str, Any]:
         "registers": number(r"Used (\d+) registers"),
         "spilled": number(r"(\d+) bytes spill stores"),
         "wgmma": text.count("wgmma.mma_async"),
+        "tanh": text.count("tanh.approx"),
         "tma": text.count("cp.async.bulk.tensor"),
         "reduce": text.count("cp.reduce.async.bulk.tensor"),
         "setmaxnreg": sorted(map(int, set(re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", text)))),
     }
 
 
-def everything() -> dict[str, dict[str, Any]]:
-    """All entries of the table, for a page of documentation."""
-    from pallas_kernels.attention.mosaic.tiles import TABLE
-
-    found = {}
-    for widths, tiles in TABLE.items():
-        for mask in MASKS:
-            for deterministic in (False, True)[: 2 if tiles.fused else 1]:
-                found[f"{widths} {mask} {deterministic}"] = kernels(*widths, mask, None, deterministic)
-    return found
+def all_of(configurations: list[list[Any]]) -> list[dict[str, Any]]:
+    """What `kernels` finds of each, in one process."""
+    return [kernels(*configuration) for configuration in configurations]

@@ -41,7 +41,7 @@ def watch_tensor_cores(monkeypatch: pytest.MonkeyPatch, late_in: str = "", secon
         for proxy in (clock.generic_clock, clock.async_smem_clock):
             proxy.clock[place] = issued[thread]
         for name in "ab":
-            key = gpu_callbacks.HostAllocationKey.from_array(given[f"{name}_allocation_key_as_array"])
+            key = shared_memory.HostAllocationKey.from_array(given[f"{name}_allocation_key_as_array"])
             indices = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(given[f"{name}_transforms"]))
             where, read_at = memory.access(key, indices), clock.async_smem_clock.copy()
             gpu_callbacks.get_races().check_read(thread, read_at, key, where, source_info=source_info)

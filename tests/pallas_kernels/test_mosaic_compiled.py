@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import pytest
 
 from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
@@ -11,16 +13,32 @@ from tests.gpu_compile import in_child
 SHARED = 232448
 """Bytes of shared memory that a thread block may have."""
 
+
+class Configuration(NamedTuple):
+    """What is compiled; the arguments of `gpu_mosaic.kernels`."""
+
+    widths: tuple[int, int]
+    mask: str
+    softcap: float | None = None
+    deterministic: bool = False
+    exact: bool = False
+    dtype: str = "bfloat16"
+
+
+DEFAULT = Configuration((128, 128), "causal")
 LONG = [
-    ((64, 64), "packed-window", None, False, 4),
-    ((128, 128), "packed-window", 30.0, True, 8),
-    ((192, 128), "packed-window", None, False, 8),
-    ((256, 256), "packed-window", None, False, 8),
+    Configuration((64, 64), "packed-window", 30.0, exact=True),
+    Configuration((96, 96), "packed-window", 30.0, exact=True),
+    Configuration((128, 128), "packed-window", exact=True),
+    Configuration((128, 128), "packed-window", 30.0, dtype="float16"),
+    Configuration((128, 128), "packed-prefix", 30.0, deterministic=True),
+    Configuration((192, 128), "packed-window", 30.0, exact=True),
+    Configuration((256, 256), "packed-window", 30.0, exact=True),
 ]
 
 
-def check(widths: tuple[int, int], mask: str, softcap: float | None, deterministic: bool, heads: int) -> None:
-    found = in_child("tests.pallas_kernels.gpu_mosaic:kernels", *widths, mask, softcap, deterministic, heads)
+def check(configuration: Configuration, found: dict[str, Any]) -> None:
+    widths, deterministic = configuration.widths, configuration.deterministic
     tiles = TABLE[widths]
     fused = tiles.fused is not None and not deterministic
     backward = ["attention_key_gradients"] * (1 if fused else len(tiles.key_gradients))
@@ -30,17 +48,22 @@ def check(widths: tuple[int, int], mask: str, softcap: float | None, determinist
     for said in found["kernels"]:
         assert said["spilled"] == 0, said
         assert said["wgmma"] > 0 and said["tma"] > 0, said
+        assert said["tanh"] == 0, said
         assert said["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], said
         assert (said["reduce"] > 0) == (fused and said["name"] == "attention_key_gradients"), said
 
 
+def compiled(configurations: list[Configuration]) -> list[dict[str, Any]]:
+    arguments = [[*configuration.widths, *configuration[1:]] for configuration in configurations]
+    return in_child("tests.pallas_kernels.gpu_mosaic:all_of", arguments)
+
+
 def test_kernels_use_tensor_cores_and_tma_and_spill_nothing() -> None:
-    check((128, 128), "causal", None, False, 8)
+    check(DEFAULT, compiled([DEFAULT])[0])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("widths", "mask", "softcap", "deterministic", "heads"), LONG)
-def test_so_do_they_for_other_widths_and_masks(
-    widths: tuple[int, int], mask: str, softcap: float | None, deterministic: bool, heads: int
-) -> None:
-    check(widths, mask, softcap, deterministic, heads)
+def test_so_do_they_for_every_width_with_a_soft_cap_and_results_in_float32() -> None:
+    assert {configuration.widths for configuration in LONG if configuration.softcap} == set(TABLE)
+    for configuration, found in zip(LONG, compiled(LONG), strict=True):
+        check(configuration, found)

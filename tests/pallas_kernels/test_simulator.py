@@ -1,4 +1,4 @@
-"""Races of the tensor cores' reads, which the simulator of Mosaic GPU overlooks by itself, are seen with `simulator`."""
+"""Races with what tensor cores read, which Mosaic GPU's simulator overlooks by itself, are seen with `simulator`."""
 
 from __future__ import annotations
 
