@@ -129,6 +129,8 @@ def test_the_picture_names_the_presets(form: str, tmp_path: Path, capfd: pytest.
         (["--html", "page.html"], "--html: expected no --remat-front with it"),
         (["--diff", "other.yaml"], "--diff: expected no --remat-front with it"),
         (["--set", "memory.remat=everything"], "memory.remat"),
+        (["--set", "memory.remat={mlp_upp: offload}"], "mlp_upp"),
+        (["--set", "memory.offload_fraction=1.0"], "memory.offload_fraction: 1"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):

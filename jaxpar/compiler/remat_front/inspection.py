@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.inspection import PLAIN_WIDTH
 from jaxpar.compiler.remat_front.front import make_front
 from jaxpar.compiler.remat_front.picture import draw_front
@@ -16,7 +17,7 @@ from jaxpar.compiler.remat_front.text import print_front
 from jaxpar.compiler.way_out import way_out
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.memory.remat import DEFAULT
+from jaxpar.memory.remat import AUTO, DEFAULT
 
 FORMS = ("svg", "png")
 
@@ -37,6 +38,8 @@ class FrontInspection:
         """Search, and print. Raises `UserError` with one sentence."""
         form = None if self.picture is None else _form(self.picture)
         config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
+        if config.memory.remat != AUTO:  # the front replaces what is asked, which may be wrong all the same
+            plan_for(config, cluster)
         front = make_front(config, cluster, self.config.stem)
         if not front.fits:
             asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
