@@ -3,8 +3,8 @@
 They begin with FlashAttention-3's (its `hopper/tile_size.h`), under what Mosaic GPU asks for: a block is a multiple of
 64 wherever it is contracted over, because a row of a swizzled tile is 128 bytes; so 176, 112 and 80 keys are out of
 reach. The rest was decided by shared memory (227 KiB) and by registers: `test_mosaic_compiled` compiles every width and
-reads that nothing is spilled (docs/kernels.md says which forms of it). Windows and segments take the same tiles: how few
-blocks they visit is in the lists.
+reads that nothing is spilled (docs/kernels.md says which forms of it). Windows and segments take the same tiles: how
+few blocks they visit is in the lists.
 """
 
 from __future__ import annotations
