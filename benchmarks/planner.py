@@ -133,10 +133,33 @@ def _fit_of(values: np.ndarray) -> Fit:
     return Fit(replace(AMPERE, **of("ampere")), replace(HOPPER, **of("hopper")))
 
 
-def left_out(runs: Sequence[Run], source: str, *, neutral: bool = False) -> list[Judged]:
-    """A source, predicted by what was fitted to the others."""
-    others = fit([run for run in runs if run.source != source], evaluations=8, neutral=neutral)
-    return others.judge([run for run in runs if run.source == source])
+def timed_runs(path: Path) -> list[Run]:
+    """The runs of a file whose speed was measured."""
+    return [run for run in read_runs(path) if run.tokens_per_s_per_gpu is not None]
+
+
+def fit_others(path: Path, source: str, neutral: bool = False) -> Fit:
+    """What fits the runs of all sources of a file but one."""
+    return fit([run for run in timed_runs(path) if run.source != source], evaluations=6, neutral=neutral)
+
+
+def fit_all(path: Path) -> Fit:
+    """What fits all runs of a file."""
+    return fit(timed_runs(path))
+
+
+def fit_rest(path: Path) -> Fit:
+    """What fits the runs of a file but for a random fifth."""
+    runs = timed_runs(path)
+    fifth = random_fifth(len(runs))
+    return fit([run for i, run in enumerate(runs) if i not in fifth], evaluations=6)
+
+
+def random_fifth(number: int, seed: int = 0) -> set[int]:
+    """A random fifth of so many rows."""
+    order = list(range(number))
+    random.Random(seed).shuffle(order)
+    return set(order[: number // 5])
 
 
 Behind = Mapping[tuple[str, str], Counter[str]]
@@ -188,15 +211,6 @@ def _written(found: Fit) -> str:
         (kind, name, getattr(found.ampere if kind == "ampere" else found.hopper, name)) for kind, name, *_ in FITTED
     )
     return ", ".join(f"{kind} {name}={value:.3g}" for kind, name, value in values)
-
-
-def random_fifth(runs: Sequence[Run], seed: int = 0) -> list[Judged]:
-    """A random fifth of the rows, predicted by what was fitted to the rest."""
-    order = list(range(len(runs)))
-    random.Random(seed).shuffle(order)
-    fifth = set(order[: len(order) // 5])
-    others = fit([run for i, run in enumerate(runs) if i not in fifth], evaluations=8)
-    return others.judge([runs[i] for i in sorted(fifth)])
 
 
 def collectives_table(path: Path) -> list[str]:
@@ -281,16 +295,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     memory = [run for run in everything if run.peak_gib is not None]
     rows = behind(runs, CURRENT)
     sources, deciding = sorted({run.source for run in runs}), alone(rows)
+    data, of = options.data, lambda source: [run for run in runs if run.source == source]
     with ProcessPoolExecutor(options.jobs) as pool:  # fits know nothing of each other
-        anew = pool.submit(fit, runs)
-        without = {source: pool.submit(left_out, runs, source) for source in sources}
-        neutral = {source: pool.submit(left_out, runs, source, neutral=True) for source in deciding}
-        fifth, cases = pool.submit(random_fifth, runs), pool.submit(published_cases)
+        without = {source: pool.submit(fit_others, data, source) for source in sources}
+        neutral = {source: pool.submit(fit_others, data, source, True) for source in deciding}
+        rest, anew, cases = pool.submit(fit_rest, data), pool.submit(fit_all, data), pool.submit(published_cases)
         judged = {
             "in sample": CURRENT.judge(runs),
-            "leave one source out": [one for source in sources for one in without[source].result()],
-            NO_PRIORS: [one for source in sources for one in (neutral.get(source) or without[source]).result()],
-            "random fifth": fifth.result(),
+            "leave one source out": [one for name in sources for one in without[name].result().judge(of(name))],
+            NO_PRIORS: [
+                one for name in sources for one in (neutral.get(name) or without[name]).result().judge(of(name))
+            ],
+            "random fifth": rest.result().judge([runs[i] for i in sorted(random_fifth(len(runs)))]),
             "never fitted": CURRENT.judge(read_runs(HELD_OUT)),
         }
         found = anew.result()
