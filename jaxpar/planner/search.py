@@ -39,6 +39,7 @@ from jaxpar.planner.memory import MemoryModel
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.space import Choice, Group, Space
 from jaxpar.planner.time_model import StepTime, floor_time, step_time
+from jaxpar.planner.time_update import Update, update_of
 from jaxpar.training.auto_remat import ESTIMATED
 from jaxpar.training.memory_estimate import MemoryEstimate
 
@@ -140,6 +141,11 @@ class Search:
     def model(self) -> MemoryModel:
         """The memory of every layout."""
         return MemoryModel(self.space.config)
+
+    @cached_property
+    def update(self) -> Update:
+        """What the optimizer's rule reads, writes and multiplies."""
+        return update_of(self.space.config)
 
     @cached_property
     def reached(self) -> HardwareModel:
@@ -308,14 +314,14 @@ class Search:
         """The predicted step of a layout."""
         config = self.space.config
         data = config.data.sequence_length, config.data.batch_size
-        return step_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached)
+        return step_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached, self.update)
 
     def _floor(self, layout: Layout, layers: int | None = None) -> StepTime:
         """Of a pipeline that never waits; of another number of layers, where it is given."""
         config = self.space.config
         data = config.data.sequence_length, config.data.batch_size
         model = config.model if layers is None else replace(config.model, layers=layers)
-        return floor_time(model, *data, layout, self.cluster, self.mechanisms, self.reached)
+        return floor_time(model, *data, layout, self.cluster, self.mechanisms, self.reached, self.update)
 
     def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
         """A layout of the group that makes nothing again."""

@@ -77,6 +77,11 @@ def test_less_memory_is_never_faster():
     assert seconds[0] < seconds[-1]
 
 
+def test_a_rule_that_multiplies_takes_longer_than_one_that_does_not():
+    adamw, muon = (search_of(model_of(optimizer={"name": name})).best(1)[0].found.time for name in ("adamw", "muon"))
+    assert muon.breakdown["optimizer"] > 2 * adamw.breakdown["optimizer"]
+
+
 def test_what_is_held_fast_stays():
     planned = search_of(model_of(), tensor=2, pipe=2, schedule="1f1b", zero=1).best(1)[0]
     assert (planned.plan.axes.tensor, planned.plan.axes.pipe, planned.plan.schedule) == (2, 2, "1f1b")
