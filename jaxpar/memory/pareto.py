@@ -31,6 +31,8 @@ NO_LIMIT = 2**60
 """Bytes: a budget that nothing reaches."""
 BLOCK = 512
 """Sums that are compared with the front at a time."""
+PAIRS = 2**16
+"""Pairs of points that are compared at a time."""
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -154,26 +156,33 @@ def _best_pair(
     Of equals: fewest kinds, then fewest bytes offloaded.
     """
     best: tuple[tuple[int, int, int], list[tuple[int, int]]] | None = None
-    for first in range(len(device)):
-        # The other kind in all points at once: n layers of `first`, the rest of the other.
-        low, high = np.zeros(len(device), np.int64), np.full(len(device), layers, np.int64)
+    some = max(1, PAIRS // len(device))
+    for begin in range(0, len(device), some):
+        # Some points against all: n layers of the first, the rest of the other.
+        first = slice(begin, begin + some)
+        own = time[first, None]
+        low, high = np.zeros((len(own), len(device)), np.int64), np.full((len(own), len(device)), layers, np.int64)
         for size, limit in ((device, budget), (host, host_budget)):
-            more, room = size[first] - size, limit - layers * size
+            more, room = size[first, None] - size, limit - layers * size
             below, above = np.where(more > 0, more, 1), np.where(more < 0, -more, 1)
             high = np.minimum(high, np.where(more > 0, room // below, np.where((more == 0) & (room < 0), -1, high)))
             low = np.maximum(low, np.where(more < 0, -(room // above), 0))
         fits = low <= high
         if not fits.any():
             continue
-        number = np.where(time[first] < time, high, low)
-        total = np.where(fits, number * time[first] + (layers - number) * time, _NEVER)
+        number = np.where(own < time, high, low)
+        total = np.where(fits, number * own + (layers - number) * time, _NEVER)
         kinds = np.where((number == 0) | (number == layers), 1, 2)
-        copied = number * host[first] + (layers - number) * host
-        other = int(np.lexsort((copied, kinds, total))[0])
-        key = int(total[other]), int(kinds[other]), int(copied[other])
+        copied = number * host[first, None] + (layers - number) * host
+        least = np.arange(total.size)
+        for column in (total, kinds, copied):
+            found = column.ravel()[least]
+            least = least[found == found.min()]
+        i, other = divmod(int(least[0]), len(device))
+        key = int(total[i, other]), int(kinds[i, other]), int(copied[i, other])
         if best is None or key < best[0]:
-            n = int(number[other])
-            best = key, [(i, k) for i, k in ((first, n), (other, layers - n)) if k]
+            n = int(number[i, other])
+            best = key, [(point, k) for point, k in ((begin + i, n), (other, layers - n)) if k]
     return None if best is None else best[1]
 
 

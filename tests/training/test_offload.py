@@ -19,7 +19,7 @@ LAYERS, FLOAT = 4, 4
 SEVERAL = ("layer_input", "query", "attention_output", "mlp_up")
 
 
-def run_of(remat: dict[str, str], **sections: dict[str, Any]) -> SmallRun:
+def run_of(remat: dict[str, str] | str, **sections: dict[str, Any]) -> SmallRun:
     return SmallRun(small(model={"layers": LAYERS}, memory={"remat": remat}, **sections))
 
 
@@ -82,7 +82,7 @@ def test_the_plan_says_what_lies_in_host_memory():
     step = run_of(offloading("layer_input", "query")[1]).step
     (row,) = [row for row in plan_rows(step, "") if row[0] == "offload"]
     assert row[1:] == ("0.2 MiB", "layer_input, query offloaded: 0.2 MiB in host memory, for each device")
-    assert not [row for row in plan_rows(run_of({}).step, "") if row[0] == "offload"]
+    assert not [row for row in plan_rows(run_of("gemm_last").step, "") if row[0] == "offload"]
 
 
 def test_a_device_without_pinned_memory_is_one_sentence():
