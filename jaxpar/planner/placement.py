@@ -12,7 +12,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.memory.layer_shape import ITEM_BYTES, activation_bytes, layer_shape
 from jaxpar.observe.amounts import seconds, share
+from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.document import read_document
 from jaxpar.planner.machine import named_cluster
 
@@ -33,6 +34,10 @@ SWAPS = 20_000
 """Pairs that are tried."""
 WARM, COLD = 0.3, 1e-3
 """Temperatures at the start and the end, as a share of the default order's time."""
+
+PASSES = 10
+"""Gathers and scatters of the residual stream over tensor ranks in a layer: two of each forward, as many backward, and
+there the two gathers again."""
 
 type Edge = tuple[int, int]
 
@@ -67,21 +72,27 @@ def read_bandwidth(path: Path) -> Float[np.ndarray, "nodes nodes"]:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What places of nodes send each other in a step: bytes by edge, of collectives and of the pipeline."""
+    """What places of nodes send each other in a step: bytes by edge, of weights and gradients, of the pipeline, and of
+    the tensor ranks' activations, where a group of them is wider than a node."""
 
     data: Mapping[Edge, float]
     pipe: Mapping[Edge, float]
+    tensor: Mapping[Edge, float] = field(default_factory=dict)
 
     def seconds(self, order: Sequence[int], bandwidth: np.ndarray) -> float:
-        """With node `order[place]` in each place: the slowest edge of the collectives, then that of the pipeline."""
+        """With node `order[place]` in each place: the slowest edge of each kind, one after the other."""
         return sum(
             max((size / bandwidth[order[a], order[b]] for (a, b), size in edges.items()), default=0.0)
-            for edges in (self.data, self.pipe)
+            for edges in (self.data, self.pipe, self.tensor)
         )
 
 
 def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
-    """What the hosts of a plan send each other: rings over the ranks with the same weights, and stage to stage."""
+    """What the hosts of a plan send each other: rings over the ranks with the same weights and over tensor ranks, and
+    stage to stage, back to the first rank too where ranks have several chunks in a loop.
+
+    Keys and values of context ranks are left out: they go over edges of the first rings, and are few beside gradients.
+    """
     axes = plan.axes
     host = np.arange(axes.devices).reshape(tuple(dict(axes).values())) // gpus_per_host
     rings: Counter[Edge] = Counter()
@@ -89,30 +100,37 @@ def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
         for tensor in range(axes.tensor):
             ring = host[pipe, ..., tensor].ravel()
             rings.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
+    groups: Counter[Edge] = Counter()
+    for ring in host.reshape(-1, axes.tensor):
+        groups.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
     stages: Counter[Edge] = Counter()
-    for pipe in range(axes.pipe - 1):
-        pairs = zip(host[pipe].ravel(), host[pipe + 1].ravel(), strict=True)
-        for a, b in pairs:
+    loops = plan.virtual_stages > 1 and SCHEDULES[plan.schedule].placement == "loop"
+    for pipe in range(axes.pipe if loops else axes.pipe - 1):
+        times = plan.virtual_stages - (pipe == axes.pipe - 1)
+        for a, b in zip(host[pipe].ravel(), host[(pipe + 1) % axes.pipe].ravel(), strict=True):
             if a != b:
-                stages[int(a), int(b)] += 1
-                stages[int(b), int(a)] += 1
-    ring_bytes, stage_bytes = _bytes_of(config, plan, axes)
+                stages[int(a), int(b)] += times
+                stages[int(b), int(a)] += times
+    ring_bytes, stage_bytes, group_bytes = _bytes_of(config, plan, axes)
     return Traffic(
         {edge: number * ring_bytes for edge, number in rings.items()},
         {edge: number * stage_bytes for edge, number in stages.items()},
+        {edge: number * group_bytes for edge, number in groups.items()},
     )
 
 
-def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float]:
-    """Bytes of a step: once round a ring of ranks with the same weights, and between two stages in one direction."""
+def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float, float]:
+    """Bytes of a step: once round a ring of ranks with the same weights; between two chunks in one direction; and over
+    an edge of a ring of tensor ranks, which send their parts of the residual stream on `PASSES` times a layer."""
     model = config.model
     shape = layer_shape(config, axes, plan.microbatch_rows)
     matrices = 2 * shape.query_width + 2 * shape.kv_width + (3 if shape.gated else 2) * shape.hidden_width
     own = model.layers / axes.pipe * model.embed * matrices + padded_vocab(model) * model.embed / axes.tensor
     gradient, storage = ITEM_BYTES[plan.dtypes.gradient], ITEM_BYTES[plan.dtypes.storage]
     each = (2 * storage + gradient) * plan.microbatches if plan.zero == 3 else storage + gradient
-    sent = activation_bytes(shape)["layer_input"] * plan.microbatches * plan.virtual_stages
-    return own * each, float(sent)
+    sent = activation_bytes(shape)["layer_input"] * plan.microbatches
+    around = PASSES * model.layers / axes.pipe * (axes.tensor - 1) * sent
+    return own * each, float(sent), around
 
 
 @dataclass(frozen=True)
