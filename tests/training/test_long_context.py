@@ -17,7 +17,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "long_context.yaml"
 LENGTH = 65_536
 LONG = 10_000
 """More than a rank's part, so that keys of several ranks are seen."""
-STEPS = 4
+STEPS = 10
 STRATEGIES = ("allgather", "ring", "ulysses", "usp")
 
 
