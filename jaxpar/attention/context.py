@@ -103,21 +103,25 @@ CONTEXT_STRATEGIES = (
 )
 
 
-def choose_context_strategy(name: str, request: AttentionRequest) -> Choice:
-    """The strategy for `parallel.context_strategy: name`. Raises `UserError` where `choose` does."""
-    preferred, reason = preference(request)
+def choose_context_strategy(name: str, request: AttentionRequest, backend: str = "auto") -> Choice:
+    """The strategy for `parallel.context_strategy: name` beside `attention.backend: backend`.
+
+    Raises `UserError` where `choose` does.
+    """
+    preferred, reason = preference(request, backend)
     order = sorted(CONTEXT_STRATEGIES, key=lambda entry: entry.name != preferred)
     return choose("parallel.context_strategy", name, order, request, reason)
 
 
-def preference(request: AttentionRequest) -> tuple[str, str]:
-    """The strategy that `auto` prefers, and why."""
+def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
+    """The strategy that `auto` prefers, and why. Whole rows are preferred only where `backend` may be cuDNN."""
     if request.context == 1:
         return "allgather", "nothing to gather: context is 1"
     if request.window is not None and request.window <= request.sequence // request.context:
         return "ring", "within the window only neighbouring ranks need to send"
-    alone = replace(request, whole_rows=True)
-    if exchanges(request.heads, request.context) is None and cudnn.supports(kernel_request(alone)) is None:
+    alone = kernel_request(replace(request, whole_rows=True))
+    whole = backend in ("auto", "cudnn") and cudnn.supports(alone) is None
+    if whole and exchanges(request.heads, request.context) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = 2 * request.key_bytes * request.context
     size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"

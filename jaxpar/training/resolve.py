@@ -97,7 +97,7 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
     in_tiles = mlp_tiles(config, asked, schedule.splits_backward).number
     runs = without_hidden(asked, in_tiles)
     request = attention_request(config, device, runs, node_devices)
-    strategy = choose_context_strategy(parallel.context_strategy, request)
+    strategy = choose_context_strategy(parallel.context_strategy, request, config.attention.backend)
     layout = _context_layout(config, strategy.name, request)
     whole_rows = layout.ulysses == parallel.context
     return Plan(

@@ -109,6 +109,13 @@ def test_the_context_strategy_and_its_reason(request_: AttentionRequest, name: s
     assert choice.name == name and reason in choice.reason, choice
 
 
+@pytest.mark.parametrize("backend", ["flash", "triton", "xla"])
+def test_whole_rows_are_for_cudnn_alone(backend: str) -> None:
+    choice = choose_context_strategy("auto", LONG, backend)
+    assert choice.name == "ring" and "cuDNN" not in choice.reason, choice
+    assert choose_context_strategy("auto", LONG, "cudnn").name == "ulysses"
+
+
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [

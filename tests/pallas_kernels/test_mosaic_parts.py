@@ -11,12 +11,16 @@ from pallas_kernels.attention import Tokens as KernelTokens
 from pallas_kernels.attention.mosaic import KERNELS
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.dense64 import attention, pairs, worst
+from tests.pallas_kernels.simulator import SAID, watch_tensor_cores
 from tests.pallas_kernels.test_mosaic import FLOOR, TIMES, Case, random_inputs, run, tokens_of
 
 
 @pytest.mark.long
-def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all() -> None:
+def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Queries before the second part see none of it: its output is 0 there and its log-sum-exp -inf."""
+    watch_tensor_cores(monkeypatch, late_in="product_over_halves", seconds=0.1)
     case, cut = Case(Mask(segmented=True), 150, 1, 1), 80
     tokens = tokens_of(case)
     inputs = random_inputs(case, tokens)
@@ -48,3 +52,4 @@ def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all() 
     merged = worst({name: np.asarray(x) for name, x in found.items()}, expected)
     plain = worst(run(reference.KERNELS, case, tokens, inputs), expected)
     assert all(merged[name] <= max(TIMES * plain[name], FLOOR) for name in merged), (merged, plain)
+    assert SAID not in capfd.readouterr().out
