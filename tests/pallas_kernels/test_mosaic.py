@@ -57,7 +57,7 @@ LONG = {
     "causal-fused": Case(Mask(), 203, results="inputs"),
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 203, widths=(128, 128), dtype="float16"),
-    "packed-width-96": Case(Mask(segmented=True), 113, widths=(96, 96)),
+    "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
     "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
 }

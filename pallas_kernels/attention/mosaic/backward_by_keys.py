@@ -10,6 +10,7 @@ it to what other tiles have contributed, in whatever order they come.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,6 +76,7 @@ def key_gradients(
     schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
     shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted
     overlapped &= width <= 192 and "k" in wanted
+    parts = _parts(width) if by_columns else (width,)
 
     def kernel(
         q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
@@ -182,28 +184,31 @@ def key_gradients(
                                 sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
                         plgpu.barrier_arrive(q_free.at[slot])
                         if "q" in wanted:
-                            add_query_gradient(ds_tile, scalar(blocks_ref, row, tile, index) * block, nothing)
+                            add_query_gradient(ds_tile, scalar(blocks_ref, row, tile, index) * block, done + index)
                         return sums
 
-                    def add_query_gradient(ds_tile: Any, start: Any, nothing: Any) -> None:
+                    def add_query_gradient(ds_tile: Any, start: Any, step: Any) -> None:
                         """This consumer's part, by columns or by rows, of the product of both consumers' `ds`."""
-                        part = warpgroup * (width // 2 if by_columns else ROWS)
-                        if by_columns:
-                            columns = pl.ds(part, width // 2)
+                        nothing = zero(step)
+
+                        def add(some: Any, columns: Any, stages: Any) -> None:
                             pairs = tuple(
-                                (ds_tile.at[half].transpose((1, 0)), k_tile.at[half + nothing, :, columns])
-                                for half in range(2)
+                                (ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half + nothing, :, columns])
+                                for half in range(CONSUMERS)
                             )
-                            target = d_ref["q"].at[row, pl.ds(start, block), head, columns]
-                        else:
-                            some = pl.ds(part, ROWS)
-                            pairs = tuple(
-                                (ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half + nothing])
-                                for half in range(2)
+                            target = d_ref["q"].at[row, pl.ds(start + some.start, some.size), head, columns]
+                            matmuls.add_to_global(
+                                target, product_over_halves(pairs) * scores.scale, stages.at[warpgroup]
                             )
-                            target = d_ref["q"].at[row, pl.ds(start + part, ROWS), head]
-                        dq = product_over_halves(pairs) * scores.scale
-                        matmuls.add_to_global(target, dq, dq_stages.at[warpgroup])
+
+                        if not by_columns:
+                            add(pl.ds(warpgroup * ROWS, ROWS), pl.ds(0, width), *dq_stages)
+                        elif len(parts) == 1:
+                            add(pl.ds(0, ROWS), pl.ds(warpgroup * parts[0], parts[0]), *dq_stages)
+                        else:  # the wider part is the one's in one step and the other's in the next
+                            turn, starts = lax.rem(warpgroup + step, jnp.int32(CONSUMERS)), (0, parts[0])
+                            for n, (first, size) in enumerate(zip(starts, parts, strict=True)):
+                                pl.when(turn == n)(partial(add, pl.ds(0, ROWS), pl.ds(first, size), dq_stages[n]))
 
                     head = kv_head * group + member
                     sums = lax.fori_loop(0, whole, lambda i, s: per_block(i, s, masked=False), sums)
@@ -249,8 +254,8 @@ def key_gradients(
                 plgpu.SMEM((stages, limits.query_rows, block), jnp.int32),
                 plgpu.SMEM((CONSUMERS, limits.key_rows, ROWS), jnp.int32),
                 tiled((CONSUMERS, ROWS, block), dtype) if matmuls.needs_scratch else None,
-                tiled((2, CONSUMERS, ROWS, block), dtype) if sums else None,
-                tiled((CONSUMERS, ROWS, width // 2 if by_columns else width), jnp.float32) if sums else None,
+                tiled((2, CONSUMERS, ROWS, block), dtype, like=width) if sums else None,
+                tuple(tiled((CONSUMERS, ROWS, part), jnp.float32) for part in parts) if sums else None,
             ),
             (
                 plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=3),
@@ -272,3 +277,9 @@ def key_gradients(
     )
     outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order, *sums)
     return dict(zip(names, outputs, strict=True)) | ({"q": jax.freeze(sums[0])} if sums else {})
+
+
+def _parts(width: int) -> tuple[int, ...]:
+    """Columns of each consumer's part of the queries' gradient, whole tiles of 32: one number if they are the same."""
+    first = -(-width // 64) * 32
+    return (first,) if 2 * first == width else (first, width - first)

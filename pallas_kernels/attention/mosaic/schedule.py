@@ -79,10 +79,13 @@ def specialise(consume: Callable[[Any], None], produce: Callable[[], None]) -> N
         produce()
 
 
-def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory in the order that TMA writes and wgmma reads: tiles of 8 rows, swizzled."""
+def tiled(shape: tuple[int, ...], dtype: Any, like: int | None = None) -> Any:
+    """Shared memory in the order that TMA writes and wgmma reads: tiles of 8 rows, swizzled.
+
+    The two operands of a wgmma are swizzled alike: `like` is the width of one that this is multiplied with.
+    """
     bits = jnp.dtype(dtype).itemsize * 8
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
+    swizzle = plgpu.find_swizzle((like or shape[-1]) * bits)
     tiles: Any = plgpu.TilingTransform((8, swizzle * 8 // bits))  # pyright: ignore[reportAbstractUsage]
     order: Any = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiles, order))

@@ -38,7 +38,7 @@ TABLE = {
     (64, 64): Tiles(
         ForwardTiles(128, 3), QueryGradientTiles(128, 2), (("kv", KeyGradientTiles(128, 2)),), KeyGradientTiles(128, 2)
     ),
-    (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, None),
+    (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
     (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
     (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _one_by_one(2), None),
     (256, 256): Tiles(ForwardTiles(64, 2, own_output=False), QueryGradientTiles(64, 1), _one_by_one(1), None),
