@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from functools import cache
 from math import isfinite
-from numbers import Real
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -74,10 +74,12 @@ def flash_attention(
     Raises:
         ValueError: If shapes, dtypes or settings do not fit together, or what is named does not support them.
     """
-    shapes = f"query {q.shape}, key {k.shape} and value {v.shape}"
+    shapes = _shapes(q, k, v)
     _check_arrays(q, k, v, shapes)
     _check_options(causal, window, prefix, softcap, scale, shapes)
-    mask = Mask(causal, window, segment_ids is not None, prefix is not None)
+    window = None if window is None else int(window)
+    q_offset, kv_offset = (int(x) if _is_whole(x) else x for x in (q_offset, kv_offset))
+    mask = Mask(bool(causal), window, segment_ids is not None, prefix is not None)
     tokens = _tokens(q, k, segment_ids, prefix, (q_offset, kv_offset), shapes)
     platform, capability = ("interpreter", None) if interpret else target()
     request = Request(
@@ -117,6 +119,23 @@ def _chosen(name: str, request: Request) -> Chosen:
     return chosen
 
 
+def _shapes(q: Any, k: Any, v: Any) -> str:
+    """Of the three arrays, for messages."""
+    named = {"query": q, "key": k, "value": v}
+    for name, x in named.items():
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise ValueError(f"attention needs arrays [batch, tokens, heads, width], and the {name} is a {_kind(x)}")
+    return f"query {q.shape}, key {k.shape} and value {v.shape}"
+
+
+def _kind(x: Any) -> str:
+    return type(x).__name__
+
+
+def _is_whole(x: Any) -> TypeGuard[Integral]:
+    return isinstance(x, Integral) and not isinstance(x, bool)
+
+
 def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, shapes: str) -> None:
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(f"attention needs arrays [batch, tokens, heads, width], got {shapes}")
@@ -138,23 +157,29 @@ def _check_arrays(q: jax.Array, k: jax.Array, v: jax.Array, shapes: str) -> None
 def _check_options(
     causal: bool, window: int | None, prefix: Any, softcap: float | None, scale: float | None, shapes: str
 ) -> None:
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise ValueError(f"a window counts the token itself, so it is a whole number from 1, got {window}: {shapes}")
+    if not isinstance(causal, bool | np.bool_):
+        raise ValueError(f"causal is True or False, got {causal!r}: {shapes}")
+    if window is not None and (not _is_whole(window) or window < 1):
+        raise ValueError(f"a window counts the token itself, so it is a whole number from 1, got {window!r}: {shapes}")
     if prefix is not None and not causal:
         raise ValueError(f"a prefix lifts causality, and attention is not causal here: {shapes}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"a soft-cap is above 0, got {softcap}: {shapes}")
+    if softcap is not None and not (isinstance(softcap, Real) and isfinite(softcap) and softcap > 0):
+        raise ValueError(f"a soft-cap is a finite number above 0, got {softcap!r}: {shapes}")
     if scale is not None and not (isinstance(scale, Real) and isfinite(scale)):
-        raise ValueError(f"a scale is a finite number, got {scale}: {shapes}")
+        raise ValueError(f"a scale is a finite number, got {scale!r}: {shapes}")
 
 
 def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: Any, shapes: str) -> Tokens:
     segments: tuple = (None, None)
     if segment_ids is not None:
         segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        if len(segments) != 2:
+            raise ValueError(
+                f"segment ids are one array, or one of queries and one of keys, got {len(segments)}: {shapes}"
+            )
         for name, ids, x in zip(("query", "key"), segments, (q, k), strict=True):
-            if ids.shape != x.shape[:2] or not jnp.issubdtype(ids.dtype, jnp.integer):
-                found = f"{ids.dtype} {ids.shape}"
+            found = f"{ids.dtype} {ids.shape}" if hasattr(ids, "dtype") else f"a {_kind(ids)}"
+            if not hasattr(ids, "dtype") or ids.shape != x.shape[:2] or not jnp.issubdtype(ids.dtype, jnp.integer):
                 raise ValueError(f"segment ids are integers, one for each {name} {x.shape[:2]}, not {found}: {shapes}")
     if prefix is not None:
         prefix = _per_row(prefix, q.shape[0], "a prefix", shapes)

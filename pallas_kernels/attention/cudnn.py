@@ -4,7 +4,8 @@ The limits of that function, which are tighter than cuDNN's: queries and keys of
 segment ids (it turns the mask that they make into a dense bias, of batch x heads x queries x keys); no prefix, no
 soft-cap; and no derivative through its log-sum-exp, which JAX drops without a word. So it is never part of a ring, and
 where the log-sum-exp is asked for it refuses. cuDNN itself takes documents by their offsets, from Hopper on, through a
-function inside jax that is no public one: `benchmarks.gpu` measures it beside ours.
+function inside jax that is no public one: `benchmarks.gpu` measures it beside ours. A scale of 0 or below turns the
+order of the scores around, and whether its kernels then still subtract the greatest is written nowhere: it is refused.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def supports(request: Request) -> str | None:
         return "jax.nn.dot_product_attention hands it a window only of the past"
     if request.softcap is not None:
         return "jax.nn.dot_product_attention has no soft-cap of the scores"
+    if request.scale is not None and request.scale <= 0.0:
+        return f"its kernels are asked for a scale of the scores above 0 alone, not {request.scale:g}"
     if not request.whole_rows:
         return "its causal mask needs queries and keys of the same slots, which parts of a row have not"
     if request.lse:
@@ -86,6 +89,8 @@ def attend(
     """
     if mask.segmented or mask.prefix or softcap is not None or (mask.window is not None and not mask.causal):
         raise ValueError(f"cuDNN attention does not compute {mask} with softcap {softcap}")
+    if scale is not None and scale <= 0.0:
+        raise ValueError(f"cuDNN attention needs a scale of the scores above 0, got {scale:g}")
     if q.shape[1] != k.shape[1]:
         raise ValueError(f"cuDNN attention needs queries and keys of the same slots, got {q.shape[1]} and {k.shape[1]}")
     return _attention(_Settings(mask.causal, mask.window, scale), *vary_alike((q, k, v)))

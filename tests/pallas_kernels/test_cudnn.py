@@ -93,3 +93,8 @@ def test_a_part_of_the_queries_is_refused() -> None:
     q, k, v = random_inputs()
     with pytest.raises(ValueError, match="same slots"):
         cudnn.attend(q[:, 8:], k, v, mask=Mask(), **TOKENS)
+
+
+def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
+    with pytest.raises(ValueError, match="a scale of the scores above 0, got -1"):
+        cudnn.attend(*random_inputs(), mask=Mask(), scale=-1.0, **TOKENS)

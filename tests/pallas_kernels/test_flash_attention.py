@@ -81,7 +81,17 @@ def test_a_kernel_in_the_interpreter_gives_what_plain_jax_gives() -> None:
         ({}, {"segment_ids": SEGMENTS * 1.0}, r"integers.* not float64 \(2, 11\)"),
         ({}, {"prefix": np.zeros(3, np.int32)}, r"one for each row \(2\), got int32 \(3,\)"),
         ({}, {"prefix": 3, "causal": False}, "a prefix lifts causality"),
-        ({}, {"softcap": 0.0}, "a soft-cap is above 0, got 0.0"),
+        (
+            {"keys": 9},
+            {"segment_ids": (SEGMENTS,) * 3},
+            r"one of queries and one of keys, got 3: query \(2, 11, 4, 8\)",
+        ),
+        ({}, {"segment_ids": [[1] * 11] * 2}, r"one for each query \(2, 11\), not a list: query"),
+        ({}, {"segment_ids": (SEGMENTS, None)}, r"one for each key \(2, 11\), not a NoneType: query"),
+        ({}, {"causal": None}, r"causal is True or False, got None: query \(2, 11, 4, 8\)"),
+        ({}, {"softcap": 0.0}, "a soft-cap is a finite number above 0, got 0.0"),
+        ({}, {"softcap": "30"}, "a soft-cap is a finite number above 0, got '30'"),
+        ({}, {"softcap": float("inf")}, "a soft-cap is a finite number above 0, got inf"),
         ({}, {"q_offset": 2**31 - 5}, r"slots are from 0 to 2147483646, got offset 2147483643 and 11 tokens"),
         ({}, {"q_offset": -1}, "got offset -1"),
         ({"keys": 0}, {}, "attention of nothing"),
@@ -92,6 +102,23 @@ def test_a_kernel_in_the_interpreter_gives_what_plain_jax_gives() -> None:
 def test_bad_input_is_refused_in_a_sentence_with_the_shapes(change: dict, options: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         flash_attention(*arrays(**change), **({"causal": True} | options))
+
+
+def test_numbers_of_numpy_are_numbers_and_lists_are_no_arrays() -> None:
+    q, k, v = arrays()
+    plain = flash_attention(q, k, v, causal=True, window=4, q_offset=2, scale=0.5)
+    numbers: dict[str, Any] = {"window": np.int64(4), "q_offset": np.int32(2), "scale": np.float32(0.5)}
+    found = flash_attention(q, k, v, causal=np.True_, **numbers)
+    assert np.array_equal(found, plain)
+    with pytest.raises(ValueError, match=r"arrays \[batch, tokens, heads, width\], and the key is a list"):
+        flash_attention(q, [k], v, causal=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_more_elements_than_kernels_can_count_are_refused_with_the_shapes() -> None:
+    x = jax.ShapeDtypeStruct((64, 2**18, 2, 64), jnp.bfloat16)
+    attend = lambda q, k, v: flash_attention(q, k, v, causal=True, implementation="flash", interpret=True)
+    with pytest.raises(ValueError, match=r"key \(64, 262144, 2, 64\).*at most 2\^31 - 1 elements, not 2,147,483,648"):
+        jax.eval_shape(attend, x, x, x)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +211,14 @@ def test_no_mask_is_made_dense_for_cudnn() -> None:
     refused = choose("auto", replace(HOPPER, mask=Mask(segmented=True))).rejected["cudnn"]
     assert "dense bias" in refused
     assert "log-sum-exp" in choose("auto", replace(HOPPER, lse=True)).rejected["cudnn"]
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_is_not_above_0_is_not_left_to_cudnn(scale: float) -> None:
+    sentence = f"a scale of the scores above 0 alone, not {scale:g}"
+    assert sentence in choose("auto", replace(HOPPER, scale=scale)).rejected["cudnn"]
+    with pytest.raises(Unsupported, match=f"query .* scale {scale:g}: cudnn: .*{sentence}"):
+        choose("cudnn", replace(HOPPER, scale=scale))
 
 
 def test_one_line_of_the_log_says_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:
