@@ -50,6 +50,8 @@ class Cluster:
     groups: tuple[Group, ...]
     bandwidth_file: Path | None = None
     """Measured bandwidth between hosts, for placing ranks (`jaxpar.planner.placement`)."""
+    written_between: Link | None = None
+    """Between hosts of two groups, where somebody says: networks of different kinds meet on a third one, if at all."""
 
     @property
     def gpu(self) -> GPU:
@@ -65,6 +67,35 @@ class Cluster:
     def gpus(self) -> tuple[GPU, ...]:
         """The kinds of GPU, each once."""
         return tuple({group.gpu.short: group.gpu for group in self.groups}.values())
+
+    @property
+    def training_peak(self) -> float:
+        """FLOP/s in 16 bits of a GPU; of several kinds on average."""
+        return sum(group.hosts * group.gpu.training_peak for group in self.groups) / self.hosts
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether hosts of its groups differ in more than the name, or are further apart than those of one."""
+        first, *others = (replace(group, name="", hosts=1) for group in self.groups)
+        return any(other != first for other in others) or (bool(others) and self.written_between is not None)
+
+    @property
+    def between(self) -> Link:
+        """The link between hosts of two groups: what is written, else the slower network of two groups."""
+        slowest = min((group.network for group in self.groups), key=lambda link: link.bandwidth)
+        return slowest if self.written_between is None else self.written_between
+
+    def of_kind(self, group: Group) -> Cluster:
+        """As large a cluster in which all hosts are like those of `group`, and groups are as far apart as here."""
+        return replace(self, groups=(replace(group, hosts=self.hosts),), written_between=self.between)
+
+    def stage_groups(self, stages: int) -> tuple[Group, ...] | None:
+        """The group that each of so many pipeline stages is in; None where one would be in two, or in part."""
+        each, over = divmod(self.devices, stages)
+        sizes = [group.hosts * self.gpus_per_host for group in self.groups]
+        if over or any(size % each for size in sizes):
+            return None
+        return tuple(group for group, size in zip(self.groups, sizes, strict=True) for _ in range(size // each))
 
     @property
     def hosts(self) -> int:
@@ -98,6 +129,8 @@ class Cluster:
     def link(self, crosses_nodes: bool) -> Link:
         """The link that a collective runs at: between hosts, or inside one; of several groups the slowest."""
         links = [group.network if crosses_nodes else group.node for group in self.groups]
+        if crosses_nodes and len(self.groups) > 1:
+            links.append(self.between)
         return min(links, key=lambda link: link.bandwidth)
 
     def bandwidth(self, crosses_nodes: bool) -> float:
@@ -129,6 +162,8 @@ class Cluster:
                 f"{where} {link.bandwidth / GIGA:g} GB/s ({link.name}: {link.source})" for where, link in links
             )
             lines.append(f"{group.hosts} x {self.gpus_per_host} {group.gpu.name}; per GPU and direction: {shown}")
+        if self.written_between is not None and len(self.groups) > 1:
+            lines.append(f"between groups: {self.between.bandwidth / GIGA:g} GB/s ({self.between.source})")
         return "\n".join(lines)
 
 
@@ -183,6 +218,7 @@ class _WrittenCluster:
     levels: _Levels = field(default_factory=_Levels)
     host_memory: float | None = None
     groups: dict[str, _WrittenGroup] = field(default_factory=dict)
+    between: _Numbers | None = None
     bandwidth: str = ""
 
 
@@ -207,19 +243,26 @@ def read_cluster(path: Path) -> Cluster:
                 raise UserError(f"{path}: the key {key} is missing")
         alone = _WrittenGroup(written.gpu, written.hosts, written.levels, written.host_memory)
         groups = [_read_group(written.gpu, "", alone, place, path)]
+    if written.between is not None and len(groups) < 2:
+        raise UserError(
+            f"{place('between')}: between: expected two groups or more that it is between, got {len(groups)}"
+        )
+    _check_numbers(written.between, "between", place("between"))
     measured = path.parent / written.bandwidth if written.bandwidth else None
     if measured is not None and not measured.is_file():
         raise UserError(f"{place('bandwidth')}: bandwidth: there is no file {measured}")
-    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured)
+    between = None
+    if written.between is not None:
+        usual = replace(groups[0].network, name="between groups")
+        between = usual.with_bandwidth(written.between.bandwidth, written.between.latency, str(path))
+    return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured, between)
 
 
 def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[[str], str], path: Path) -> Group:
     """A group with its numbers checked; `prefix` comes before its keys, and `place` says where a key stands."""
     _positive(written.hosts, f"{prefix}hosts", place("hosts"))
     for level, numbers in vars(written.levels).items():
-        for quantity, value in vars(numbers or _Numbers(1)).items():
-            if value is not None:
-                _positive(value, f"{prefix}levels.{level}.{quantity}", place("levels"))
+        _check_numbers(numbers, f"{prefix}levels.{level}", place("levels"))
     if written.host_memory is not None:
         _positive(written.host_memory, f"{prefix}host_memory", place("host_memory"))
     try:
@@ -270,6 +313,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(entry.value if isinstance(entry, Located) else entry) for key, entry in value.items()}
     return value
+
+
+def _check_numbers(numbers: _Numbers | None, key: str, place: str) -> None:
+    for quantity, value in vars(numbers or _Numbers(1)).items():
+        if value is not None:
+            _positive(value, f"{key}.{quantity}", place)
 
 
 def _positive(value: float, key: str, place: str) -> None:

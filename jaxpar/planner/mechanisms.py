@@ -41,6 +41,8 @@ class Mechanisms:
     (rings), rather than every rank fetching all that it lacks over its own card."""
     lockstep: bool = False
     """Whether one program with uniform ticks runs on all pipeline ranks, rather than each going on when it can."""
+    padded: bool = False
+    """Whether all chunks of a pipeline take as long as the longest, which one program for all ranks pads them to."""
     fused_accumulation: bool = True
     """Whether matmuls add weight gradients to the accumulator themselves."""
     gradient_type: Literal["float32", "16-bit"] = "float32"
@@ -97,7 +99,7 @@ GENERATIONS: dict[str, Mechanisms] = {
     ),
     "jaxpar": Mechanisms(
         attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
-        overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
+        overlap_pipe=True, lockstep=True, padded=True, fused_accumulation=True, recompute_last_matmul=False,
     ),
 }  # fmt: skip
 """Generations of software by name."""

@@ -167,19 +167,6 @@ def place(traffic: Traffic, bandwidth: np.ndarray, seed: int = 0, swaps: int = S
     return Placed(chosen, best, default)
 
 
-def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Layers of each stage in proportion to the speed of its devices (Holmes, arXiv:2312.03549), at least one each.
-
-    Rounded so that the slowest stage is as fast as whole layers allow: the next layer goes where it ends first.
-    """
-    assert layers >= len(speeds), "every stage has a layer"
-    found = [1] * len(speeds)
-    for _ in range(layers - len(speeds)):
-        next_stage = min(range(len(speeds)), key=lambda stage: (found[stage] + 1) / speeds[stage])
-        found[next_stage] += 1
-    return tuple(found)
-
-
 def print_placement(plan_file: Path, bandwidth_file: Path | None, seed: int, *, as_json: bool) -> None:
     """`python -m jaxpar.plan place`. Raises `UserError` where plan, cluster and matrix do not go together."""
     document = read_document(plan_file)

@@ -38,9 +38,10 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import CPU_MODEL, is_cpu
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.planner.memory import MemoryModel
+from jaxpar.planner.mixed import Clock
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.space import Choice, Group, Space
-from jaxpar.planner.time_model import StepTime, floor_time, step_time
+from jaxpar.planner.time_model import StepTime
 from jaxpar.planner.time_update import Update, update_of
 from jaxpar.training.auto_remat import ESTIMATED
 from jaxpar.training.memory_estimate import MemoryEstimate
@@ -155,6 +156,13 @@ class Search:
         if self.hardware is not None:
             return self.hardware
         return CPU_MODEL if is_cpu(self.cluster) else hardware_of(self.cluster.gpu)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Times layouts."""
+        config = self.space.config
+        data = config.data.sequence_length, config.data.batch_size
+        return Clock(config.model, *data, self.cluster, self.mechanisms, self.reached, self.update)
 
     def best(self, number: int) -> list[Planned]:
         """The best layouts that jaxpar would run, each unlike the others; fewer where there are fewer.
@@ -315,16 +323,11 @@ class Search:
 
     def time(self, layout: Layout) -> StepTime:
         """The predicted step of a layout."""
-        config = self.space.config
-        data = config.data.sequence_length, config.data.batch_size
-        return step_time(config.model, *data, layout, self.cluster, self.mechanisms, self.reached, self.update)
+        return self.clock.step(layout)
 
     def _floor(self, layout: Layout, layers: int | None = None) -> StepTime:
         """Of a pipeline that never waits; of another number of layers, where it is given."""
-        config = self.space.config
-        data = config.data.sequence_length, config.data.batch_size
-        model = config.model if layers is None else replace(config.model, layers=layers)
-        return floor_time(model, *data, layout, self.cluster, self.mechanisms, self.reached, self.update)
+        return self.clock.floor(layout, layers)
 
     def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
         """A layout of the group that makes nothing again."""

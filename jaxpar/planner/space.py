@@ -180,11 +180,15 @@ class Space:
         return self._crosses_kinds(sizes)
 
     def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
-        """On a cluster of several kinds, all devices of a stage are of one: only pipeline edges cross (Holmes)."""
-        if len(self.cluster.groups) == 1:
+        """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).
+
+        Without a pipeline all wait for the slowest kind.
+        """
+        if not self.cluster.is_mixed:
             return None
-        stage, each = self.cluster.devices // sizes["pipe"], self.cluster.gpus_per_host
-        if any(group.hosts * each % stage for group in self.cluster.groups) or each % sizes["tensor"]:
+        if self.cluster.gpus_per_host % sizes["tensor"]:
+            return "that tensor ranks of hosts of several kinds are in one host"
+        if sizes["pipe"] > 1 and self.cluster.stage_groups(sizes["pipe"]) is None:
             return "that a pipeline stage is of one kind of host"
         return None
 

@@ -82,6 +82,9 @@ class Network:
     switched: bool
     """Whether all GPUs of a host reach each other at full speed."""
     model: HardwareModel
+    edge: float = inf
+    """Bytes per second of the slowest link that a pipeline crosses, where that is not `outside`: between groups."""
+    edge_latency: float = 0.0
 
     def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
         """The group of `ranks` devices of which each is `stride` devices after the one before.
@@ -108,7 +111,8 @@ class Network:
         """Two neighbouring stages of a pipeline of `ranks`: between hosts as soon as any edge crosses."""
         start = self.model.message_seconds
         if stride * ranks > self.per_host:
-            card, hop = self.outside * self.model.network_share, self.outside_latency
+            card = min(self.outside, self.edge) * self.model.network_share
+            hop = max(self.outside_latency, self.edge_latency)
             return Ring(2, 2, inf, card, card, hop, hop, start)
         return Ring(
             2, 1, self.inside * self.model.node_share, inf, inf, self.inside_latency, self.inside_latency, start
@@ -120,7 +124,7 @@ def network_of(cluster: Cluster, model: HardwareModel) -> Network:
     inside, outside = cluster.link(False), cluster.link(True)
     return Network(
         cluster.gpus_per_host, inside.bandwidth, inside.latency, outside.bandwidth, outside.latency,
-        cluster.gpu.compute_capability >= (8, 0), model,
+        cluster.gpu.compute_capability >= (8, 0), model, cluster.between.bandwidth, cluster.between.latency,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from jaxpar.planner.time_layer import (
     layer_time,
     total,
 )
-from jaxpar.planner.time_messages import network_of, overlapped
+from jaxpar.planner.time_messages import Network, network_of, overlapped
 from jaxpar.planner.time_operations import device_of
 from jaxpar.planner.time_pipeline import Pieces, Stages, bubble_free, pipeline_seconds
 from jaxpar.planner.time_update import ADAMW, Update, orthogonal_seconds
@@ -63,6 +63,7 @@ def step_time(
     mechanisms: Mechanisms = GENERATIONS["jaxpar"],
     hardware: HardwareModel | None = None,
     update: Update = ADAMW,
+    network: Network | None = None,
 ) -> StepTime:
     """Predict one step.
 
@@ -75,8 +76,11 @@ def step_time(
         mechanisms: of the software that runs it.
         hardware: what its GPUs reach; None is what was fitted for them.
         update: the rule of the optimizer (`time_update.update_of`).
+        network: what its messages reach, where that was measured (`measured`); None is that of the cluster's links.
     """
-    return _Step(model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, update).time()
+    return _Step(
+        model, sequence_length, global_batch, layout, cluster, mechanisms, hardware, update, network=network
+    ).time()
 
 
 def floor_time(
@@ -100,14 +104,15 @@ class _Step:
 
     def __init__(
         self, model: ModelConfig, sequence: int, batch: int, layout: Layout, cluster: Cluster, does: Mechanisms,
-        hardware: HardwareModel | None, update: Update, *, waits: bool = True,
+        hardware: HardwareModel | None, update: Update, *, waits: bool = True, network: Network | None = None,
     ):  # fmt: skip
         self.waits, self.update = waits, update
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self.model, self.sequence, self.batch, self.layout = model, sequence, batch, layout
         self.cluster, self.does, self.vocab = cluster, does, model.vocab
         self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
-        self.device, self.network = device_of(cluster.gpu, self.hardware), network_of(cluster, self.hardware)
+        self.device = device_of(cluster.gpu, self.hardware)
+        self.network = network_of(cluster, self.hardware) if network is None else network
         self.microbatches = max(1, layout.microbatches(batch))
         self.case: LayerCase = layer_case(
             model, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
@@ -137,7 +142,7 @@ class _Step:
             seconds=seconds,
             breakdown=spent,
             tokens_per_s_per_gpu=tokens / seconds / devices,
-            mfu=flops / (seconds * devices * self.cluster.gpu.training_peak),
+            mfu=flops / (seconds * devices * self.cluster.training_peak),
         )
 
     def _again(self) -> Work:

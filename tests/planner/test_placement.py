@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.config import UserError
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.placement import Traffic, place, read_bandwidth, stage_lengths, traffic_of
+from jaxpar.planner.placement import Traffic, place, read_bandwidth, traffic_of
 from jaxpar.planner.settings import plan_on
 from tests.planner.spaces import model_of
 
@@ -78,14 +78,6 @@ def test_a_measured_cluster_of_sixteen_nodes_gains_by_another_order():
     assert bandwidth.shape == (16, 16)
     placed = place(ring(16), bandwidth, swaps=4000)
     assert placed.seconds < 0.97 * placed.default_seconds
-
-
-def test_stages_are_as_long_as_their_devices_are_fast():
-    assert stage_lengths(30, (1.0, 1.0, 2.0)) == (8, 7, 15) or stage_lengths(30, (1.0, 1.0, 2.0)) == (7, 8, 15)
-    assert stage_lengths(4, (1.0, 100.0)) == (1, 3)
-    lengths = stage_lengths(32, (3.0, 5.0))
-    slowest = max(layers / speed for layers, speed in zip(lengths, (3.0, 5.0), strict=True))
-    assert all(slowest <= max(first / 3.0, (32 - first) / 5.0) for first in range(1, 32))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,256 @@
+"""Clusters with hosts of several kinds: stages of one kind each, every kind timed on its own GPUs and network.
+
+Tensor ranks stay inside a host, data ranks inside one kind, and pipeline edges alone cross from kind to kind (Holmes,
+arXiv:2312.03549). In uniform ticks all ranks wait for the slowest, so a step takes as long as it would on a cluster of
+that kind alone; the same stands in for pipelines whose ranks go on when they can, where it is a little too long while
+the pipeline fills.
+
+Holmes makes stages as long as their devices are fast. Where chunks are padded to the longest (`Mechanisms.padded`), a
+stage with fewer layers takes no less time, and equal stages are best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import one_of
+from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.model.flops import flops_per_step
+from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.pipeline.table import loop_placement, v_placement
+from jaxpar.planner.hardware_model import HardwareModel
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.mechanisms import Mechanisms
+from jaxpar.planner.time_layer import layer_case
+from jaxpar.planner.time_messages import Network
+from jaxpar.planner.time_model import StepTime, floor_time, step_time
+from jaxpar.planner.time_pipeline import chunk_layers
+from jaxpar.planner.time_update import Update
+
+type Lengths = tuple[int, ...]
+"""Layers of each chunk, in the order of the model."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times the steps of one model on one cluster."""
+
+    model: ModelConfig
+    sequence_length: int
+    global_batch: int
+    cluster: Cluster
+    mechanisms: Mechanisms
+    hardware: HardwareModel | None
+    """What GPUs of the kind `cluster.gpu` reach; None is what was fitted for them."""
+    update: Update
+
+    def step(
+        self, layout: Layout, lengths: Lengths | None = None, networks: Sequence[Network] | None = None
+    ) -> StepTime:
+        """The predicted step of a layout.
+
+        Args:
+            layout: of all devices.
+            lengths: layers of each chunk; as equal as can be where nothing is said.
+            networks: what messages reach where nodes have been placed, of each kind that `kinds` has (of the cluster
+                where it has none).
+        """
+        kinds = self.kinds(layout)
+        if not kinds:
+            return self._of_kind(self.model.layers, layout, self.cluster, None if networks is None else networks[0])
+        return _Stages(self, layout, kinds, networks).step(lengths)
+
+    def floor(self, layout: Layout, layers: int | None = None) -> StepTime:
+        """Less than any schedule of it takes: a pipeline that never waits; of another number of layers, where given."""
+        model = self.model if layers is None else replace(self.model, layers=layers)
+        cluster = self.cluster
+        if self.kinds(layout):  # what all wait for is no faster than the kind with the slowest GPU
+            cluster = cluster.of_kind(next(group for group in cluster.groups if group.gpu == cluster.gpu))
+        return floor_time(
+            model, self.sequence_length, self.global_batch, layout, cluster, self.mechanisms, self._reached(cluster),
+            self.update,
+        )  # fmt: skip
+
+    def kinds(self, layout: Layout) -> tuple[Group, ...]:
+        """The groups that stages are in, if hosts differ and all stages are of one group each; else none."""
+        if layout.pipe == 1 or not self.cluster.is_mixed:
+            return ()
+        groups = self.cluster.stage_groups(layout.pipe)
+        return () if groups is None or layout.tensor > self.cluster.gpus_per_host else self.cluster.groups
+
+    def in_proportion(self, layout: Layout) -> tuple[Lengths, StepTime] | None:
+        """Stages as long as their GPUs are fast, and the step were chunks not padded; None where all are of a kind."""
+        kinds = self.kinds(layout)
+        if not kinds:
+            return None
+        free = replace(self, mechanisms=replace(self.mechanisms, padded=False))
+        return _Stages(free, layout, kinds).in_proportion()
+
+    def of_kind(self, layers: int, layout: Layout, group: Group, network: Network | None = None) -> StepTime:
+        """Were all hosts of one kind, of a model of so many layers."""
+        return self._of_kind(layers, layout, self.cluster.of_kind(group), network)
+
+    def _of_kind(self, layers: int, layout: Layout, cluster: Cluster, network: Network | None) -> StepTime:
+        return step_time(
+            replace(self.model, layers=layers), self.sequence_length, self.global_batch, layout, cluster,
+            self.mechanisms, self._reached(cluster), self.update, network,
+        )  # fmt: skip
+
+    def _reached(self, cluster: Cluster) -> HardwareModel | None:
+        return self.hardware if cluster.gpu == self.cluster.gpu else None
+
+    def as_whole(self, time: StepTime) -> StepTime:
+        """`time`, of one kind and another number of layers, with the MFU of the model on the cluster."""
+        assert self.model.vocab is not None, "the vocabulary is known before a step is predicted"
+        tokens = self.global_batch * self.sequence_length
+        keys = layer_case(self.model, self.sequence_length, 1, 1, 1, "allgather", False, "bfloat16").keys
+        flops = flops_per_step(self.model, tokens, round(tokens * keys), self.model.vocab)
+        devices = self.cluster.devices
+        return replace(time, mfu=flops / (time.seconds * devices * self.cluster.training_peak))
+
+
+class _Stages:
+    """The stages of one layout."""
+
+    def __init__(self, clock: Clock, layout: Layout, kinds: Sequence[Group], networks: Sequence[Network] | None = None):
+        self.clock, self.layout, self.kinds, self.networks = clock, layout, kinds, networks
+        self.times: dict[tuple[int, int], StepTime] = {}
+        """By kind and layers of its longest chunk."""
+
+    @cached_property
+    def kind_of(self) -> tuple[int, ...]:
+        """The kind of each chunk, in the order of the model."""
+        groups = self.clock.cluster.stage_groups(self.layout.pipe)
+        assert groups is not None, "a stage is of one group"
+        of_rank = [self.clock.cluster.groups.index(group) for group in groups]
+        return tuple(of_rank[rank] for rank in ranks_of(self.layout))
+
+    def step(self, lengths: Lengths | None = None) -> StepTime:
+        """The step of the kind that all wait for."""
+        lengths = chunk_layers(self.clock.model.layers, len(self.kind_of)) if lengths is None else lengths
+        return self.clock.as_whole(max(self.of_kinds(lengths), key=lambda time: time.seconds))
+
+    def of_kinds(self, lengths: Lengths) -> list[StepTime]:
+        """What each kind takes with its longest chunk; padded, with the longest of all."""
+        longest = [max(lengths)] * len(self.kinds)
+        if not self.clock.mechanisms.padded:
+            longest = [self._longest(lengths, kind) for kind in range(len(self.kinds))]
+        return [self._time(kind, layers) for kind, layers in enumerate(longest)]
+
+    def in_proportion(self) -> tuple[Lengths, StepTime]:
+        """Lengths by the speed of each kind's layers, then layers taken from whoever all wait for while that helps."""
+        equal = chunk_layers(self.clock.model.layers, len(self.kind_of))
+        each = max(equal)
+        speeds = [1 / (self._time(k, 2 * each).seconds - self._time(k, each).seconds) for k in range(len(self.kinds))]
+        if max(speeds) == min(speeds):
+            return equal, self.step(equal)
+        lengths = stage_lengths(self.clock.model.layers, [speeds[kind] for kind in self.kind_of])
+        while True:
+            better = min(self._moved(lengths), key=self._seconds, default=lengths)
+            if self._seconds(better) >= self._seconds(lengths):
+                break
+            lengths = better
+        lengths = min(equal, lengths, key=self._seconds)
+        return lengths, self.step(lengths)
+
+    def _seconds(self, lengths: Lengths) -> float:
+        return max(time.seconds for time in self.of_kinds(lengths))
+
+    def _moved(self, lengths: Lengths) -> list[Lengths]:
+        """A layer of each of the longest chunks of the slowest kind, given to the shortest chunks of another."""
+        times = self.of_kinds(lengths)
+        slowest = max(range(len(times)), key=lambda kind: times[kind].seconds)
+        top = self._longest(lengths, slowest)
+        givers = [c for c, kind in enumerate(self.kind_of) if kind == slowest and lengths[c] == top]
+        found = []
+        for other in range(len(self.kinds)):
+            if other == slowest or top == 1:
+                continue
+            new = list(lengths)
+            for giver in givers:
+                new[giver] -= 1
+                new[min((c for c, kind in enumerate(self.kind_of) if kind == other), key=new.__getitem__)] += 1
+            found.append(tuple(new))
+        return found
+
+    def _longest(self, lengths: Lengths, kind: int) -> int:
+        return max(length for length, own in zip(lengths, self.kind_of, strict=True) if own == kind)
+
+    def _time(self, kind: int, layers: int) -> StepTime:
+        """Were all chunks of this kind and so long."""
+        key = kind, layers
+        if key not in self.times:
+            network = None if self.networks is None else self.networks[kind]
+            self.times[key] = self.clock.of_kind(layers * len(self.kind_of), self.layout, self.kinds[kind], network)
+        return self.times[key]
+
+
+def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Layers of each stage in proportion to the speed of its devices (Holmes, arXiv:2312.03549), at least one each.
+
+    Rounded so that the slowest stage is as fast as whole layers allow: the next layer goes where it ends first.
+    """
+    assert layers >= len(speeds), "every stage has a layer"
+    found = [1] * len(speeds)
+    for _ in range(layers - len(speeds)):
+        next_stage = min(range(len(speeds)), key=lambda stage: (found[stage] + 1) / speeds[stage])
+        found[next_stage] += 1
+    return tuple(found)
+
+
+def ranks_of(layout: Layout) -> tuple[int, ...]:
+    """The pipeline rank of each chunk, in the order of the model."""
+    if SCHEDULES[layout.schedule].placement == "v":
+        return tuple(v_placement(layout.pipe))
+    return tuple(loop_placement(layout.pipe, layout.virtual_stages))
+
+
+@dataclass(frozen=True)
+class StagesOfGroup:
+    """Neighbouring pipeline ranks on one group of hosts."""
+
+    group: Group
+    first: int
+    """Rank."""
+    ranks: int
+    layers: tuple[int, ...]
+    """Of each rank, all its chunks together."""
+
+    def __str__(self) -> str:
+        last = self.first + self.ranks - 1
+        stages = f"stage {self.first}" if self.ranks == 1 else f"stages {self.first} to {last}"
+        least, most = min(self.layers), max(self.layers)
+        layers = f"{most}" if least == most else f"{least} to {most}"
+        return f"{stages}: {self.group.name} ({self.group.hosts} hosts, {self.group.gpu.name}), {layers} layers each"
+
+
+def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:
+    """Which hosts hold which stages, where hosts are of several kinds and each stage is of one; else nothing."""
+    groups = cluster.stage_groups(pipe) if cluster.is_mixed and pipe > 1 else None
+    if groups is None:
+        return []
+    layers = [sum(n for n, owner in zip(lengths, rank_of, strict=True) if owner == rank) for rank in range(pipe)]
+    found = []
+    for group in cluster.groups:
+        own = [rank for rank in range(pipe) if groups[rank] == group]
+        found.append(StagesOfGroup(group, own[0], len(own), tuple(layers[rank] for rank in own)))
+    return found
+
+
+def check_stages(cluster: Cluster, fixed: Mapping[str, str]) -> None:
+    """Raises `UserError` where the number of stages that is held fast leaves no group of hosts with whole ones."""
+    stages = int(fixed.get("pipe", 1))
+    if stages == 1 or not cluster.is_mixed or cluster.stage_groups(stages) is not None:
+        return
+    each = cluster.gpus_per_host
+    whole = [n for n in range(2, cluster.devices + 1) if cluster.stage_groups(n) is not None]
+    size = cluster.devices / stages
+    group = next((one for one in cluster.groups if (one.hosts * each) % size), cluster.groups[0])
+    raise UserError(
+        f"--fix pipe={stages}: the {group.hosts} x {each} GPUs of group {group.name} are no whole number of stages of "
+        f"{size:g} GPUs, and a stage is of one kind of host; expected {one_of(map(str, whole[:8]))}"
+    )
