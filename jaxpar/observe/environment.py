@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from jaxpar import __version__
+from jaxpar.hardware.host import host_memory
 from jaxpar.observe.events import Listener, RunInfo
 from jaxpar.observe.files import write_atomically
 
@@ -67,7 +68,7 @@ def environment() -> dict[str, Any]:
             "name": socket.gethostname(),
             "system": platform.platform(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "memory_bytes": host_memory(),
         },
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)},
     }

@@ -17,12 +17,13 @@ from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.memory.pareto import NothingFits, Point, cheapest, layer_front
 from jaxpar.memory.pipeline_offload import ATTAINED, largest_hidden_fraction
 from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.memory import MemoryModel, Slots, holds, pipeline_slots
-from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, config_of, longest_chunk, of_all_names, runs_of
+from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.memory import MemoryModel, Units
+from jaxpar.planner.memory_case import Case
+from jaxpar.planner.memory_slots import Slots, holds, pipeline_slots
+from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, longest_chunk, of_all_names, runs_of
 from jaxpar.planner.space import Choice, Group
-from jaxpar.training.auto_remat import IN_TRANSIT
-from jaxpar.training.memory_estimate import MemoryEstimate
+from jaxpar.training.memory_estimate import IN_TRANSIT, MemoryEstimate
 from jaxpar.training.tiles import mlp_tiles, without_hidden
 
 SHARES = 20
@@ -85,49 +86,62 @@ class Keeper:
 
     def memory(self, layout: Layout) -> MemoryEstimate:
         """What a layout of this choice takes."""
-        choice = self.choice
-        decides = self.slots, self._splits, choice.virtual_stages, choice.zero, choice.optimizer_offload
-        key = "memory", self.group, *decides, layout.remat, layout.offload_fraction
+        key = "memory", self.case, self.slots, self._splits, layout.remat, layout.offload_fraction
         if key not in self.known:
-            self.known[key] = self._memory(layout)
+            units = self._units(layout.remat)
+            estimate = self.model.estimate(self.case, units, self.slots)
+            self.known[key] = self._shared(estimate, units, layout.offload_fraction)
         return self.known[key]
 
-    def _memory(self, layout: Layout) -> MemoryEstimate:
-        config = config_of(self.model.config, layout)
-        runs = runs_of(layout, self.chunk)
-        tiles = mlp_tiles(config, runs, self._splits).number
-        runs = without_hidden(runs, tiles)
-        if tiles > 1:
-            config = replace(config, memory=replace(config.memory, mlp_tiles=tiles))
-        estimate = self.model.estimate(config, runs, self.slots, self.chunk)
-        return self._shared(estimate, runs, layout.offload_fraction) if layout.offload_fraction else estimate
+    @cached_property
+    def case(self) -> Case:
+        """What memory depends on of the group and the choice."""
+        group, choice, config = self.group, self.choice, self.model.config
+        return Case(
+            group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
+            self.chunk, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
+            config.memory.optimizer_resident if choice.optimizer_offload else 0,
+        )  # fmt: skip
 
-    def _shared(self, estimate: MemoryEstimate, runs: Runs, share: float) -> MemoryEstimate:
+    def _units(self, remat: Remat) -> Units:
+        """What a chunk's layers keep of a microbatch."""
+        group = self.group
+        key = "units", group.microbatch, group.context, group.tensor, self.chunk, self._splits, remat
+        if key not in self.known:
+            config, runs = self.model.alike(self.case), runs_of(remat, self.chunk)
+            tiles = mlp_tiles(config, runs, self._splits).number
+            self.known[key] = self.model.units(self.case, without_hidden(runs, tiles), tiles)
+        return self.known[key]
+
+    def _shared(self, estimate: MemoryEstimate, units: Units, share: float) -> MemoryEstimate:
         """With a share of what a unit keeps on the host, taken as a number: which arrays it is comes later.
 
         A layer whose activations come back has none of them while it makes others again.
         """
-        sizes = self.costs.sizes
-        moved = int(share * self.slots.stash * kept_bytes(runs, sizes))
-        back = min(sum(size for name, size in sizes.items() if run.activations[name] == "save") for run in runs)
+        if not share:
+            return estimate
+        moved = int(share * self.slots.stash * units.kept)
         return estimate._replace(
             saved_activations=estimate.saved_activations - moved,
-            temporaries=estimate.temporaries + (1 + IN_TRANSIT) * back,
+            temporaries=estimate.temporaries + (1 + IN_TRANSIT) * units.back,
             host=estimate.host + moved,
         )
 
-    @property
+    @cached_property
     def chunk(self) -> int:
         """Layers of the longest chunk."""
         return longest_chunk(self.model.config.model.layers, self.group.pipe, self.choice.virtual_stages)
+
+    @property
+    def _microbatches(self) -> int:
+        return self.model.config.data.batch_size // (self.group.data * self.group.microbatch)
 
     @cached_property
     def slots(self) -> Slots:
         """Of the pipeline."""
         group, choice = self.group, self.choice
-        microbatches = self.model.config.data.batch_size // (group.data * group.microbatch)
         hold = holds(choice.schedule, choice.virtual_stages, choice.zero, group.shards)
-        return pipeline_slots(choice.schedule, group.pipe, microbatches, choice.virtual_stages, hold)
+        return pipeline_slots(choice.schedule, group.pipe, self._microbatches, choice.virtual_stages, hold)
 
     @property
     def _splits(self) -> bool:
@@ -136,7 +150,10 @@ class Keeper:
     @cached_property
     def costs(self) -> LayerCosts:
         """Of a layer, by the roofline."""
-        return costs_of(self.model.config, self.cluster, self.group)
+        key = "costs", self.group.microbatch, self.group.context, self.group.tensor
+        if key not in self.known:
+            self.known[key] = costs_of(self.model.config, self.cluster, self.group)
+        return self.known[key]
 
     def _with_host(self, layout: Layout) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""
@@ -150,10 +167,15 @@ class Keeper:
             yield Kept(shared, self.memory(shared))
 
     def _hidden(self, layout: Layout) -> float:
-        costs, layers = self.costs, self.chunk
-        unit = kept_bytes(runs_of(layout, layers), costs.sizes)
-        times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
-        return largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
+        """The largest share of what is kept whose copies hide behind the layers."""
+        group = self.group
+        key = "hidden", group.microbatch, group.context, group.tensor, self.chunk, layout.remat
+        if key not in self.known:
+            costs, layers = self.costs, self.chunk
+            unit = kept_bytes(runs_of(layout.remat, layers), costs.sizes)
+            times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
+            self.known[key] = largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
+        return self.known[key]
 
     @property
     def _front(self) -> list[Point]:

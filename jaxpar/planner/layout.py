@@ -9,6 +9,9 @@ from typing import Literal
 type Treatments = Mapping[str, str]
 """What is done with each named activation of a layer: `save`, `recompute` or `offload` (`jaxpar.memory.remat`)."""
 
+type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
+"""A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
+
 Precision = Literal["bfloat16", "float16", "float8", "float32"]
 """Type in which matmuls multiply; between them float8 keeps bfloat16."""
 
@@ -35,8 +38,7 @@ class Layout:
     """ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
     context_strategy: str = "allgather"
     """`allgather`, `ring`, `ulysses` or `usp`."""
-    remat: str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...] = "none"
-    """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
+    remat: Remat = "none"
     offload_fraction: float = 0.0
     """Share of what a (microbatch, chunk) keeps that goes to the host's memory."""
     optimizer_offload: bool = False

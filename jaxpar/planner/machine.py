@@ -11,6 +11,7 @@ from typing import Any
 from jaxpar.config import UserError
 from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, Group, parse_cluster
+from jaxpar.hardware.host import host_memory
 from jaxpar.hardware.links import Link
 from jaxpar.mesh.devices import Device, devices_per_node
 from jaxpar.planner.hardware_model import AMPERE
@@ -38,7 +39,7 @@ def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) ->
     has a share of the cores and of the memory's bandwidth.
     """
     cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory()
     flops, bandwidth = core_flops * cores / devices, MACHINE_BANDWIDTH / devices
     link = Link("memory", bandwidth / 2, 50e-6, "the machine's memory")
     gpu = GPU(

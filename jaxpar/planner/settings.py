@@ -13,7 +13,7 @@ from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, PRESETS, TREATMENTS, Treatment, layer_runs, remat_map
 from jaxpar.model.activations import ACTIVATIONS
-from jaxpar.planner.layout import Layout
+from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import CPU
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 
@@ -82,11 +82,11 @@ def nearest_preset(treatments: dict[str, str]) -> tuple[str, dict[str, str]]:
     return nearest, changes[nearest]
 
 
-def runs_of(layout: Layout, layers: int) -> Runs:
+def runs_of(remat: Remat, layers: int) -> Runs:
     """What the layers of a chunk keep."""
-    if isinstance(layout.remat, str):
-        return layer_runs(layout.remat, ACTIVATIONS, layers)
-    return tuple(LayerRun(number, of_all_names(dict(own))) for number, own in layout.remat)
+    if isinstance(remat, str):
+        return layer_runs(remat, ACTIVATIONS, layers)
+    return tuple(LayerRun(number, of_all_names(dict(own))) for number, own in remat)
 
 
 def of_all_names(own: Mapping[str, str]) -> dict[str, Treatment]:
