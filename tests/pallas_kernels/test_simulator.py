@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.attention.mosaic.matmuls import product
-from pallas_kernels.attention.mosaic.schedule import tiled
+from pallas_kernels.attention.mosaic.memory import tiled
 from tests.pallas_kernels.simulator import SAID, watch_tensor_cores
 
 TILES = 2

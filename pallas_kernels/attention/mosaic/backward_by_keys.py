@@ -3,7 +3,7 @@
 Everything is transposed: keys are the rows. Alone, this is the second kernel of the deterministic backward: a tile is
 summed by one consumer in a fixed order, over all query heads of its KV head. Fused (FlashAttention-3,
 arXiv:2407.08608, section 3.1), the gradient of the queries comes from the same five matmuls: both consumers leave
-their part of the scores' gradient in shared memory, each multiplies half of the product with the keys, and TMA adds
+their part of the scores' gradient in shared memory, each multiplies a part of the product with the keys, and TMA adds
 it to what other tiles have contributed, in whatever order they come.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -21,20 +21,21 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
-from pallas_kernels.attention.mosaic.matmuls import product, product_over_halves, products
+from pallas_kernels.attention.mosaic.matmuls import product, products
+from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.query_parts import Exchange, QueryGradientParts
+from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
     ROWS,
     TILE,
     Schedule,
-    across,
-    column_values,
-    down,
-    full,
-    row_values,
-    scalar,
+    block_rows,
+    blocks_of,
+    for_each_block,
+    launch,
+    rows_of,
     specialise,
-    tiled,
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
@@ -70,216 +71,215 @@ def key_gradients(
 ) -> dict[str, jax.Array]:
     """The gradients whose letters are in `wanted`, in float32; those of keys and values also of the padding of keys."""
     batch, _, heads, width = q.shape
-    kv_heads, value_width, dtype = k.shape[2], v.shape[3], q.dtype
-    group, block, stages = heads // kv_heads, tiles.queries, tiles.stages
-    head_bytes = group * q.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(keys.shape[2] // TILE, batch, kv_heads, head_bytes, 1, programs)
-    shape, by_columns, overlapped = (ROWS, block), block == ROWS, "q" not in wanted
-    overlapped &= width <= 192 and "k" in wanted
-    parts = _parts(width) if by_columns else (width,)
+    kv_heads, value_width, padded = k.shape[2], v.shape[3], keys.shape[2]
+    head_bytes = heads // kv_heads * q.shape[1] * (width + value_width) * q.dtype.itemsize
+    schedule = Schedule.of(padded // TILE, batch, kv_heads, head_bytes, 1, programs)
+    widths = {letter: wide for letter, wide in (("k", width), ("v", value_width)) if letter in wanted}
+    fused = QueryGradientParts(width, tiles.queries, scores.scale, matmuls) if "q" in wanted else None
+    body = _KeyGradients(schedule, heads // kv_heads, tiles, limits, scores, matmuls, fused, widths, width, q.dtype)
+    results = [jax.ShapeDtypeStruct((batch, padded, kv_heads, wide), jnp.float32) for wide in widths.values()]
+    inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
+    sums = [jax.new_ref(jnp.zeros((batch, queries.shape[2], heads, width), jnp.float32))] if fused else []
+    memory, name = body.memory(value_width), "attention_key_gradients"
+    outputs = launch(body, (*inputs, *sums), results, memory, schedule, name, interpret)
+    return dict(zip(widths, outputs, strict=True)) | ({"q": jax.freeze(sums[0])} if sums else {})
 
-    def kernel(
-        q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
-        d_ref, tile_refs, barriers,
-    ) -> None:  # fmt: skip
-        k_tile, v_tile, q_tiles, d_out_tiles, statistics_tiles, q_limits, key_tile, scratch, ds_tiles, dq_stages = (
-            tile_refs
+
+class _Arrays(NamedTuple):
+    """In global memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    d_out: Any
+    statistics: Any
+    queries: Any
+    keys: Any
+    visits: Visits
+    d: dict[str, Any]
+    """The gradients that are wanted."""
+
+
+class _Memory(NamedTuple):
+    """In shared memory."""
+
+    keys: Loaded
+    """A half for each consumer: keys, values, tokens."""
+    queries: Loaded
+    """Blocks: queries, statistics, limits."""
+    d_out: Loaded
+    scratch: Any
+    fused: Exchange | None
+
+
+class _Place(NamedTuple):
+    """Where a consumer is."""
+
+    warpgroup: Any
+    row: Any
+    tile: Any
+    head: Any
+    done: Any
+    """Blocks before those of this head."""
+    tokens: tuple[Any, ...]
+    """Of its keys."""
+
+
+@dataclass(frozen=True)
+class _KeyGradients:
+    """The kernel."""
+
+    schedule: Schedule
+    group: int
+    tiles: KeyGradientTiles
+    limits: Limits
+    scores: Scores
+    matmuls: Any
+    fused: QueryGradientParts | None
+    """With the gradient of the queries."""
+    widths: dict[str, int]
+    """Of the gradients of keys and values, by their letter, those that are wanted."""
+    width: int
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the scores of a step."""
+        return ROWS, self.tiles.queries
+
+    def memory(self, value_width: int) -> _Memory:
+        """The types of its shared memory."""
+        block, stages, width, dtype = self.tiles.queries, self.tiles.stages, self.width, self.dtype
+        readers, of_query = CONSUMERS if self.fused else 1, ((2, jnp.float32), (self.limits.query_rows, jnp.int32))
+        return _Memory(
+            keys=Loaded.of(CONSUMERS, readers, ROWS, (width, value_width), dtype, (self.limits.key_rows, jnp.int32)),
+            queries=Loaded.of(stages, CONSUMERS, block, (width,), dtype, *of_query),
+            d_out=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype),
+            scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
+            fused=self.fused.memory(dtype) if self.fused else None,
         )
-        k_ready, k_free, q_ready, q_free, d_ready, d_free, ds_ready = barriers
 
-        def produce() -> None:
-            def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
-                kept = scalar(counts_ref, row, tile, 1)
-                for half in range(CONSUMERS):
-                    rows, ready = pl.ds(tile * TILE + half * ROWS, ROWS), k_ready.at[half]
-                    plgpu.barrier_wait(k_free.at[half])
-                    plgpu.copy_gmem_to_smem(k_ref.at[row, rows, kv_head], k_tile.at[half], ready)
-                    plgpu.copy_gmem_to_smem(v_ref.at[row, rows, kv_head], v_tile.at[half], ready)
-                    plgpu.copy_gmem_to_smem(keys_ref.at[row, :, rows], key_tile.at[half], ready)
+    def __call__(
+        self, q: Any, k: Any, v: Any, d_out: Any, statistics: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory
+    ) -> None:
+        letters = (*(("q",) if self.fused else ()), *self.widths)
+        d = dict(zip(letters, refs[3:], strict=True))
+        arrays = _Arrays(q, k, v, d_out, statistics, queries, keys, Visits(*refs[:3]), d)
+        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
-                def per_head(member: Any, done: Any) -> Any:
-                    head = kv_head * group + member
-
-                    def per_block(index: Any, _: None) -> None:
-                        rows = pl.ds(scalar(blocks_ref, row, tile, index) * block, block)
-                        slot = lax.rem(done + index, jnp.int32(stages))
-                        ready = q_ready.at[slot]
-                        plgpu.barrier_wait(q_free.at[slot])
-                        plgpu.copy_gmem_to_smem(q_ref.at[row, rows, head], q_tiles.at[slot], ready)
-                        plgpu.copy_gmem_to_smem(statistics_ref.at[row, head, :, rows], statistics_tiles.at[slot], ready)
-                        plgpu.copy_gmem_to_smem(queries_ref.at[row, :, rows], q_limits.at[slot], ready)
-                        plgpu.barrier_wait(d_free.at[slot])
-                        plgpu.copy_gmem_to_smem(d_out_ref.at[row, rows, head], d_out_tiles.at[slot], d_ready.at[slot])
-
-                    lax.fori_loop(0, kept, per_block, None)
-                    return done + kept
-
-                return lax.fori_loop(0, group, per_head, done)
-
-            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
+    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+        def load_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
+            _, kept = blocks_of(arrays.visits, row, tile)
             for half in range(CONSUMERS):
-                plgpu.barrier_wait(k_free.at[half])
-            for slot in range(stages):
-                plgpu.barrier_wait(q_free.at[slot])
-                plgpu.barrier_wait(d_free.at[slot])
+                rows = rows_of(tile, half)
+                of_keys = arrays.k.at[row, rows, kv_head], arrays.v.at[row, rows, kv_head], arrays.keys.at[row, :, rows]
+                memory.keys.load(half, *of_keys)
 
-        def consume(warpgroup: Any) -> None:
-            def free_keys() -> None:
-                """Fused, both consumers read both halves of the tile, so each half is free when both are done."""
-                for half in range(CONSUMERS) if "q" in wanted else (warpgroup,):
-                    plgpu.barrier_arrive(k_free.at[half])
+            def load_blocks(member: Any, done: Any) -> Any:
+                head = kv_head * self.group + member
+                lax.fori_loop(0, kept, lambda index, _: load_block(row, tile, head, done, index), None)
+                return done + kept
 
-            for slot in range(stages):
-                plgpu.barrier_arrive(q_free.at[slot])
-                plgpu.barrier_arrive(d_free.at[slot])
-            free_keys()
-            held = scratch.at[warpgroup] if scratch is not None else None
+            return lax.fori_loop(0, self.group, load_blocks, done)
 
-            def per_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
-                whole, kept = scalar(counts_ref, row, tile, 0), scalar(counts_ref, row, tile, 1)
-                plgpu.barrier_wait(k_ready.at[warpgroup])
-                of_key = tuple(row_values(key_tile.at[warpgroup, i]) for i in range(limits.key_rows))
+        def load_block(row: Any, tile: Any, head: Any, done: Any, index: Any) -> None:
+            rows = block_rows(arrays.visits, row, tile, index, self.tiles.queries)
+            slot = memory.queries.slot(done + index)
+            of_queries = arrays.q.at[row, rows, head], arrays.statistics.at[row, head, :, rows]
+            memory.queries.load(slot, *of_queries, arrays.queries.at[row, :, rows])
+            memory.d_out.load(slot, arrays.d_out.at[row, rows, head])
 
-                def per_head(member: Any, carry: tuple) -> tuple:
-                    done, sums = carry
+        self.schedule.for_each_tile(arrays.visits.order, load_tile, jnp.int32(0))
+        for loaded in (memory.keys, memory.queries, memory.d_out):
+            loaded.drain()
 
-                    def per_block(index: Any, sums: dict[str, jax.Array], *, masked: bool) -> dict[str, jax.Array]:
-                        slot = lax.rem(done + index, jnp.int32(stages))
-                        nothing = zero(done + index)
-                        own = warpgroup + nothing
-                        plgpu.barrier_wait(q_ready.at[slot])
-                        q_block, d_block = q_tiles.at[slot], d_out_tiles.at[slot]
-                        of_scores = (k_tile.at[own], q_block.transpose((1, 0)))
-                        of_dp = (v_tile.at[own], d_block.transpose((1, 0)))
-                        wait_for_d_out = lambda: plgpu.barrier_wait(d_ready.at[slot])
-                        dp = None
-                        if overlapped and not masked:
-                            raw, dp = products(of_scores, of_dp, wait_for_d_out)
-                        else:  # limits and query gradients need the registers that the second product would hold
-                            raw = product(*of_scores, wait_for_d_out)
-                        # Column by column values are many registers: each is loaded when the one before is used up.
-                        lse = column_values(statistics_tiles.at[slot, 0])
-                        p = scores.probabilities(raw, down(lse, shape))
-                        if masked:
-                            of_query = lambda i: down(column_values(q_limits.at[slot, i]), shape)
-                            p = limits.hide(p, 0.0, of_query, lambda i: across(of_key[i], shape))
-                        weight = scores.weight(raw, p)
-                        if "v" in wanted:
-                            sums = sums | {"v": matmuls.add(sums["v"], p.astype(dtype), d_block, held)}
-                        if "k" in wanted:
-                            inner = down(column_values(statistics_tiles.at[slot, 1]), shape)
-                            slope = matmuls.add_shared(-inner, *of_dp) if dp is None else dp - inner
-                        plgpu.barrier_arrive(d_free.at[slot])
-                        if "k" in wanted:
-                            ds = (weight * slope).astype(dtype)
-                            if "q" in wanted:
-                                # Two buffers: whoever is through this step's barrier has read what the last one left.
-                                ds_tile = ds_tiles.at[lax.rem(done + index, jnp.int32(2))]
-                                ds_tile.at[warpgroup][...] = ds
-                                plgpu.commit_smem()
-                                plgpu.barrier_arrive(ds_ready)
-                                sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
-                                plgpu.barrier_wait(ds_ready)
-                            else:
-                                sums = sums | {"k": matmuls.add(sums["k"], ds, q_block, held)}
-                        plgpu.barrier_arrive(q_free.at[slot])
-                        if "q" in wanted:
-                            add_query_gradient(ds_tile, scalar(blocks_ref, row, tile, index) * block, done + index)
-                        return sums
+    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+        memory.queries.release_all()
+        memory.d_out.release_all()
+        self.release_keys(memory, warpgroup)
+        differentiate = partial(self.differentiate, arrays, memory, warpgroup)
+        self.schedule.for_each_tile(arrays.visits.order, differentiate, jnp.int32(0))
+        if self.fused:
+            plgpu.wait_smem_to_gmem(0)
 
-                    def add_query_gradient(ds_tile: Any, start: Any, step: Any) -> None:
-                        """This consumer's part, by columns or by rows, of the product of both consumers' `ds`."""
-                        nothing = zero(step)
+    def release_keys(self, memory: _Memory, warpgroup: Any) -> None:
+        """Fused, both consumers read both halves of the tile, so each half is free when both are done."""
+        if self.fused:
+            memory.keys.release_all()
+        else:
+            memory.keys.release(warpgroup)
 
-                        def add(some: Any, columns: Any, stages: Any) -> None:
-                            pairs = tuple(
-                                (ds_tile.at[half, :, some].transpose((1, 0)), k_tile.at[half + nothing, :, columns])
-                                for half in range(CONSUMERS)
-                            )
-                            target = d_ref["q"].at[row, pl.ds(start + some.start, some.size), head, columns]
-                            matmuls.add_to_global(
-                                target, product_over_halves(pairs) * scores.scale, stages.at[warpgroup]
-                            )
+    def differentiate(
+        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, kv_head: Any, done: Any
+    ) -> Any:
+        """This consumer's half of a tile, over all query heads of its KV head."""
+        counts = blocks_of(arrays.visits, row, tile)
+        memory.keys.wait(warpgroup)
+        _, _, tokens = memory.keys.at(warpgroup)
+        of_key = tuple(row_values(tokens.at[i]) for i in range(self.limits.key_rows))
 
-                        if not by_columns:
-                            add(pl.ds(warpgroup * ROWS, ROWS), pl.ds(0, width), *dq_stages)
-                        elif len(parts) == 1:
-                            add(pl.ds(0, ROWS), pl.ds(warpgroup * parts[0], parts[0]), *dq_stages)
-                        else:  # the wider part is the one's in one step and the other's in the next
-                            turn, starts = lax.rem(warpgroup + step, jnp.int32(CONSUMERS)), (0, parts[0])
-                            for n, (first, size) in enumerate(zip(starts, parts, strict=True)):
-                                pl.when(turn == n)(partial(add, pl.ds(0, ROWS), pl.ds(first, size), dq_stages[n]))
+        def per_head(member: Any, carry: tuple) -> tuple:
+            done, sums = carry
+            at = _Place(warpgroup, row, tile, kv_head * self.group + member, done, of_key)
+            return done + counts[1], for_each_block(counts, partial(self.step, arrays, memory, at), sums)
 
-                    head = kv_head * group + member
-                    sums = lax.fori_loop(0, whole, lambda i, s: per_block(i, s, masked=False), sums)
-                    sums = lax.fori_loop(whole, kept, lambda i, s: per_block(i, s, masked=True), sums)
-                    return done + kept, sums
+        zeros = {name: full((ROWS, wide), 0.0) for name, wide in self.widths.items()}
+        done, sums = lax.fori_loop(0, self.group, per_head, (done, zeros))
+        self.release_keys(memory, warpgroup)
+        for name, total in sums.items():
+            scaled = total * self.scores.scale if name == "k" else total
+            arrays.d[name][row, rows_of(tile, warpgroup), kv_head] = scaled
+        return done
 
-                widths = {"k": width, "v": value_width}
-                zeros = {name: full((ROWS, widths[name]), 0.0) for name in widths if name in wanted}
-                done, sums = lax.fori_loop(0, group, per_head, (done, zeros))
-                free_keys()
-                rows = pl.ds(tile * TILE + warpgroup * ROWS, ROWS)
-                for name, total in sums.items():
-                    d_ref[name][row, rows, kv_head] = total * scores.scale if name == "k" else total
-                return done
+    def step(
+        self, arrays: _Arrays, memory: _Memory, at: _Place, index: Any, sums: dict[str, jax.Array], *, masked: bool
+    ) -> dict[str, jax.Array]:
+        """A block of queries: probabilities, the gradient of the scores, and what they make of dO, Q and K."""
+        step = at.done + index
+        slot, held = memory.queries.slot(step), memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
+        (q, statistics, limits), (d_out,) = memory.queries.at(slot), memory.d_out.at(slot)
+        memory.queries.wait(slot)
+        raw, dp, of_dp = self.products(memory, at, step, q, d_out, masked)
+        p = self.probabilities(raw, statistics, limits, at, masked)
+        weight = self.scores.weight(raw, p)
+        if "v" in self.widths:
+            sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, held)}
+        if "k" not in self.widths:
+            memory.d_out.release(slot)
+            memory.queries.release(slot)
+            return sums
+        inner = down(column_values(statistics.at[1]), self.shape)
+        slope = self.matmuls.add_shared(-inner, *of_dp) if dp is None else dp - inner
+        memory.d_out.release(slot)
+        ds = (weight * slope).astype(self.dtype)
+        if memory.fused is not None:
+            memory.fused.share(step, at.warpgroup, ds)
+        sums = sums | {"k": self.matmuls.add(sums["k"], ds, q, held)}
+        if memory.fused is not None:
+            memory.fused.wait()
+        memory.queries.release(slot)
+        if self.fused is not None and memory.fused is not None:
+            start = block_rows(arrays.visits, at.row, at.tile, index, self.tiles.queries).start
+            target = lambda first, columns: arrays.d["q"].at[at.row, pl.ds(start + first, ROWS), at.head, columns]
+            self.fused.add(memory.fused, step, at.warpgroup, memory.keys.memory[0], target)
+        return sums
 
-            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
-            if "q" in wanted:
-                plgpu.wait_smem_to_gmem(0)
+    def products(
+        self, memory: _Memory, at: _Place, step: Any, q: Any, d_out: Any, masked: bool
+    ) -> tuple[jax.Array, jax.Array | None, tuple[Any, Any]]:
+        """Products of keys and queries, and if registers allow of values and dO; and the operands of the latter."""
+        k, v, _ = memory.keys.at(at.warpgroup + zero(step))
+        of_scores, of_dp = (k, q.transpose((1, 0))), (v, d_out.transpose((1, 0)))
+        wait_for_d_out = lambda: memory.d_out.wait(memory.d_out.slot(step))
+        if not self.fused and not masked and "k" in self.widths and self.width <= 192:
+            return *products(of_scores, of_dp, wait_for_d_out), of_dp
+        # Limits and query gradients need the registers that the second product would hold.
+        return product(*of_scores, wait_for_d_out), None, of_dp
 
-        specialise(consume, produce)
-
-    like_keys = (batch, keys.shape[2], kv_heads)
-    results = {"k": (*like_keys, width), "v": (*like_keys, value_width)}
-    names = [name for name in results if name in wanted]
-    sums = [jax.new_ref(jnp.zeros((batch, queries.shape[2], heads, width), jnp.float32))] if "q" in wanted else []
-    letters = ["q"] * len(sums) + names
-
-    def entry(*refs: Any) -> None:
-        *inputs_and_outputs, tile_refs, barriers = refs
-        outputs = dict(zip(letters, inputs_and_outputs[10:], strict=True))
-        kernel(*inputs_and_outputs[:10], outputs, tile_refs, barriers)  # pyright: ignore[reportCallIssue]
-
-    run = plgpu.kernel(
-        entry,
-        out_type=[jax.ShapeDtypeStruct(results[name], jnp.float32) for name in names],
-        scratch_types=[
-            (
-                tiled((CONSUMERS, ROWS, width), dtype),
-                tiled((CONSUMERS, ROWS, value_width), dtype),
-                tiled((stages, block, width), dtype),
-                tiled((stages, block, value_width), dtype),
-                plgpu.SMEM((stages, 2, block), jnp.float32),
-                plgpu.SMEM((stages, limits.query_rows, block), jnp.int32),
-                plgpu.SMEM((CONSUMERS, limits.key_rows, ROWS), jnp.int32),
-                tiled((CONSUMERS, ROWS, block), dtype) if matmuls.needs_scratch else None,
-                tiled((2, CONSUMERS, ROWS, block), dtype, like=width) if sums else None,
-                tuple(tiled((CONSUMERS, ROWS, part), jnp.float32) for part in parts) if sums else None,
-            ),
-            (
-                plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=3),
-                plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=CONSUMERS if sums else 1),
-                plgpu.Barrier(num_barriers=stages, num_arrivals=3),
-                plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
-                plgpu.Barrier(num_barriers=stages),
-                plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
-                plgpu.Barrier(num_arrivals=CONSUMERS) if sums else None,
-            ),
-        ],
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        grid=(schedule.programs,),
-        grid_names=("program",),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name="attention_key_gradients",
-        interpret=interpret,
-    )
-    outputs = run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order, *sums)
-    return dict(zip(names, outputs, strict=True)) | ({"q": jax.freeze(sums[0])} if sums else {})
-
-
-def _parts(width: int) -> tuple[int, ...]:
-    """Columns of each consumer's part of the queries' gradient, whole tiles of 32: one number if they are the same."""
-    first = -(-width // 64) * 32
-    return (first,) if 2 * first == width else (first, width - first)
+    def probabilities(self, raw: jax.Array, statistics: Any, limits: Any, at: _Place, masked: bool) -> jax.Array:
+        """Values of columns are many registers: each row of them is loaded when the one before is used up."""
+        p = self.scores.probabilities(raw, down(column_values(statistics.at[0]), self.shape))
+        if masked:
+            of_query = lambda i: down(column_values(limits.at[i]), self.shape)
+            p = self.limits.hide(p, 0.0, of_query, lambda i: across(at.tokens[i], self.shape))
+        return p

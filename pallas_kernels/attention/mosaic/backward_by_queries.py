@@ -7,30 +7,28 @@ the keys (FlashAttention-2, arXiv:2307.08691, section 3.1). A tile is summed by 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.matmuls import product, products
+from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
     ROWS,
     TILE,
     Schedule,
-    across,
-    column_values,
-    down,
-    full,
-    row_values,
-    scalar,
+    blocks_of,
+    for_each_block,
+    launch,
+    load_by_queries,
+    rows_of,
     specialise,
-    tiled,
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import Scores
@@ -65,123 +63,142 @@ def query_gradients(
 ) -> Float[Array, "batch padded_queries heads width"]:
     """The gradient in float32, also of the padding of queries. `statistics` is what `scores.statistics` gives."""
     batch, _, heads, width = q.shape
-    group, value_width, dtype = heads // k.shape[2], v.shape[3], q.dtype
-    block, stages = tiles.keys, tiles.stages
+    group, value_width, dtype, padded = heads // k.shape[2], v.shape[3], q.dtype, queries.shape[2]
     head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(queries.shape[2] // TILE, batch, heads, head_bytes, group, programs)
+    schedule = Schedule.of(padded // TILE, batch, heads, head_bytes, group, programs)
+    body = _QueryGradients(schedule, group, tiles, limits, scores, matmuls, width, dtype)
+    result = jax.ShapeDtypeStruct((batch, padded, heads, width), jnp.float32)
+    inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
+    return launch(body, inputs, result, body.memory(value_width), schedule, "attention_query_gradients", interpret)
 
-    overlapped = width <= 192  # a wider sum leaves no registers for two products at once
 
-    def kernel(
-        q_ref, k_ref, v_ref, d_out_ref, statistics_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref,
-        dq_ref, q_tile, d_out_tile, k_tiles, v_tiles, statistics_tile, q_limits, key_tiles, scratch,
-        q_ready, q_free, k_ready, k_free, v_ready, v_free,
-    ) -> None:  # fmt: skip
-        def produce() -> None:
-            def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                kept = scalar(counts_ref, row, tile, 1)
-                kv_head = lax.div(head, jnp.int32(group))
-                for half in range(CONSUMERS):
-                    rows, ready = pl.ds(tile * TILE + half * ROWS, ROWS), q_ready.at[half]
-                    plgpu.barrier_wait(q_free.at[half])
-                    plgpu.copy_gmem_to_smem(q_ref.at[row, rows, head], q_tile.at[half], ready)
-                    plgpu.copy_gmem_to_smem(d_out_ref.at[row, rows, head], d_out_tile.at[half], ready)
-                    plgpu.copy_gmem_to_smem(statistics_ref.at[row, head, :, rows], statistics_tile.at[half], ready)
-                    plgpu.copy_gmem_to_smem(queries_ref.at[row, :, rows], q_limits.at[half], ready)
+class _Arrays(NamedTuple):
+    """In global memory."""
 
-                def per_block(index: Any, _: None) -> None:
-                    rows = pl.ds(scalar(blocks_ref, row, tile, index) * block, block)
-                    slot = lax.rem(done + index, jnp.int32(stages))
-                    plgpu.barrier_wait(k_free.at[slot])
-                    plgpu.copy_gmem_to_smem(k_ref.at[row, rows, kv_head], k_tiles.at[slot], k_ready.at[slot])
-                    plgpu.copy_gmem_to_smem(keys_ref.at[row, :, rows], key_tiles.at[slot], k_ready.at[slot])
-                    plgpu.barrier_wait(v_free.at[slot])
-                    plgpu.copy_gmem_to_smem(v_ref.at[row, rows, kv_head], v_tiles.at[slot], v_ready.at[slot])
+    q: Any
+    k: Any
+    v: Any
+    d_out: Any
+    statistics: Any
+    queries: Any
+    keys: Any
+    visits: Visits
+    dq: Any
 
-                lax.fori_loop(0, kept, per_block, None)
-                return done + kept
 
-            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
-            for half in range(CONSUMERS):
-                plgpu.barrier_wait(q_free.at[half])
-            for slot in range(stages):
-                plgpu.barrier_wait(k_free.at[slot])
-                plgpu.barrier_wait(v_free.at[slot])
+class _Memory(NamedTuple):
+    """In shared memory."""
 
-        def consume(warpgroup: Any) -> None:
-            for slot in range(stages):
-                plgpu.barrier_arrive(k_free.at[slot])
-                plgpu.barrier_arrive(v_free.at[slot])
-            plgpu.barrier_arrive(q_free.at[warpgroup])
+    queries: Loaded
+    """A half for each consumer: queries, gradients of the output, statistics, limits."""
+    keys: Loaded
+    """Blocks: keys, their tokens."""
+    values: Loaded
+    scratch: Any
 
-            def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                whole, kept = scalar(counts_ref, row, tile, 0), scalar(counts_ref, row, tile, 1)
-                shape = (ROWS, block)
-                plgpu.barrier_wait(q_ready.at[warpgroup])
-                of_query = tuple(row_values(q_limits.at[warpgroup, i]) for i in range(limits.query_rows))
-                lse, inner = (row_values(statistics_tile.at[warpgroup, i]) for i in range(2))
 
-                def per_block(index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:
-                    nothing = zero(done + index)
-                    own, slot = warpgroup + nothing, lax.rem(done + index, jnp.int32(stages)) + nothing
-                    plgpu.barrier_wait(k_ready.at[slot])
-                    of_scores = (q_tile.at[own], k_tiles.at[slot].transpose((1, 0)))
-                    of_dp = (d_out_tile.at[own], v_tiles.at[slot].transpose((1, 0)))
-                    wait_for_values = lambda: plgpu.barrier_wait(v_ready.at[slot])
-                    dp = None
-                    if overlapped:
-                        raw, dp = products(of_scores, of_dp, wait_for_values)
-                    else:
-                        raw = product(*of_scores, wait_for_values)
-                    p = scores.probabilities(raw, across(lse, shape))
-                    if masked:
-                        of_key = lambda i: down(column_values(key_tiles.at[slot, i]), shape)
-                        p = limits.hide(p, 0.0, lambda i: across(of_query[i], shape), of_key)
-                    weight, less = scores.weight(raw, p), across(inner, shape)
-                    slope = matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
-                    plgpu.barrier_arrive(v_free.at[slot])
-                    ds = weight * slope
-                    held = scratch.at[warpgroup] if scratch is not None else None
-                    dq = matmuls.add(dq, ds.astype(dtype), k_tiles.at[slot], held)
-                    plgpu.barrier_arrive(k_free.at[slot])
-                    return dq
+class _Tile(NamedTuple):
+    """What a consumer knows of the tile that it is at."""
 
-                dq = full((ROWS, width), 0.0)
-                dq = lax.fori_loop(0, whole, lambda i, s: per_block(i, s, masked=False), dq)
-                dq = lax.fori_loop(whole, kept, lambda i, s: per_block(i, s, masked=True), dq)
-                plgpu.barrier_arrive(q_free.at[warpgroup])
-                dq_ref[row, pl.ds(tile * TILE + warpgroup * ROWS, ROWS), head] = dq * scores.scale
-                return done + kept
+    warpgroup: Any
+    done: Any
+    """Blocks of the tiles before."""
+    limits: tuple[Any, ...]
+    """Of its queries."""
+    lse: Any
+    inner: Any
 
-            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
 
-        specialise(consume, produce)
+@dataclass(frozen=True)
+class _QueryGradients:
+    """The kernel."""
 
-    run = plgpu.kernel(
-        kernel,
-        out_type=jax.ShapeDtypeStruct((batch, queries.shape[2], heads, width), jnp.float32),
-        scratch_types=[
-            tiled((CONSUMERS, ROWS, width), dtype),
-            tiled((CONSUMERS, ROWS, value_width), dtype),
-            tiled((stages, block, width), dtype),
-            tiled((stages, block, value_width), dtype),
-            plgpu.SMEM((CONSUMERS, 2, ROWS), jnp.float32),
-            plgpu.SMEM((CONSUMERS, limits.query_rows, ROWS), jnp.int32),
-            plgpu.SMEM((stages, limits.key_rows, block), jnp.int32),
-            tiled((CONSUMERS, ROWS, block), dtype) if matmuls.needs_scratch else None,
-            plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=4),
-            plgpu.Barrier(num_barriers=CONSUMERS),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=2),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
-            plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
-        ],
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        grid=(schedule.programs,),
-        grid_names=("program",),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name="attention_query_gradients",
-        interpret=interpret,
-    )
-    return run(q, k, v, d_out, statistics, queries, keys, visits.blocks, visits.counts, visits.order)
+    schedule: Schedule
+    group: int
+    tiles: QueryGradientTiles
+    limits: Limits
+    scores: Scores
+    matmuls: Any
+    width: int
+    dtype: Any
+
+    def memory(self, value_width: int) -> _Memory:
+        """The types of its shared memory."""
+        block, stages, width, dtype = self.tiles.keys, self.tiles.stages, self.width, self.dtype
+        of_query = (2, jnp.float32), (self.limits.query_rows, jnp.int32)
+        return _Memory(
+            queries=Loaded.of(CONSUMERS, 1, ROWS, (width, value_width), dtype, *of_query),
+            keys=Loaded.of(stages, CONSUMERS, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
+            values=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype),
+            scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
+        )
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, d_out: Any, statistics: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory
+    ) -> None:
+        arrays = _Arrays(q, k, v, d_out, statistics, queries, keys, Visits(*refs[:3]), *refs[3:])
+        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
+
+    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+        load_by_queries(
+            self.schedule,
+            arrays.visits,
+            memory,
+            group=self.group,
+            block=self.tiles.keys,
+            of_queries=lambda row, head, rows: (
+                arrays.q.at[row, rows, head],
+                arrays.d_out.at[row, rows, head],
+                arrays.statistics.at[row, head, :, rows],
+                arrays.queries.at[row, :, rows],
+            ),
+            of_keys=lambda row, head, rows: (arrays.k.at[row, rows, head], arrays.keys.at[row, :, rows]),
+            of_values=lambda row, head, rows: (arrays.v.at[row, rows, head],),
+        )
+
+    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+        memory.keys.release_all()
+        memory.values.release_all()
+        memory.queries.release(warpgroup)
+        differentiate = partial(self.differentiate, arrays, memory, warpgroup)
+        self.schedule.for_each_tile(arrays.visits.order, differentiate, jnp.int32(0))
+
+    def differentiate(
+        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
+    ) -> Any:
+        """This consumer's half of a tile."""
+        whole, kept = blocks_of(arrays.visits, row, tile)
+        memory.queries.wait(warpgroup)
+        _, _, statistics, limits = memory.queries.at(warpgroup)
+        of_query = tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows))
+        at = _Tile(warpgroup, done, of_query, *(row_values(statistics.at[i]) for i in range(2)))
+        dq = for_each_block((whole, kept), partial(self.step, memory, at), full((ROWS, self.width), 0.0))
+        memory.queries.release(warpgroup)
+        arrays.dq[row, rows_of(tile, warpgroup), head] = dq * self.scores.scale
+        return done + kept
+
+    def step(self, memory: _Memory, at: _Tile, index: Any, dq: jax.Array, *, masked: bool) -> jax.Array:
+        """A block of keys: probabilities, the gradient of the scores, and what it makes of the keys."""
+        nothing, shape = zero(at.done + index), (ROWS, self.tiles.keys)
+        slot = memory.keys.slot(at.done + index) + nothing
+        memory.keys.wait(slot)
+        (q, d_out, _, _), (k, tokens), (v,) = (
+            memory.queries.at(at.warpgroup + nothing), memory.keys.at(slot), memory.values.at(slot)
+        )  # fmt: skip
+        of_scores, of_dp = (q, k.transpose((1, 0))), (d_out, v.transpose((1, 0)))
+        wait_for_values = lambda: memory.values.wait(slot)
+        if self.width <= 192:
+            raw, dp = products(of_scores, of_dp, wait_for_values)
+        else:  # so wide a sum leaves no registers for two products at once
+            raw, dp = product(*of_scores, wait_for_values), None
+        p = self.scores.probabilities(raw, across(at.lse, shape))
+        if masked:
+            of_key = lambda i: down(column_values(tokens.at[i]), shape)
+            p = self.limits.hide(p, 0.0, lambda i: across(at.limits[i], shape), of_key)
+        weight, less = self.scores.weight(raw, p), across(at.inner, shape)
+        slope = self.matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
+        memory.values.release(slot)
+        held = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
+        dq = self.matmuls.add(dq, (weight * slope).astype(self.dtype), k, held)
+        memory.keys.release(slot)
+        return dq

@@ -7,7 +7,8 @@ exponentiates (the ping-pong schedule of FlashAttention-3, arXiv:2407.08608, sec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -18,19 +19,19 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.matmuls import product
+from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
     CONSUMERS,
     ROWS,
     TILE,
     Schedule,
-    across,
-    column_values,
-    down,
-    full,
-    row_values,
-    scalar,
+    blocks_of,
+    for_each_block,
+    launch,
+    load_by_queries,
+    rows_of,
     specialise,
-    tiled,
     zero,
 )
 from pallas_kernels.attention.mosaic.scores import LOG2_E, Scores
@@ -69,162 +70,188 @@ def forward_kernel(
     The output leaves by TMA in q's dtype; with `exact` from the registers in float32, then with the padding too.
     """
     batch, length, heads, width = q.shape
-    group, value_width, dtype = heads // k.shape[2], v.shape[3], q.dtype
-    block, stages = tiles.keys, tiles.stages
+    group, value_width, dtype, padded = heads // k.shape[2], v.shape[3], q.dtype, queries.shape[2]
     head_bytes = k.shape[1] * (width + value_width) * dtype.itemsize
-    schedule = Schedule.of(queries.shape[2] // TILE, batch, heads, head_bytes, group, programs)
-    exponent = scores.exponent
-
-    def kernel(
-        q_ref, k_ref, v_ref, queries_ref, keys_ref, blocks_ref, counts_ref, order_ref, out_ref, lse_ref,
-        q_tile, k_tiles, v_tiles, own_out_tile, lse_tile, q_limits, key_tiles, scratch,
-        q_ready, q_free, k_ready, k_free, v_ready, v_free, turn,
-    ) -> None:  # fmt: skip
-        out_tile = own_out_tile if tiles.own_output else q_tile
-
-        def produce() -> None:
-            def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                kept = scalar(counts_ref, row, tile, 1)
-                kv_head = lax.div(head, jnp.int32(group))
-                for half in range(CONSUMERS):
-                    rows = pl.ds(tile * TILE + half * ROWS, ROWS)
-                    plgpu.barrier_wait(q_free.at[half])
-                    plgpu.copy_gmem_to_smem(q_ref.at[row, rows, head], q_tile.at[half], q_ready.at[half])
-                    plgpu.copy_gmem_to_smem(queries_ref.at[row, :, rows], q_limits.at[half], q_ready.at[half])
-
-                def per_block(index: Any, _: None) -> None:
-                    rows = pl.ds(scalar(blocks_ref, row, tile, index) * block, block)
-                    slot = lax.rem(done + index, jnp.int32(stages))
-                    plgpu.barrier_wait(k_free.at[slot])
-                    plgpu.copy_gmem_to_smem(k_ref.at[row, rows, kv_head], k_tiles.at[slot], k_ready.at[slot])
-                    plgpu.copy_gmem_to_smem(keys_ref.at[row, :, rows], key_tiles.at[slot], k_ready.at[slot])
-                    plgpu.barrier_wait(v_free.at[slot])
-                    plgpu.copy_gmem_to_smem(v_ref.at[row, rows, kv_head], v_tiles.at[slot], v_ready.at[slot])
-
-                lax.fori_loop(0, kept, per_block, None)
-                return done + kept
-
-            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
-            for half in range(CONSUMERS):
-                plgpu.barrier_wait(q_free.at[half])
-            for slot in range(stages):
-                plgpu.barrier_wait(k_free.at[slot])
-                plgpu.barrier_wait(v_free.at[slot])
-
-        def consume(warpgroup: Any) -> None:
-            def take_turn() -> None:
-                plgpu.barrier_arrive(turn)
-                plgpu.barrier_wait(turn)
-
-            for slot in range(stages):
-                plgpu.barrier_arrive(k_free.at[slot])
-                plgpu.barrier_arrive(v_free.at[slot])
-            plgpu.barrier_arrive(q_free.at[warpgroup])
-
-            def per_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
-                whole, kept = scalar(counts_ref, row, tile, 0), scalar(counts_ref, row, tile, 1)
-                plgpu.barrier_wait(q_ready.at[warpgroup])
-                of_query = tuple(row_values(q_limits.at[warpgroup, i]) for i in range(limits.query_rows))
-
-                def wait_for_keys(index: Any) -> None:
-                    @pl.when(index < kept)
-                    def _() -> None:
-                        plgpu.barrier_wait(k_ready.at[lax.rem(done + index, jnp.int32(stages))])
-
-                def per_block(index: Any, state: tuple, *, masked: bool) -> tuple:
-                    out, peak, total = state
-                    shape = (ROWS, block)
-                    slot = lax.rem(done + index, jnp.int32(stages))
-                    s = product(
-                        q_tile.at[warpgroup + zero(done + index)], k_tiles.at[slot].transpose((1, 0)), take_turn
-                    )
-                    s = scores.capped(s)
-                    if masked:
-                        of_key = lambda i: down(column_values(key_tiles.at[slot, i]), shape)
-                        s = limits.hide(s, -jnp.inf, lambda i: across(of_query[i], shape), of_key)
-                    plgpu.barrier_arrive(k_free.at[slot])
-                    new_peak = jnp.maximum(peak, s.max(axis=1))
-                    base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak) if masked else new_peak
-                    base = base * exponent
-                    decay = jnp.exp2(peak * exponent - base)
-                    p = jnp.exp2(s * exponent - across(base, shape))
-                    out, total = out * across(decay, out.shape), total * decay + p.sum(axis=1)
-                    p = p.astype(dtype)
-                    out, total, new_peak, p = lax.optimization_barrier((out, total, new_peak, p))
-                    plgpu.barrier_arrive(turn)
-                    plgpu.barrier_wait(v_ready.at[slot])
-                    plgpu.barrier_wait(turn)
-                    held = scratch.at[warpgroup] if scratch is not None else None
-                    out = matmuls.add(out, p, v_tiles.at[slot], held, lambda: wait_for_keys(index + 1))
-                    plgpu.barrier_arrive(v_free.at[slot])
-                    return out, new_peak, total
-
-                state = (full((ROWS, value_width), 0.0), full((ROWS,), -jnp.inf), full((ROWS,), 0.0))
-                wait_for_keys(0)
-                pl.when(warpgroup == 1)(take_turn)
-                state = lax.fori_loop(0, whole, lambda i, s: per_block(i, s, masked=False), state)
-                state = lax.fori_loop(whole, kept, lambda i, s: per_block(i, s, masked=True), state)
-                # The first hands over without the keys of its next tile, which may have to wait for the second.
-                pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(turn))
-                write(row, tile, head, *state)
-                pl.when(warpgroup == 0)(lambda: plgpu.barrier_wait(turn))
-                plgpu.barrier_arrive(q_free.at[warpgroup])
-                return done + kept
-
-            def write(row: Any, tile: Any, head: Any, out: Any, peak: Any, total: Any) -> None:
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                some = total > 0.0
-                inverse = jnp.where(some, 1.0 / total, 0.0)
-                rows = pl.ds(tile * TILE + warpgroup * ROWS, ROWS)
-                out = out * across(inverse, out.shape)
-                if exact:
-                    out_ref[row, rows, head] = out
-                else:
-                    out_tile.at[warpgroup][...] = out.astype(dtype)
-                lse = peak * (exponent / LOG2_E) + jnp.log(total)
-                lse_tile.at[warpgroup][...] = jnp.where(some, lse, -jnp.inf)
-                plgpu.commit_smem()
-                if not exact:
-                    plgpu.copy_smem_to_gmem(out_tile.at[warpgroup], out_ref.at[row, rows, head])
-                plgpu.copy_smem_to_gmem(lse_tile.at[warpgroup], lse_ref.at[row, head, rows])
-                if not tiles.own_output:
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-            schedule.for_each_tile(order_ref, per_tile, jnp.int32(0))
-            plgpu.wait_smem_to_gmem(0)
-
-        specialise(consume, produce)
-
-    out_rows, out_dtype = (queries.shape[2], jnp.float32) if exact else (length, dtype)
-    run = plgpu.kernel(
-        kernel,
-        out_type=(
-            jax.ShapeDtypeStruct((batch, out_rows, heads, value_width), out_dtype),
-            jax.ShapeDtypeStruct((batch, heads, queries.shape[2]), jnp.float32),
-        ),
-        scratch_types=[
-            tiled((CONSUMERS, ROWS, width), dtype),
-            tiled((stages, block, width), dtype),
-            tiled((stages, block, value_width), dtype),
-            tiled((CONSUMERS, ROWS, value_width), dtype) if tiles.own_output and not exact else None,
-            plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
-            plgpu.SMEM((CONSUMERS, limits.query_rows, ROWS), jnp.int32),
-            plgpu.SMEM((stages, limits.key_rows, block), jnp.int32),
-            tiled((CONSUMERS, ROWS, block), dtype) if matmuls.needs_scratch else None,
-            plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=2),
-            plgpu.Barrier(num_barriers=CONSUMERS),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=2),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
-            plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages, num_arrivals=CONSUMERS),
-            plgpu.Barrier(num_arrivals=CONSUMERS),
-        ],
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        grid=(schedule.programs,),
-        grid_names=("program",),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name="attention_forward",
-        interpret=interpret,
+    schedule = Schedule.of(padded // TILE, batch, heads, head_bytes, group, programs)
+    body = _Forward(schedule, group, tiles, limits, scores, matmuls, exact, dtype)
+    results = (
+        jax.ShapeDtypeStruct((batch, padded if exact else length, heads, value_width), jnp.float32 if exact else dtype),
+        jax.ShapeDtypeStruct((batch, heads, padded), jnp.float32),
     )
-    return run(q, k, v, queries, keys, visits.blocks, visits.counts, visits.order)
+    inputs = (q, k, v, queries, keys, *visits)
+    return launch(body, inputs, results, body.memory(width, value_width), schedule, "attention_forward", interpret)
+
+
+class _Arrays(NamedTuple):
+    """In global memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    queries: Any
+    keys: Any
+    visits: Visits
+    out: Any
+    lse: Any
+
+
+class _Memory(NamedTuple):
+    """In shared memory."""
+
+    queries: Loaded
+    """A half for each consumer: queries, their limits."""
+    keys: Loaded
+    """Blocks: keys, their tokens."""
+    values: Loaded
+    out: Any
+    lse: Any
+    scratch: Any
+    turn: Any
+    """The barrier at which the tensor cores change hands."""
+
+
+class _Tile(NamedTuple):
+    """What a consumer knows of the tile that it is at."""
+
+    warpgroup: Any
+    done: Any
+    """Blocks of the tiles before."""
+    kept: Any
+    limits: tuple[Any, ...]
+    """Of its queries."""
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The kernel."""
+
+    schedule: Schedule
+    group: int
+    tiles: ForwardTiles
+    limits: Limits
+    scores: Scores
+    matmuls: Any
+    exact: bool
+    dtype: Any
+
+    def memory(self, width: int, value_width: int) -> _Memory:
+        """The types of its shared memory."""
+        block, stages, dtype = self.tiles.keys, self.tiles.stages, self.dtype
+        own_output = self.tiles.own_output and not self.exact
+        return _Memory(
+            queries=Loaded.of(CONSUMERS, 1, ROWS, (width,), dtype, (self.limits.query_rows, jnp.int32)),
+            keys=Loaded.of(stages, CONSUMERS, block, (width,), dtype, (self.limits.key_rows, jnp.int32)),
+            values=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype),
+            out=tiled((CONSUMERS, ROWS, value_width), dtype) if own_output else None,
+            lse=plgpu.SMEM((CONSUMERS, ROWS), jnp.float32),
+            scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
+            turn=plgpu.Barrier(num_arrivals=CONSUMERS),
+        )
+
+    def __call__(self, q: Any, k: Any, v: Any, queries: Any, keys: Any, *refs: Any, memory: _Memory) -> None:
+        arrays = _Arrays(q, k, v, queries, keys, Visits(*refs[:3]), *refs[3:])
+        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
+
+    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+        load_by_queries(
+            self.schedule,
+            arrays.visits,
+            memory,
+            group=self.group,
+            block=self.tiles.keys,
+            of_queries=lambda row, head, rows: (arrays.q.at[row, rows, head], arrays.queries.at[row, :, rows]),
+            of_keys=lambda row, head, rows: (arrays.k.at[row, rows, head], arrays.keys.at[row, :, rows]),
+            of_values=lambda row, head, rows: (arrays.v.at[row, rows, head],),
+        )
+
+    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+        memory.keys.release_all()
+        memory.values.release_all()
+        memory.queries.release(warpgroup)
+        attend = partial(self.attend, arrays, memory, warpgroup)
+        self.schedule.for_each_tile(arrays.visits.order, attend, jnp.int32(0))
+        plgpu.wait_smem_to_gmem(0)
+
+    def attend(
+        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, row: Any, tile: Any, head: Any, done: Any
+    ) -> Any:
+        """This consumer's half of a tile."""
+        whole, kept = blocks_of(arrays.visits, row, tile)
+        memory.queries.wait(warpgroup)
+        _, limits = memory.queries.at(warpgroup)
+        at = _Tile(warpgroup, done, kept, tuple(row_values(limits.at[i]) for i in range(self.limits.query_rows)))
+        state = (full((ROWS, arrays.v.shape[3]), 0.0), full((ROWS,), -jnp.inf), full((ROWS,), 0.0))
+        _wait_for_keys(memory, at, 0)
+        pl.when(warpgroup == 1)(lambda: _take_turn(memory))
+        state = for_each_block((whole, kept), partial(self.step, memory, at), state)
+        # The first hands over without the keys of its next tile, which may have to wait for the second.
+        pl.when(warpgroup == 0)(lambda: plgpu.barrier_arrive(memory.turn))
+        self.write(arrays, memory, warpgroup, (row, rows_of(tile, warpgroup), head), *state)
+        pl.when(warpgroup == 0)(lambda: plgpu.barrier_wait(memory.turn))
+        memory.queries.release(warpgroup)
+        return done + kept
+
+    def step(self, memory: _Memory, at: _Tile, index: Any, state: tuple, *, masked: bool) -> tuple:
+        """A block of keys: scores, their softmax so far, and what it makes of the values."""
+        out, peak, total = state
+        shape, slot = (ROWS, self.tiles.keys), memory.keys.slot(at.done + index)
+        (q, _), (k, tokens), (v,) = (
+            memory.queries.at(at.warpgroup + zero(at.done + index)), memory.keys.at(slot), memory.values.at(slot)
+        )  # fmt: skip
+        s = self.scores.capped(product(q, k.transpose((1, 0)), lambda: _take_turn(memory)))
+        if masked:
+            of_key = lambda i: down(column_values(tokens.at[i]), shape)
+            s = self.limits.hide(s, -jnp.inf, lambda i: across(at.limits[i], shape), of_key)
+        memory.keys.release(slot)
+        p, decay, new_peak = self.soften(s, peak, masked)
+        out, total = out * across(decay, out.shape), total * decay + p.sum(axis=1)
+        out, total, new_peak, p = lax.optimization_barrier((out, total, new_peak, p.astype(self.dtype)))
+        plgpu.barrier_arrive(memory.turn)
+        memory.values.wait(slot)
+        plgpu.barrier_wait(memory.turn)
+        held = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None
+        out = self.matmuls.add(out, p, v, held, lambda: _wait_for_keys(memory, at, index + 1))
+        memory.values.release(slot)
+        return out, new_peak, total
+
+    def soften(self, s: jax.Array, peak: jax.Array, masked: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Weights relative to the new peak of each row, by what the sums before it decay, and that peak."""
+        exponent = self.scores.exponent
+        new_peak = jnp.maximum(peak, s.max(axis=1))
+        base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak) if masked else new_peak
+        base = base * exponent
+        decay = jnp.exp2(peak * exponent - base)
+        return jnp.exp2(s * exponent - across(base, s.shape)), decay, new_peak
+
+    def write(
+        self, arrays: _Arrays, memory: _Memory, warpgroup: Any, where: tuple, out: Any, peak: Any, total: Any
+    ) -> None:
+        """Output and log-sum-exp of this consumer's half of a tile; `where` is row, rows and head."""
+        (row, rows, head), (q, _) = where, memory.queries.at(warpgroup)
+        out_tile = memory.out.at[warpgroup] if memory.out is not None else q
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        some = total > 0.0
+        inverse = jnp.where(some, 1.0 / total, 0.0)
+        out = out * across(inverse, out.shape)
+        if self.exact:
+            arrays.out[row, rows, head] = out
+        else:
+            out_tile[...] = out.astype(self.dtype)
+        lse = peak * (self.scores.exponent / LOG2_E) + jnp.log(total)
+        memory.lse.at[warpgroup][...] = jnp.where(some, lse, -jnp.inf)
+        plgpu.commit_smem()
+        if not self.exact:
+            plgpu.copy_smem_to_gmem(out_tile, arrays.out.at[row, rows, head])
+        plgpu.copy_smem_to_gmem(memory.lse.at[warpgroup], arrays.lse.at[row, head, rows])
+        if not self.tiles.own_output:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+
+def _take_turn(memory: _Memory) -> None:
+    plgpu.barrier_arrive(memory.turn)
+    plgpu.barrier_wait(memory.turn)
+
+
+def _wait_for_keys(memory: _Memory, at: _Tile, index: Any) -> None:
+    """Of the block at `index`, if there is one."""
+    pl.when(index < at.kept)(lambda: memory.keys.wait(memory.keys.slot(at.done + index)))

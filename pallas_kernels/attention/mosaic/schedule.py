@@ -17,6 +17,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.attention.mosaic.bounds import Visits
+
 CONSUMERS = 2
 ROWS = 64
 """Rows of a consumer: what one wgmma computes."""
@@ -79,16 +81,87 @@ def specialise(consume: Callable[[Any], None], produce: Callable[[], None]) -> N
         produce()
 
 
-def tiled(shape: tuple[int, ...], dtype: Any, like: int | None = None) -> Any:
-    """Shared memory in the order that TMA writes and wgmma reads: tiles of 8 rows, swizzled.
+def launch(
+    kernel: Callable[..., None],
+    inputs: tuple[Any, ...],
+    results: Any,
+    memory: Any,
+    schedule: Schedule,
+    name: str,
+    interpret: Any,
+) -> Any:
+    """Run `kernel(*inputs, *results, memory=memory)` on references, in the three warpgroups of every program."""
+    run = plgpu.kernel(
+        kernel,
+        out_type=results,
+        scratch_types={"memory": memory},
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        grid=(schedule.programs,),
+        grid_names=("program",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name=name,
+        interpret=interpret,
+    )
+    return run(*inputs)
 
-    The two operands of a wgmma are swizzled alike: `like` is the width of one that this is multiplied with.
+
+def for_each_block(counts: tuple[Any, Any], step: Callable[..., Any], carry: Any) -> Any:
+    """Run `carry = step(index, carry, masked=...)` for the blocks of a tile: those that are whole, then the others."""
+    whole, kept = counts
+    carry = lax.fori_loop(0, whole, lambda index, carry: step(index, carry, masked=False), carry)
+    return lax.fori_loop(whole, kept, lambda index, carry: step(index, carry, masked=True), carry)
+
+
+def load_by_queries(
+    schedule: Schedule,
+    visits: Visits,
+    memory: Any,
+    *,
+    group: int,
+    block: int,
+    of_queries: Callable[[Any, Any, Any], tuple],
+    of_keys: Callable[[Any, Any, Any], tuple],
+    of_values: Callable[[Any, Any, Any], tuple],
+) -> None:
+    """The producer of kernels whose tiles are queries: a half for each consumer, then the blocks of keys, then values.
+
+    `memory` has `queries`, `keys` and `values`, which are `Loaded`; what belongs there of a batch row, head and rows
+    (for keys and values the KV head, which `group` heads share) the three functions say.
     """
-    bits = jnp.dtype(dtype).itemsize * 8
-    swizzle = plgpu.find_swizzle((like or shape[-1]) * bits)
-    tiles: Any = plgpu.TilingTransform((8, swizzle * 8 // bits))  # pyright: ignore[reportAbstractUsage]
-    order: Any = plgpu.SwizzleTransform(swizzle)  # pyright: ignore[reportAbstractUsage]
-    return plgpu.SMEM(shape, dtype, transforms=(tiles, order))
+
+    def load_tile(row: Any, tile: Any, head: Any, done: Any) -> Any:
+        _, kept = blocks_of(visits, row, tile)
+        kv_head = lax.div(head, jnp.int32(group))
+        for half in range(CONSUMERS):
+            memory.queries.load(half, *of_queries(row, head, rows_of(tile, half)))
+
+        def load_block(index: Any, _: None) -> None:
+            rows, slot = block_rows(visits, row, tile, index, block), memory.keys.slot(done + index)
+            memory.keys.load(slot, *of_keys(row, kv_head, rows))
+            memory.values.load(slot, *of_values(row, kv_head, rows))
+
+        lax.fori_loop(0, kept, load_block, None)
+        return done + kept
+
+    schedule.for_each_tile(visits.order, load_tile, jnp.int32(0))
+    for loaded in (memory.queries, memory.keys, memory.values):
+        loaded.drain()
+
+
+def rows_of(tile: Any, half: Any) -> Any:
+    """The rows of a consumer."""
+    return pl.ds(tile * TILE + half * ROWS, ROWS)
+
+
+def block_rows(visits: Visits, row: Any, tile: Any, index: Any, block: int) -> Any:
+    """The rows of the block that a tile visits at `index`."""
+    return pl.ds(scalar(visits.blocks, row, tile, index) * block, block)
+
+
+def blocks_of(visits: Visits, row: Any, tile: Any) -> tuple[Any, Any]:
+    """How many blocks of a tile are whole, and how many it visits."""
+    return scalar(visits.counts, row, tile, 0), scalar(visits.counts, row, tile, 1)
 
 
 def scalar(ref: Any, *index: Any) -> jax.Array:
@@ -107,29 +180,3 @@ def zero(step: Any) -> jax.Array:
     used. Without, it computes the descriptors of all operands of wgmma before the loop, more than registers can hold.
     """
     return lax.shift_right_logical(jnp.int32(step), jnp.int32(30))
-
-
-def across(values: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """One value a row, as a block."""
-    return lax.broadcast_in_dim(values, shape, [0])
-
-
-def down(values: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """One value a column, as a block."""
-    return lax.broadcast_in_dim(values, shape, [1])
-
-
-def row_values(ref: Any) -> jax.Array:
-    """A value for each row of a block, laid out as an accumulator's rows are."""
-    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1))
-
-
-def column_values(ref: Any) -> jax.Array:
-    """A value for each column of a block, laid out as an accumulator's columns are."""
-    return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0))
-
-
-def full(shape: tuple[int, ...], value: float) -> jax.Array:
-    """A constant laid out as an accumulator, or as its rows."""
-    layout = plgpu.Layout.WGMMA if len(shape) == 2 else plgpu.Layout.WGMMA.reduce(1)
-    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)

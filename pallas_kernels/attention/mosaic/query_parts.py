@@ -1,0 +1,93 @@
+"""The gradient of the queries in the kernel of the keys: what its two consumers exchange, and who does which part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.attention.mosaic.matmuls import product_over_halves
+from pallas_kernels.attention.mosaic.memory import tiled
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, zero
+
+
+class Exchange(NamedTuple):
+    """In shared memory."""
+
+    ds: Any
+    """The scores' gradient of two steps, of each a half by each consumer."""
+    ready: Any
+    """The barrier of a step: both halves are there."""
+    dq: Any
+    """Of each consumer a part of a block's gradient, on its way out."""
+
+    def share(self, step: Any, warpgroup: Any, ds: jax.Array) -> None:
+        """Leave `ds` where the other consumer finds it.
+
+        Two buffers are enough: whoever has passed the barrier of the last step has read what the one before left.
+        """
+        self.ds.at[lax.rem(step, jnp.int32(2)), warpgroup][...] = ds
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.ready)
+
+    def wait(self) -> None:
+        """For the other consumer's half."""
+        plgpu.barrier_wait(self.ready)
+
+
+@dataclass(frozen=True)
+class QueryGradientParts:
+    """How a block's gradient, the product of both halves of `ds` and of the keys, is divided; static."""
+
+    width: int
+    queries: int
+    """Of a block: 64 or 128."""
+    scale: float
+    matmuls: Any
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Of a consumer: all, where it has half of the rows; else half of them, or now the wider and now the narrower.
+
+        A part is whole tiles of 32 columns of float32, which at width 96 are three.
+        """
+        if self.queries == TILE:
+            return (self.width,)
+        wider = -(-self.width // 64) * 32
+        return (wider,) if 2 * wider == self.width else (wider, self.width - wider)
+
+    def memory(self, dtype: Any) -> Exchange:
+        """The types of what is exchanged."""
+        return Exchange(
+            ds=tiled((2, CONSUMERS, ROWS, self.queries), dtype, like=self.width),
+            ready=plgpu.Barrier(num_arrivals=CONSUMERS),
+            dq=[tiled((CONSUMERS, ROWS, columns), jnp.float32) for columns in self.columns],
+        )
+
+    def add(self, memory: Exchange, step: Any, warpgroup: Any, keys: Any, target: Callable[[Any, Any], Any]) -> None:
+        """Add this consumer's part; `target` is where 64 rows from the one given on, and columns, belong."""
+        ds, parts = memory.ds.at[lax.rem(step, jnp.int32(2))], self.columns
+
+        def add_part(first: Any, columns: Any, stages: Any) -> None:
+            pairs = tuple(
+                (ds.at[half, :, pl.ds(first, ROWS)].transpose((1, 0)), keys.at[half + zero(step), :, columns])
+                for half in range(CONSUMERS)
+            )
+            dq = product_over_halves(pairs) * self.scale
+            self.matmuls.add_to_global(target(first, columns), dq, stages.at[warpgroup])
+
+        if parts == (self.width,):
+            add_part(warpgroup * ROWS, pl.ds(0, self.width), *memory.dq)
+        elif len(parts) == 1:
+            add_part(0, pl.ds(warpgroup * parts[0], parts[0]), *memory.dq)
+        else:
+            turn = lax.rem(warpgroup + step, jnp.int32(CONSUMERS))
+            for n, (first, columns) in enumerate(zip((0, parts[0]), parts, strict=True)):
+                pl.when(turn == n)(partial(add_part, 0, pl.ds(first, columns), memory.dq[n]))
