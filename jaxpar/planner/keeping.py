@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -58,19 +58,18 @@ class Keeper:
     def options(self) -> Iterator[Kept]:
         """What fits; if everything can be kept, only that."""
         for preset in IN_TIME if self.fixed_remat is None else (self.fixed_remat,):
-            layout = self.layout(preset)
-            memory = self.memory(layout)
+            memory = self.memory(preset)
             if memory.device <= self.limit:
-                yield Kept(layout, memory)
+                yield Kept(self.layout(preset), memory)
                 if preset == "none":
                     return
             elif self.may_offload and preset != "full":
-                yield from self._with_host(layout)
+                yield from self._with_host(preset)
         if self.fixed_remat is None:
             yield from self._mixture()
 
-    def layout(self, remat: str, share: float = 0.0) -> Layout:
-        """The layout with one preset."""
+    def layout(self, remat: Remat, share: float = 0.0) -> Layout:
+        """The layout in which layers keep so much."""
         group, choice = self.group, self.choice
         return Layout(
             pipe=group.pipe, replica=group.replica, fsdp=group.fsdp, expert=group.expert, context=group.context,
@@ -82,15 +81,15 @@ class Keeper:
 
     def least(self) -> MemoryEstimate:
         """What it takes at least with everything made again and nothing more on the host."""
-        return self.memory(self.layout("full" if self.fixed_remat is None else self.fixed_remat))
+        return self.memory("full" if self.fixed_remat is None else self.fixed_remat)
 
-    def memory(self, layout: Layout) -> MemoryEstimate:
-        """What a layout of this choice takes."""
-        key = "memory", self.case, self.slots, self._splits, layout.remat, layout.offload_fraction
+    def memory(self, remat: Remat, share: float = 0.0) -> MemoryEstimate:
+        """What this choice takes where layers keep so much, and that share of it rests on the host."""
+        case, slots = self.case, self.slots
+        key = "memory", case, slots, self._splits, remat, share
         if key not in self.known:
-            units = self._units(layout.remat)
-            estimate = self.model.estimate(self.case, units, self.slots)
-            self.known[key] = self._shared(estimate, units, layout.offload_fraction)
+            units = self._units(remat)
+            self.known[key] = self._shared(self.model.estimate(case, units, slots), units, share)
         return self.known[key]
 
     @cached_property
@@ -155,24 +154,22 @@ class Keeper:
             self.known[key] = costs_of(self.model.config, self.cluster, self.group)
         return self.known[key]
 
-    def _with_host(self, layout: Layout) -> Iterator[Kept]:
+    def _with_host(self, preset: str) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""
-        whole = self.memory(replace(layout, offload_fraction=1.0))
-        none = self.memory(replace(layout, offload_fraction=1e-9))
+        whole, none = self.memory(preset, 1.0), self.memory(preset, 1e-9)
         if whole.device > self.limit:
             return
         share = ceil(SHARES * (none.device - self.limit) / (none.device - whole.device)) / SHARES
-        if share <= self._hidden(layout):
-            shared = replace(layout, offload_fraction=share)
-            yield Kept(shared, self.memory(shared))
+        if share <= self._hidden(preset):
+            yield Kept(self.layout(preset, share), self.memory(preset, share))
 
-    def _hidden(self, layout: Layout) -> float:
+    def _hidden(self, preset: str) -> float:
         """The largest share of what is kept whose copies hide behind the layers."""
         group = self.group
-        key = "hidden", group.microbatch, group.context, group.tensor, self.chunk, layout.remat
+        key = "hidden", group.microbatch, group.context, group.tensor, self.chunk, preset
         if key not in self.known:
             costs, layers = self.costs, self.chunk
-            unit = kept_bytes(runs_of(layout.remat, layers), costs.sizes)
+            unit = kept_bytes(runs_of(preset, layers), costs.sizes)
             times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
             self.known[key] = largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
         return self.known[key]
@@ -196,10 +193,10 @@ class Keeper:
             return
         names = list(self.costs.sizes)
         runs: Runs = tuple(LayerRun(layers, of_all_names(own)) for layers, own in found)
-        layout = replace(self.layout("full"), remat=as_remat(runs, names))
-        memory = self.memory(layout)
+        remat = as_remat(runs, names)
+        memory = self.memory(remat)
         if memory.device <= self.limit:
-            yield Kept(layout, memory)
+            yield Kept(self.layout(remat), memory)
 
 
 def costs_of(config: Config, cluster: Cluster, group: Group) -> LayerCosts:

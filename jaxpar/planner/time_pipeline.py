@@ -89,12 +89,6 @@ def _seconds(stages: Stages, microbatches: int, pieces: Pieces) -> float:
     )  # fmt: skip
 
 
-def bubble_free(stages: Stages, pieces: Pieces) -> float:
-    """Seconds if every rank worked all the time and nothing were sent: all work, over the ranks."""
-    per_layer = pieces.forward + pieces.backward
-    return stages.microbatches * (stages.layers * per_layer + pieces.head) / stages.ranks
-
-
 def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk: as even as can be, the middle ones taking what is over."""
     each, over = divmod(layers, chunks)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.schedules.registry import make_schedule
+from jaxpar.pipeline.schedules.registry import SCHEDULES, make_schedule
 from jaxpar.pipeline.transfers import receiver
 
 
@@ -52,18 +52,27 @@ class Ticks(NamedTuple):
 
 FEW, MORE = 4, 8
 """Ranks of two pipelines: with as many microbatches a rank, each further rank adds as many ticks of each make."""
+FEW_CHUNKS, MORE_CHUNKS = 2, 3
+"""Virtual stages of two pipelines, for schedules that take any number: the same holds of further ones."""
 
 
 @lru_cache(maxsize=10_000)
 def ticks_of(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
-    """The ticks of a published schedule, counted; those of long pipelines from two short ones."""
+    """The ticks of a published schedule, counted; those of long pipelines, and of many chunks, from two short ones."""
+    if virtual_stages > MORE_CHUNKS and SCHEDULES[schedule].virtual_stages[1] is None:
+        few, more = (ticks_of(schedule, ranks, microbatches, v) for v in (FEW_CHUNKS, MORE_CHUNKS))
+        return _continued(few, more, virtual_stages - MORE_CHUNKS)
     each, rest = divmod(microbatches, ranks)
     if ranks <= MORE or ranks % FEW or rest:
         return counted_ticks(schedule, ranks, microbatches, virtual_stages)
     few, more = (counted_ticks(schedule, p, each * p, virtual_stages) for p in (FEW, MORE))
-    before, after = dict(few.counts), dict(more.counts)
-    steps = (ranks - MORE) // (MORE - FEW)
-    made = {tick: n + steps * (n - before.get(tick, 0)) for tick, n in after.items()}
+    return _continued(few, more, (ranks - MORE) // (MORE - FEW))
+
+
+def _continued(few: Ticks, more: Ticks, steps: int) -> Ticks:
+    """So many steps beyond `more`, each as long as that from `few`."""
+    before = dict(few.counts)
+    made = {tick: n + steps * (n - before.get(tick, 0)) for tick, n in more.counts}
     return Ticks(tuple((tick, n) for tick, n in made.items() if n), more.splits_backward)
 
 

@@ -36,3 +36,11 @@ def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, vi
 def test_long_pipelines_follow_from_short_ones(name: str, ranks: int, virtual: int):
     sizes = name, ranks, 2 * ranks, virtual
     assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("name", "virtual"), [("interleaved", 6), ("breadth-first", 4), ("zb-uniform", 5)])
+def test_many_chunks_follow_from_few(name: str, virtual: int, ranks: int):
+    for microbatches in (ranks, 2 * ranks, 3 * ranks):
+        sizes = name, ranks, microbatches, virtual
+        assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)
