@@ -20,9 +20,10 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.counting import parameter_count
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner import words
+from jaxpar.planner.found import Planned
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import gpu_numbers, planned_config, screen
-from jaxpar.planner.search import Planned, Search
+from jaxpar.planner.search import Search
 from jaxpar.planner.space import Space
 
 DAY = 86400.0

@@ -12,7 +12,7 @@ from typing import Any
 from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
 from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import did_you_mean
-from jaxpar.planner.search import Planned
+from jaxpar.planner.found import Planned
 
 NUMBERS = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes")
 """What was predicted, each a number above 0."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxpar.config import UserError
 from jaxpar.planner import words
-from jaxpar.planner.search import Found, Planned
+from jaxpar.planner.found import Found, Planned
 
 COLORINGS = ("schedule", "tensor", "pipe", "context", "data", "zero", "microbatch", "context_strategy", "remat", "host")
 

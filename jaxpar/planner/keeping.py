@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 from jaxpar.config import Config
@@ -57,7 +57,7 @@ class Keeper:
 
     def options(self) -> Iterator[Kept]:
         """What fits; if everything can be kept, only that."""
-        for preset in IN_TIME if self.fixed_remat is None else (self.fixed_remat,):
+        for preset in self._presets:
             memory = self.memory(preset)
             if memory.device <= self.limit:
                 yield Kept(self.layout(preset), memory)
@@ -82,6 +82,16 @@ class Keeper:
     def least(self) -> MemoryEstimate:
         """What it takes at least with everything made again and nothing more on the host."""
         return self.memory("full" if self.fixed_remat is None else self.fixed_remat)
+
+    def smallest(self) -> Iterator[int]:
+        """Bytes of a device with as little on it as options have: all made again, or as much on the host as copies can
+        hide."""
+        yield self.least().device
+        if self.may_offload:
+            for preset in self._presets:
+                share = floor(SHARES * self._hidden(preset)) / SHARES
+                if share and preset != "full":
+                    yield self.memory(preset, share).device
 
     def memory(self, remat: Remat, share: float = 0.0) -> MemoryEstimate:
         """What this choice takes where layers keep so much, and that share of it rests on the host."""
@@ -134,6 +144,10 @@ class Keeper:
     @property
     def _microbatches(self) -> int:
         return self.model.config.data.batch_size // (self.group.data * self.group.microbatch)
+
+    @property
+    def _presets(self) -> tuple[str, ...]:
+        return IN_TIME if self.fixed_remat is None else (self.fixed_remat,)
 
     @cached_property
     def slots(self) -> Slots:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import heapq
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,11 +26,11 @@ from functools import cached_property
 from itertools import count, product
 from typing import Any
 
-from jaxpar.config import Config, UserError
-from jaxpar.config.plan import Plan
+from jaxpar.config import UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.planner.found import Effort, Found, Planned
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.keeping import Keeper
 from jaxpar.planner.layout import Layout
@@ -39,12 +38,12 @@ from jaxpar.planner.machine import CPU_MODEL, is_cpu
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.planner.memory import MemoryModel
 from jaxpar.planner.mixed import Clock
+from jaxpar.planner.nothing_fits import why_none
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.space import Choice, Group, Space
 from jaxpar.planner.time_model import StepTime
 from jaxpar.planner.time_update import Update, update_of
 from jaxpar.training.auto_remat import ESTIMATED
-from jaxpar.training.memory_estimate import MemoryEstimate
 
 GROUP_PARTS = ("matmuls", "attention", "other", "tensor")
 """Of a step's time, what no choice within a group makes less."""
@@ -54,58 +53,6 @@ NEAR = 1.05
 """Of the best time: how far the order of what comes next is exact."""
 SURE = 1 - 1e-9
 """Bounds are taken by this much lower, since sums of floats depend on their order."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A layout, its step and its memory."""
-
-    layout: Layout
-    time: StepTime
-    memory: MemoryEstimate
-
-    @property
-    def seconds(self) -> float:
-        """Of a step."""
-        return self.time.seconds
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What makes it another layout to a user; whether data ranks are fsdp or replica, and how much, is a detail."""
-        own = self.layout
-        return own.pipe, own.data, own.context, own.tensor, own.microbatch, own.schedule
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A layout that jaxpar runs as it stands."""
-
-    config: Config
-    """With the layout written out."""
-    plan: Plan
-    cluster: Cluster
-    found: Found
-    usable: int
-    """Bytes of a device that could be planned for."""
-
-
-@dataclass
-class Effort:
-    """What a search did."""
-
-    groups: int = 0
-    timed: int = 0
-    """Layouts timed in full."""
-    bounded: int = 0
-    """Nodes that only a bound was taken of."""
-    simulated: int = 0
-    """Schedules that were simulated."""
-    too_large: int = 0
-    """Choices and schedules under which nothing fits."""
-    declined: list[tuple[Found, str]] = field(default_factory=list)
-    """Layouts that a run would refuse, and why."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """Groups that a rule of the configuration excludes, by rule."""
 
 
 @dataclass
@@ -184,7 +131,7 @@ class Search:
                 if len(chosen) == number:
                     break
         if not chosen:
-            raise UserError(self._why_none())
+            raise UserError(why_none(self))
         return list(chosen.values())
 
     def checked(self, found: Found) -> Planned | None:
@@ -298,7 +245,7 @@ class Search:
 
     def _layouts(self, keeper: Keeper) -> Iterator[tuple[float, Found]]:
         for kept in keeper.options():
-            if kept.memory.host > self._host_limit:
+            if kept.memory.host > self.host_limit:
                 continue
             self.effort.timed += 1
             time = self.time(kept.layout)
@@ -337,57 +284,9 @@ class Search:
         return self.keeper(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, away))
 
     @property
-    def _host_limit(self) -> int:
+    def host_limit(self) -> int:
+        """Bytes of its host's memory that a GPU may have pinned."""
         return self.cluster.host_limit(self.space.config.memory.host_limit)
-
-    # ---- nothing found
-
-    def _why_none(self) -> str:
-        if not self.effort.groups:
-            return no_layout(self.effort.refused, self.cluster)
-        gib = lambda size: f"{size / 2**30:.1f} GiB"
-        least = list(_least_of_each(self))
-        fitting = [memory for memory in least if memory.device <= self.usable]
-        device = min(memory.device for memory in least)
-        takes = (
-            f"it takes {gib(device)} of a GPU at least, and {gib(self.usable)} of its "
-            f"{gib(self.cluster.device_bytes)} may be planned for"
-        )
-        if fitting:
-            host = min(memory.host for memory in fitting)
-            takes = (
-                f"what goes into a GPU takes {gib(host)} of the host for each of them at least, and "
-                f"{gib(self._host_limit)} may be pinned there (memory.host_limit, or host_memory of the cluster)"
-            )
-            if host <= self._host_limit and self.effort.declined:
-                takes = f"a run would refuse those that would: {self.effort.declined[0][1]}"
-        fits = None if self.space.fixed else fitting_devices(self)
-        more = (
-            "; no number of these hosts up to 65,536 GPUs would do" if fits is None else f"; it would fit {fits} GPUs"
-        )
-        if self.space.fixed:
-            more = "; let go of " + " and ".join(f"--fix {name}={value}" for name, value in self.space.fixed.items())
-        return f"the model fits no layout of {self.cluster.name}: {takes}{more}"
-
-
-def no_layout(refused: Counter[str], cluster: Cluster) -> str:
-    """Which constraint left nothing of the space."""
-    killer, number = refused.most_common(1)[0]
-    others = ", ".join(f"{name} {times}" for name, times in refused.most_common(4)[1:])
-    also = f" (others: {others})" if others else ""
-    return f"no layout of {cluster.devices} GPUs is allowed: {killer} excludes {number} of them{also}"
-
-
-def _least_of_each(search: Search) -> Iterator[MemoryEstimate]:
-    """What each group and schedule takes with everything made again, with the optimizer's state on the host and not."""
-    groups, _ = search.space.groups()
-    config = search.space.config
-    for group in groups:
-        schedules = search.space.schedules(group.pipe, config.data.batch_size // (group.data * group.microbatch))
-        for schedule, virtual in schedules:
-            for zero, away in product(search.space.zeros(group)[-1:], search.space.offloads()[::-1]):
-                choice = Choice(schedule, virtual, zero, search.space.strategies(group)[0], away)
-                yield search.keeper(group, choice).least()
 
 
 @contextmanager
@@ -400,25 +299,3 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def fitting_devices(search: Search) -> int | None:
-    """The fewest GPUs, by doubling the hosts, that the model fits; None where not even 65,536 do."""
-    cluster = search.cluster
-    while cluster.devices < 65536:
-        groups = tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups)
-        cluster = replace(cluster, groups=groups)
-        larger = replace(
-            search,
-            space=replace(search.space, cluster=cluster),
-            effort=Effort(),
-            met=[],
-            _known={},
-            _heads={},
-            _within=float("inf"),
-            _keys=set(),
-        )
-        fits = (m.device <= larger.usable and m.host <= larger._host_limit for m in _least_of_each(larger))
-        if any(fits):
-            return cluster.devices
-    return None

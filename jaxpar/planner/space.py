@@ -20,6 +20,8 @@ from jaxpar.planner.settings import ONE_STAGE
 FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_strategy", "remat", "offload")
 """What a user can hold fast."""
 
+SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
+"""Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 """Chunks on a rank that are tried, where a schedule leaves it open."""
 STRATEGIES = ("allgather", "ring", "ulysses", "usp")
@@ -74,21 +76,35 @@ class Space:
         """Every group that the rules of a configuration allow, and how many each rule has ruled out."""
         found: list[Group] = []
         refused: Counter[str] = Counter()
-        for sizes in splits(self.cluster.devices, 5):
-            named: dict[str, int] = dict(zip(("pipe", "replica", "fsdp", "context", "tensor"), sizes, strict=True))
-            why = self._refused(named)
+        for sizes in splits(self.cluster.devices, len(SPLIT)):
+            named: dict[str, int] = dict(zip(SPLIT, sizes, strict=True))
+            why = next(self._broken(named), None)
             if why is not None:
                 refused[why] += 1
                 continue
             rows = self.config.data.batch_size // (named["replica"] * named["fsdp"])
             for microbatch in divisors(rows):
                 group = Group(**named, microbatch=microbatch)
-                why = self._microbatch_refused(group, rows // microbatch)
+                why = next(self._microbatch_broken(group, rows // microbatch), None)
                 if why is None:
                     found.append(group)
                 else:
                     refused[why] += 1
         return found, refused
+
+    def nearest(self) -> Counter[frozenset[str]]:
+        """The smallest sets of rules that groups break, and how many groups each of them is all that stands against."""
+        found: Counter[frozenset[str]] = Counter()
+        batch = self.config.data.batch_size
+        for sizes in splits(self.cluster.devices, len(SPLIT)):
+            named: dict[str, int] = dict(zip(SPLIT, sizes, strict=True))
+            broken = frozenset(self._broken(named))
+            rows = max(1, batch // (named["replica"] * named["fsdp"]))
+            for microbatch in divisors(rows):
+                group = Group(**named, microbatch=microbatch)
+                found[broken.union(self._microbatch_broken(group, rows // microbatch))] += 1
+        least = min(map(len, found))
+        return Counter({rules: number for rules, number in found.items() if len(rules) == least})
 
     def choices(self, group: Group) -> Iterator[Choice]:
         """What can be chosen within a group."""
@@ -157,27 +173,29 @@ class Space:
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
 
-    def _refused(self, sizes: Mapping[str, int]) -> str | None:
-        """Which rule axis sizes break."""
+    def _broken(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Which rules axis sizes break."""
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
         kv = kv_heads(model)
         for name in sizes:
             if name in self.fixed and sizes[name] != self._number(name):
-                return f"--fix {name}={self.fixed[name]}"
+                yield f"--fix {name}={self.fixed[name]}"
         if model.heads % tensor or (kv % tensor and tensor % kv):
-            return f"model.heads ({model.heads}, {kv} of keys) over tensor"
+            yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
         if model.mlp % tensor:
-            return f"model.mlp ({model.mlp}) over tensor"
+            yield f"model.mlp ({model.mlp}) over tensor"
         if padded_vocab(model) % tensor:
-            return f"the padded vocabulary ({padded_vocab(model)}) over tensor"
+            yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
-            return f"data.sequence_length ({data.sequence_length}) over context and tensor"
+            yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if pipe > model.layers:
-            return f"model.layers ({model.layers}) over pipe"
+            yield f"model.layers ({model.layers}) over pipe"
         if data.batch_size % (sizes["replica"] * sizes["fsdp"]):
-            return f"data.batch_size ({data.batch_size}) over replica and fsdp"
-        return self._crosses_kinds(sizes)
+            yield f"data.batch_size ({data.batch_size}) over replica and fsdp"
+        crosses = self._crosses_kinds(sizes)
+        if crosses is not None:
+            yield crosses
 
     def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
         """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).
@@ -192,18 +210,19 @@ class Space:
             return "that a pipeline stage is of one kind of host"
         return None
 
-    def _microbatch_refused(self, group: Group, microbatches: int) -> str | None:
+    def _microbatch_broken(self, group: Group, microbatches: int) -> Iterator[str]:
+        model = self.config.model
         if "microbatch" in self.fixed and group.microbatch != self._number("microbatch"):
-            return f"--fix microbatch={self.fixed['microbatch']}"
+            yield f"--fix microbatch={self.fixed['microbatch']}"
         if group.pipe > 1 and microbatches < group.pipe:
-            return (
-                f"that a pipeline has at least a microbatch a stage (data.batch_size is {self.config.data.batch_size})"
-            )
-        if not self.schedules(group.pipe, microbatches):
-            return "--fix schedule" if "schedule" in self.fixed else "the schedules' needs of microbatches"
-        if not self.zeros(group) or not self.strategies(group):
-            return f"--fix {'zero' if not self.zeros(group) else 'context_strategy'}"
-        return None
+            yield f"a microbatch for every stage (data.batch_size is {self.config.data.batch_size})"
+        elif group.pipe <= model.layers and not self.schedules(group.pipe, microbatches):
+            held = [name for name in ("schedule", "virtual_stages") if name in self.fixed]
+            yield " and ".join(f"--fix {name}={self.fixed[name]}" for name in held) or "the schedules' microbatches"
+        if not self.zeros(group):
+            yield f"--fix zero={self.fixed['zero']}"
+        if model.heads % group.tensor == 0 and not self.strategies(group):
+            yield f"--fix context_strategy={self.fixed['context_strategy']}"
 
 
 def parse_fixed(given: list[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from jaxpar.observe.amounts import seconds, share, size
 from jaxpar.observe.amounts import words as plain
 from jaxpar.pipeline.in_flight import lockstep_peaks
 from jaxpar.planner import words
-from jaxpar.planner.search import Effort, Planned
+from jaxpar.planner.found import Effort, Planned
 from jaxpar.training.pipeline import schedule_of
 
 

@@ -23,9 +23,9 @@ from jaxpar.config import UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.observe.amounts import seconds, size
 from jaxpar.planner import words
+from jaxpar.planner.found import Planned
 from jaxpar.planner.hardware_model import HardwareModel
 from jaxpar.planner.machine import is_cpu
-from jaxpar.planner.search import Planned
 
 WAITS = ("tensor", "context", "data")
 """Of a step's time, what waits for messages that the program has."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxpar.config.axes import AXES
 from jaxpar.observe.amounts import seconds, share, size
+from jaxpar.planner.found import Found, Planned
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.search import Found, Planned
 from jaxpar.planner.settings import nearest_preset
 
 MEANINGS = {

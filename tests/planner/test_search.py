@@ -8,8 +8,10 @@ from itertools import islice
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.planner.found import Found
 from jaxpar.planner.keeping import Keeper
-from jaxpar.planner.search import GROUP_PARTS, Found, Search
+from jaxpar.planner.nothing_fits import _keepers
+from jaxpar.planner.search import GROUP_PARTS, Search
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.space import Choice, Group, parse_fixed, splits
 from tests.planner.spaces import model_of, search_of
@@ -94,10 +96,34 @@ def test_a_model_that_fits_nowhere_is_told_with_what_it_needs():
 
 
 def test_an_empty_space_names_what_emptied_it():
-    with pytest.raises(UserError, match=r"--fix tensor=5 excludes"):
+    with pytest.raises(UserError, match=r"no layout of 8 GPUs is allowed: \d+ would be but for --fix tensor=5$"):
         search_of(model_of(), tensor=5).best(1)
-    with pytest.raises(UserError, match=r"data.batch_size"):
+    with pytest.raises(UserError, match=r"17 would be but for --fix pipe=4; 6 would be but for a microbatch for every"):
+        search_of(model_of(data={"batch_size": 2}), pipe=4, schedule="1f1b").best(1)
+    both = r"4 would be but for --fix pipe=2 and data.batch_size \(1\) over replica and fsdp; .* but for other rules"
+    with pytest.raises(UserError, match=both):
         search_of(model_of(data={"batch_size": 1}), pipe=2, tensor=1, context=1).best(1)
+
+
+def test_every_layout_that_a_rule_alone_stands_against_is_allowed_without_it():
+    told = search_of(model_of(), tensor=5, schedule="1f1b", microbatch=2).space.nearest()
+    allowed, _ = search_of(model_of(), schedule="1f1b", microbatch=2).space.groups()
+    assert told == {frozenset({"--fix tensor=5"}): len(allowed)}
+
+
+def test_the_least_memory_is_just_enough():
+    """One byte less, and the sentence says that number; at as many GPUs as it names, there is a layout."""
+    config = model_of(**FEW)
+    with pytest.raises(UserError, match=r"at least, and 0.1 GiB"):
+        search_of(config, "h100:1x1", limit=GIB // 10).best(1)
+    keepers = _keepers(search_of(config, "h100:1x1", limit=GIB // 10))
+    least = min(size for keeper in keepers for size in keeper.smallest())
+    found = search_of(config, "h100:1x1", limit=least).best(1)[0]
+    assert found.found.memory.device <= least
+    with pytest.raises(UserError, match=r"fits no layout .* it would fit (\d+) GPUs") as said:
+        search_of(config, "h100:1x1", limit=least - 1).best(1)
+    number = int(str(said.value).rsplit(" ", 2)[1])
+    assert search_of(config, f"h100:{number}x1", limit=least - 1).best(1)
 
 
 @pytest.mark.parametrize(

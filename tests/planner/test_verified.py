@@ -12,9 +12,10 @@ from jaxpar.config import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import main
 from jaxpar.planner import planning
+from jaxpar.planner.found import Planned
 from jaxpar.planner.hardware_model import HOPPER
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.search import Planned, Search
+from jaxpar.planner.search import Search
 from jaxpar.planner.space import Space
 from jaxpar.planner.verified import WAITS, judged, ranked
 from tests.small_run import small
