@@ -58,6 +58,7 @@ LONG = {
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 203, widths=(128, 128), dtype="float16"),
     "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
+    "window-two-widths": Case(Mask(window=20), 70, 1, 1, widths=(192, 128), deterministic=True),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
     "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
 }

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
@@ -46,7 +45,7 @@ class KeyGradientTiles:
     """How the kernel is cut; static."""
 
     queries: int
-    """Queries of a block: a multiple of 16; 64 or 128 where the gradient of the queries is wanted too."""
+    """Queries of a block: 32, 64 or 128."""
     stages: int
     """Blocks of queries and output gradients in shared memory."""
 
@@ -79,10 +78,10 @@ def key_gradients(
     body = _KeyGradients(schedule, heads // kv_heads, tiles, limits, scores, matmuls, fused, widths, width, q.dtype)
     results = [jax.ShapeDtypeStruct((batch, padded, kv_heads, wide), jnp.float32) for wide in widths.values()]
     inputs = (q, k, v, d_out, statistics, queries, keys, *visits)
-    sums = [jax.new_ref(jnp.zeros((batch, queries.shape[2], heads, width), jnp.float32))] if fused else []
+    sums = [jax.new_ref(fused.zeros(batch, queries.shape[2], heads))] if fused else []
     memory, name = body.memory(value_width), "attention_key_gradients"
     outputs = launch(body, (*inputs, *sums), results, memory, schedule, name, interpret)
-    return dict(zip(widths, outputs, strict=True)) | ({"q": jax.freeze(sums[0])} if sums else {})
+    return dict(zip(widths, outputs, strict=True)) | ({"q": fused.whole(jax.freeze(sums[0]))} if fused else {})
 
 
 class _Arrays(NamedTuple):
@@ -150,11 +149,12 @@ class _KeyGradients:
     def memory(self, value_width: int) -> _Memory:
         """The types of its shared memory."""
         block, stages, width, dtype = self.tiles.queries, self.tiles.stages, self.width, self.dtype
-        readers, of_query = CONSUMERS if self.fused else 1, ((2, jnp.float32), (self.limits.query_rows, jnp.int32))
+        of_query, of_key = ((2, jnp.float32), (self.limits.query_rows, jnp.int32)), (self.limits.key_rows, jnp.int32)
+        readers, like = CONSUMERS if self.fused else 1, block if block < ROWS else None
         return _Memory(
-            keys=Loaded.of(CONSUMERS, readers, ROWS, (width, value_width), dtype, (self.limits.key_rows, jnp.int32)),
-            queries=Loaded.of(stages, CONSUMERS, block, (width,), dtype, *of_query),
-            d_out=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype),
+            keys=Loaded.of(CONSUMERS, readers, ROWS, (width, value_width), dtype, of_key, like=like),
+            queries=Loaded.of(stages, CONSUMERS, block, (width,), dtype, *of_query, like=like),
+            d_out=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype, like=like),
             scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
             fused=self.fused.memory(dtype) if self.fused else None,
         )
@@ -260,7 +260,7 @@ class _KeyGradients:
         memory.queries.release(slot)
         if self.fused is not None and memory.fused is not None:
             start = block_rows(arrays.visits, at.row, at.tile, index, self.tiles.queries).start
-            target = lambda first, columns: arrays.d["q"].at[at.row, pl.ds(start + first, ROWS), at.head, columns]
+            target = self.fused.target(arrays.d["q"], at.row, at.head, start)
             self.fused.add(memory.fused, step, at.warpgroup, memory.keys.memory[0], target)
         return sums
 

@@ -21,13 +21,20 @@ class Loaded(NamedTuple):
 
     @classmethod
     def of(
-        cls, slots: int, readers: int, rows: int, widths: tuple[int, ...], dtype: Any, *beside: tuple[int, Any]
+        cls,
+        slots: int,
+        readers: int,
+        rows: int,
+        widths: tuple[int, ...],
+        dtype: Any,
+        *beside: tuple[int, Any],
+        like: int | None = None,
     ) -> Loaded:
         """The types of slots for `rows` rows of these widths, which `readers` warpgroups read.
 
-        `beside` are the numbers that each row has as well: how many, and their dtype.
+        `beside` are the numbers that each row has as well: how many, and their dtype. `like` is as for `tiled`.
         """
-        matrices = (tiled((slots, rows, width), dtype) for width in widths)
+        matrices = (tiled((slots, rows, width), dtype, like) for width in widths)
         types = (*matrices, *(plgpu.SMEM((slots, count, rows), kind) for count, kind in beside))
         ready = plgpu.Barrier(num_barriers=slots, num_arrivals=len(types))
         return cls(types, ready, plgpu.Barrier(num_barriers=slots, num_arrivals=readers))

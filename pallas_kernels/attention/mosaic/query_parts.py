@@ -12,6 +12,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 from pallas_kernels.attention.mosaic.matmuls import product_over_halves
 from pallas_kernels.attention.mosaic.memory import tiled
@@ -48,38 +49,62 @@ class QueryGradientParts:
 
     width: int
     queries: int
-    """Of a block: 64 or 128."""
+    """Of a block: 128, of which a consumer has half; 64, of which it has some columns; or 32, those on their side."""
     scale: float
     matmuls: Any
+
+    @property
+    def transposed(self) -> bool:
+        """The gradient's columns are the rows of the product, because a wgmma has no fewer than 64."""
+        return self.queries < ROWS
 
     @property
     def columns(self) -> tuple[int, ...]:
         """Of a consumer: all, where it has half of the rows; else half of them, or now the wider and now the narrower.
 
-        A part is whole tiles of 32 columns of float32, which at width 96 are three.
+        The last where whole tiles, of 32 columns of float32 or of 64 rows, cannot be halved: at widths 96 and 192.
         """
         if self.queries == TILE:
             return (self.width,)
-        wider = -(-self.width // 64) * 32
+        tile = ROWS if self.transposed else 32
+        wider = -(-self.width // (2 * tile)) * tile
         return (wider,) if 2 * wider == self.width else (wider, self.width - wider)
 
     def memory(self, dtype: Any) -> Exchange:
         """The types of what is exchanged."""
+        shape = lambda columns: (columns, self.queries) if self.transposed else (ROWS, columns)
         return Exchange(
-            ds=tiled((2, CONSUMERS, ROWS, self.queries), dtype, like=self.width),
+            ds=tiled((2, CONSUMERS, ROWS, self.queries), dtype, like=self.queries if self.transposed else self.width),
             ready=plgpu.Barrier(num_arrivals=CONSUMERS),
-            dq=[tiled((CONSUMERS, ROWS, columns), jnp.float32) for columns in self.columns],
+            dq=[tiled((CONSUMERS, *shape(columns)), jnp.float32) for columns in self.columns],
         )
 
+    def zeros(self, batch: int, queries: int, heads: int) -> jax.Array:
+        """What the parts are added to."""
+        shape = (batch, heads, self.width, queries) if self.transposed else (batch, queries, heads, self.width)
+        return jnp.zeros(shape, jnp.float32)
+
+    def whole(self, dq: jax.Array) -> Float[Array, "batch queries heads width"]:
+        """What they have made of it."""
+        return dq.transpose((0, 3, 1, 2)) if self.transposed else dq
+
+    def target(self, dq: Any, row: Any, head: Any, start: Any) -> Callable[[Any, Any], Any]:
+        """Where in global memory belong, of a block of queries, the rows from the one given on, and columns."""
+        if self.transposed:
+            return lambda _, columns: dq.at[row, head, columns, pl.ds(start, self.queries)]
+        return lambda first, columns: dq.at[row, pl.ds(start + first, ROWS), head, columns]
+
     def add(self, memory: Exchange, step: Any, warpgroup: Any, keys: Any, target: Callable[[Any, Any], Any]) -> None:
-        """Add this consumer's part; `target` is where 64 rows from the one given on, and columns, belong."""
+        """Add this consumer's part, from what is exchanged and both halves of the keys, to what is at `target`."""
         ds, parts = memory.ds.at[lax.rem(step, jnp.int32(2))], self.columns
 
         def add_part(first: Any, columns: Any, stages: Any) -> None:
-            pairs = tuple(
-                (ds.at[half, :, pl.ds(first, ROWS)].transpose((1, 0)), keys.at[half + zero(step), :, columns])
-                for half in range(CONSUMERS)
-            )
+            halves = tuple(keys.at[half + zero(step), :, columns] for half in range(CONSUMERS))
+            if self.transposed:
+                pairs = tuple((half.transpose((1, 0)), ds.at[n]) for n, half in enumerate(halves))
+            else:
+                rows = pl.ds(first, ROWS)
+                pairs = tuple((ds.at[n, :, rows].transpose((1, 0)), half) for n, half in enumerate(halves))
             dq = product_over_halves(pairs) * self.scale
             self.matmuls.add_to_global(target(first, columns), dq, stages.at[warpgroup])
 

@@ -1,7 +1,7 @@
 """Tiles of each kernel by head width: a table, so that nothing is tuned when a program runs.
 
 They begin with FlashAttention-3's (its `hopper/tile_size.h`), under what Mosaic GPU asks for: a block is a multiple of
-64 wherever it is contracted over, because a row of a swizzled tile is 128 bytes; so 176, 112 and 80 keys are out of
+64, or 32, where it is contracted over: a row of a swizzled tile is 128 bytes, or 64; so 176, 112 and 80 keys are out of
 reach. The rest was decided by shared memory (227 KiB) and by registers: `test_mosaic_compiled` compiles every width and
 reads that nothing is spilled (docs/kernels.md says which forms of it). Windows and segments take the same tiles: how
 few blocks they visit is in the lists.
@@ -24,14 +24,12 @@ class Tiles(NamedTuple):
     key_gradients: tuple[tuple[str, KeyGradientTiles], ...]
     """What each launch computes, `k` and `v`: both at once where the registers hold both sums."""
     fused: KeyGradientTiles | None
-    """For all gradients at once; None where it would spill."""
+    """For all gradients at once; None where registers cannot hold them."""
 
 
 _BOTH_64 = (("kv", KeyGradientTiles(64, 2)),)
-
-
-def _one_by_one(stages: int) -> tuple[tuple[str, KeyGradientTiles], ...]:
-    return (("v", KeyGradientTiles(64, stages)), ("k", KeyGradientTiles(64, stages)))
+_BOTH_32 = (("kv", KeyGradientTiles(32, 3)),)
+_ONE_BY_ONE = (("v", KeyGradientTiles(64, 1)), ("k", KeyGradientTiles(64, 1)))
 
 
 TABLE = {
@@ -40,8 +38,8 @@ TABLE = {
     ),
     (96, 96): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
     (128, 128): Tiles(ForwardTiles(128, 2), QueryGradientTiles(128, 2), _BOTH_64, KeyGradientTiles(64, 2)),
-    (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _one_by_one(2), None),
-    (256, 256): Tiles(ForwardTiles(64, 2, own_output=False), QueryGradientTiles(64, 1), _one_by_one(1), None),
+    (192, 128): Tiles(ForwardTiles(64, 3), QueryGradientTiles(64, 2), _BOTH_32, KeyGradientTiles(32, 2)),
+    (256, 256): Tiles(ForwardTiles(64, 2, own_output=False), QueryGradientTiles(64, 1), _ONE_BY_ONE, None),
 }
 """By (width of queries and keys, width of values)."""
 
