@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxpar.compiler.no_machine_code import options_without_machine_code
+from jaxpar.compiler.wheels import cuda_release, toolkit
 from jaxpar.config.errors import UserError
 
 DUMPS = {"buffer_assignment": "-buffer-assignment.txt", "live_ranges": "-live-range.txt"}
@@ -32,8 +34,11 @@ _MEMORY = {
 }
 
 
-def compile_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile the step that `request` asks for; the dumped texts are not part of the result."""
+def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compile the step that `request` asks for; the dumped texts are not part of the result.
+
+    `folder` is for files that are needed on the way.
+    """
     import jax
     from jax.experimental import topologies
 
@@ -53,7 +58,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         lowered = step.train.trace(step.abstract_input(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
     if step.plan.optimizer_offload == "host":
         _rest_on_host(lowered, {n for n, away in enumerate(jax.tree.leaves(step.rests_elsewhere)) if away})
-    compiled = lowered.compile()
+    without = options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
+    compiled = lowered.compile(compiler_options=without)
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     if memory is None:
@@ -108,7 +114,7 @@ def main(folder: Path) -> None:
     """Answer the request that lies in `folder`."""
     request = json.loads((folder / "request.json").read_text())
     try:
-        result = compile_request(request)
+        result = compile_request(request, folder)
     except UserError as error:
         result = {"error": str(error)}
     (folder / "result.json").write_text(json.dumps(result))

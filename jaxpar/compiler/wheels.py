@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 
 import jaxpar
@@ -42,6 +42,12 @@ def cuda_release() -> str:
 def has_cudnn(release: str) -> bool:
     """Whether cuDNN's wheel is there; without it a program with cuDNN's attention cannot be compiled."""
     return _version(f"nvidia-cudnn-cu{release}") is not None
+
+
+def toolkit(release: str) -> Path:
+    """The folder of the installed part of the CUDA toolkit, in which ptxas is `bin/ptxas`."""
+    (ptxas,) = (Path(str(file.locate())) for file in files(_ptxas(release)) or () if file.match("bin/ptxas"))
+    return ptxas.resolve().parents[1]
 
 
 def versions(release: str) -> dict[str, str]:

@@ -1,8 +1,11 @@
-"""Small steps compiled for clusters of H100s, each once per process, with their reports."""
+"""Small steps compiled for clusters of H100s, each once for all workers, with their reports."""
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import hashlib
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -20,9 +23,19 @@ from jaxpar.training.step import TrainStep
 from tests.small_run import small
 from tests.traced import SENT, mesh_of, operations
 
-CACHE = Path(tempfile.mkdtemp(prefix="jaxpar-inspected-"))
-"""Where compiles of this process are kept, so that a command can be tried on a step that is compiled already."""
-atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+
+def _folder() -> Path:
+    """Beside what XLA compiles for the CPU, where that is kept; what is there is of these very sources, or not used."""
+    if kept := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return Path(kept).parent / "inspected"
+    alone = tempfile.mkdtemp(prefix="jaxpar-inspected-")
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    return Path(alone)
+
+
+CACHE = _folder()
+"""Where compiles are kept, so that a command can be tried on a step that is compiled already."""
+CACHE.mkdir(parents=True, exist_ok=True)
 
 CLUSTER = "h100:2x4"
 
@@ -45,17 +58,21 @@ def wide(**sections: dict[str, Any]) -> Config:
 
 
 def inspected(config: Config, cluster: str = CLUSTER) -> tuple[Analysis, Report]:
-    """Compile and read."""
+    """Compile and read; a step that another worker is compiling is waited for."""
     where = parse_cluster(cluster)
-    analysis = Analysis(compile_step(config, where, cache=CACHE), where)
+    with (CACHE / f"{hashlib.sha256(f'{config} {cluster}'.encode()).hexdigest()[:16]}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        compilation = compile_step(config, where, cache=CACHE)
+    analysis = Analysis(compilation, where)
     return analysis, make_report(analysis, "small")
 
 
 @cache
 def hsdp() -> tuple[Analysis, Report]:
     """The step of `YAML`."""
-    file = CACHE / "hsdp.yaml"
-    file.write_text(YAML)
+    partial, file = CACHE / f"hsdp.{os.getpid()}", CACHE / "hsdp.yaml"
+    partial.write_text(YAML)
+    partial.replace(file)  # which the other worker may be reading
     return inspected(load_config(file))
 
 

@@ -29,7 +29,7 @@ def tiny() -> None:
         (memory,) = Path(folder).glob("memory.json")
         texts = {"program": (Path(folder) / "program.txt").read_text()}
         for name, ending in DUMPS.items():
-            (path,) = (Path(folder) / "dump").glob(AFTER + ending)
+            path = min((Path(folder) / "dump").glob(AFTER + ending))  # and the same of the compile without machine code
             texts[name] = path.read_text()
         _keep(f"tiny-{version('jax')}", texts, json.loads(memory.read_text()))
 

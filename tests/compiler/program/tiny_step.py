@@ -11,6 +11,10 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+from jaxpar.compiler.no_machine_code import options_without_machine_code
+from jaxpar.compiler.wheels import cuda_release, toolkit
 
 LAYERS, BATCH, SEQUENCE, EMBED, HIDDEN = 4, 4, 512, 1024, 4096
 MESH = {"pipe": 2, "fsdp": 2, "tensor": 2}
@@ -77,7 +81,14 @@ def compile_into(folder: Path) -> None:
 
     weights = shape((LAYERS, EMBED, HIDDEN), of_weights[0]), shape((LAYERS, HIDDEN, EMBED), of_weights[1])
     x = shape((BATCH, SEQUENCE, EMBED), P("fsdp", "tensor"))
-    compiled = run.trace(weights, x).lower(lowering_platforms=("cuda",)).compile()
+    lowered = run.trace(weights, x).lower(lowering_platforms=("cuda",))
+    _write(lowered.compile(), folder)
+    options = options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
+    _write(lowered.compile(compiler_options=options), folder / "without_machine_code")
+
+
+def _write(compiled: Any, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     (folder / "program.txt").write_text(compiled.as_text())
     memory = compiled.memory_analysis()
     keys = ("peak_memory_in_bytes", "total_allocation_bytes", "host_temp_size_in_bytes")

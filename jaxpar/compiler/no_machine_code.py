@@ -1,0 +1,39 @@
+"""Compiler options that leave out the machine code: nothing of it is looked at, and it is half of a compile.
+
+XLA has every kernel optimized by LLVM and assembled by NVIDIA's ptxas, in a process per kernel, after the program, its
+memory and its schedule are settled. A stand-in for ptxas answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+_STAND_IN = """#!/bin/sh
+# Writes empty machine code; XLA chooses by the version of the real one.
+if [ "$1" = --version ]; then exec {ptxas} --version; fi
+while [ $# -gt 0 ]; do
+    if [ "$1" = -o ]; then : > "$2"; fi
+    shift
+done
+"""
+
+
+def options_without_machine_code(toolkit: Path, folder: Path) -> dict[str, str | int]:
+    """Compiler options for programs that will never run; `folder`, which is made, stands for the CUDA `toolkit`.
+
+    Where no program may be started from `folder`, kernels are assembled as always, which takes longer.
+    """
+    (folder / "bin").mkdir(parents=True)
+    for part in toolkit.iterdir():
+        if part.name != "bin":
+            (folder / part.name).symlink_to(part)
+    for program in (toolkit / "bin").iterdir():
+        if program.name != "ptxas":
+            (folder / "bin" / program.name).symlink_to(program)
+    stand_in = folder / "bin" / "ptxas"
+    stand_in.write_text(_STAND_IN.format(ptxas=shlex.quote(str(toolkit / "bin" / "ptxas"))))
+    stand_in.chmod(0o755)
+    options: dict[str, str | int] = {"xla_backend_optimization_level": 0}
+    return options | ({"xla_gpu_cuda_data_dir": str(folder)} if os.access(stand_in, os.X_OK) else {})
