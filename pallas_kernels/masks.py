@@ -115,9 +115,9 @@ def kept_blocks_of_rows(
     if mask.segmented:
         q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
         kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
-        first_segment = jnp.where(kv_segment == 0, jnp.iinfo(kv_segment.dtype).max, kv_segment).min(-1)[None]
-        kept &= first_segment <= q_segment.max(-1)[:, None]
-        kept &= q_segment.min(-1)[:, None] <= kv_segment.max(-1)[None]
+        first = lambda segment: jnp.where(segment == 0, jnp.iinfo(segment.dtype).max, segment).min(-1)
+        kept &= first(kv_segment)[None] <= q_segment.max(-1)[:, None]
+        kept &= first(q_segment)[:, None] <= kv_segment.max(-1)[None]
     return kept
 
 

@@ -31,6 +31,7 @@ def make_attend(config: Config, plan: Plan) -> Attend:
         options.query_block,
         options.kv_block,
         run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses),
+        neighbours=plan.context_order == "contiguous",
     )
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:

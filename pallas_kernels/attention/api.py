@@ -100,7 +100,9 @@ def flash_attention(
         compute_capability=capability,
     )
     name = _chosen(implementation, request).name
-    settings = Settings(mask, q.shape[3] ** -0.5 if scale is None else scale, softcap, interpret=interpret)
+    settings = Settings(
+        mask, q.shape[3] ** -0.5 if scale is None else scale, softcap, neighbours=True, interpret=interpret
+    )
     found = entry(name)
     if found.kernels is None:
         return found.attend(settings, q, k, v, tokens)

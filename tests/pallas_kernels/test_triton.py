@@ -16,6 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 from jaxpar.attention.ring import merge
 from pallas_kernels.attention import Kernels, Settings, output_products, reference, triton
 from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention.intervals import Intervals
 from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import AMPERE, HOPPER, Tile, Tiles, pieces
 from pallas_kernels.masks import Mask
@@ -44,12 +45,14 @@ class Case(NamedTuple):
     softcap: float | None = None
     dtype: str = "bfloat16"
     queries: slice = slice(None)
+    neighbours: bool = False
+    """What blocks visit is an interval, not a list."""
 
 
 CASES = {
-    "causal": Case(Mask()),
+    "causal": Case(Mask(), neighbours=True),
     "full-multi-query-float16": Case(Mask(causal=False), 33, 3, 1, dtype="float16"),
-    "packed-window-softcap": Case(Mask(window=20, segmented=True), 70, softcap=1.5),
+    "packed-window-softcap": Case(Mask(window=20, segmented=True), 70, softcap=1.5, neighbours=True),
     "prefix-some-queries": Case(Mask(prefix=True), queries=slice(23, 45)),
     "one-token": Case(Mask(), 1),
 }
@@ -98,7 +101,7 @@ def run(kernels: Kernels, options: Settings, tokens: KernelTokens, inputs: dict[
 def errors(case: Case, tokens: Tokens) -> tuple[dict[str, float], dict[str, float]]:
     """Of the kernels, and of the plain JAX form."""
     inputs = random_inputs(case, tokens)
-    options = Settings(case.mask, case.width**-0.5, case.softcap, interpret=True)
+    options = Settings(case.mask, case.width**-0.5, case.softcap, neighbours=case.neighbours, interpret=True)
     given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
     expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
@@ -178,38 +181,52 @@ MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmen
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("seed", [0, None], ids=["in any order", "in order"])
-def test_lists_hold_each_block_with_a_kept_pair_once_and_call_none_whole_that_is_cut(
-    mask: Mask, seed: int | None
+@pytest.mark.parametrize("neighbours", [False, True], ids=["list", "interval"])
+def test_each_block_with_a_kept_pair_is_visited_once_and_none_is_called_whole_that_is_cut(
+    neighbours: bool, mask: Mask, seed: int | None
 ) -> None:
     tokens = Tokens.whole_rows(np.array([[1] * 5 + [2] * 4 + [0] * 2], np.int32), np.array([4], np.int32))
     tokens = tokens if seed is None else random_tokens(seed)
     kept = pairs(mask, tokens)
     named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    for lists, pairs_, sizes in (
-        (per_query_block(mask, named, 2, 3), kept, (2, 3)),
-        (per_key_block(mask, named, 2, 3), kept.swapaxes(1, 2), (3, 2)),
+    for visits, pairs_, sizes in (
+        (per_query_block(mask, named, 2, 3, neighbours=neighbours), kept, (2, 3)),
+        (per_key_block(mask, named, 2, 3, neighbours=neighbours), kept.swapaxes(1, 2), (3, 2)),
     ):
-        for row, block in np.ndindex(lists.whole.shape):
+        orders = visits.blocks(12) if isinstance(visits, Intervals) else visits.order
+        for row, block in np.ndindex(visits.whole.shape):
             mine = pairs_[row, block * sizes[0] : (block + 1) * sizes[0]]
             others = -(-mine.shape[1] // sizes[1])
             of_other = [mine[:, other * sizes[1] : (other + 1) * sizes[1]] for other in range(others)]
-            whole, visited = int(lists.whole[row, block]), int(lists.kept[row, block])
-            order = list(map(int, lists.order[row, block]))
-            assert sorted(order) == list(range(others))
+            whole, visited = int(visits.whole[row, block]), int(visits.kept[row, block])
+            order = list(map(int, orders[row, block]))
+            assert len(set(order[:visited])) == visited and set(order[:visited]) <= set(range(others))
             assert {other for other in range(others) if of_other[other].any()} <= set(order[:visited])
             assert all(of_other[other].all() for other in order[:whole])
 
 
 def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask() -> None:
     slots = jnp.arange(64)[None]
-    lists = per_query_block(Mask(), KernelTokens(slots, slots), 8, 8)
-    assert np.array_equal(lists.whole[0], np.arange(8)) and np.array_equal(lists.kept[0], np.arange(8) + 1)
+    for neighbours in (False, True):
+        visits = per_query_block(Mask(), KernelTokens(slots, slots), 8, 8, neighbours=neighbours)
+        assert np.array_equal(visits.whole[0], np.arange(8)) and np.array_equal(visits.kept[0], np.arange(8) + 1)
+
+
+def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
+    """A block that has both visits its document's blocks alone, and is visited by them alone."""
+    slots, segments = jnp.arange(64)[None], jnp.repeat(jnp.array([1, 2, 3, 0]), jnp.array([16, 16, 20, 12]))[None]
+    tokens = KernelTokens(slots, slots, segments, segments)
+    for neighbours in (False, True):
+        of_queries = per_query_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
+        of_keys = per_key_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
+        assert list(map(int, of_queries.kept[0])) == [1, 2, 1, 2, 1, 2, 3, 0]
+        assert list(map(int, of_keys.kept[0])) == [2, 1, 2, 1, 3, 2, 1, 0]
 
 
 def test_a_short_window_makes_the_lists_short() -> None:
     slots = jnp.arange(64)[None]
-    lists = per_query_block(Mask(window=8), KernelTokens(slots, slots), 8, 8)
-    assert max(map(int, lists.kept[0])) == 2
+    visits = per_query_block(Mask(window=8), KernelTokens(slots, slots), 8, 8)
+    assert max(map(int, visits.kept[0])) == 2
 
 
 @pytest.mark.parametrize(("width", "expected"), [(64, (64,)), (96, (64, 32)), (192, (128, 64)), (256, (256,))])

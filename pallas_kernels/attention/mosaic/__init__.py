@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic import matmuls
 from pallas_kernels.attention.mosaic.backward_by_keys import key_gradients
 from pallas_kernels.attention.mosaic.backward_by_queries import query_gradients
@@ -20,10 +21,12 @@ from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_lim
 from pallas_kernels.attention.mosaic.forward import forward_kernel
 from pallas_kernels.attention.mosaic.schedule import TILE
 from pallas_kernels.attention.mosaic.scores import Scores
-from pallas_kernels.attention.mosaic.tiles import MULTIPROCESSORS, TABLE
+from pallas_kernels.attention.mosaic.tiles import MULTIPROCESSORS, TABLE, Tiles
+from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.attention.work import FORWARD, multiplies
+from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_over, varying_axes
 
 __all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
@@ -53,13 +56,18 @@ def forward(
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
     tokens: Tokens,
+    *,
+    tiles: Tiles | None = None,
 ) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
-    """Output and float32 log-sum-exp over these keys, like `attention_forward` of the reference."""
+    """Output and float32 log-sum-exp over these keys, like `attention_forward` of the reference.
+
+    `tiles` are those of the table where none are given.
+    """
     limits, scores, launch = _static(settings)
-    tiles = _tiles(q, v).forward
-    queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, tiles.keys)
-    found = visits(limits, queries, keys, TILE, tiles.keys, of_keys=False)
-    launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": tiles}
+    cut = (tiles or _tiles(settings, q, v)).forward
+    queries, keys = query_limits(settings.mask, tokens, TILE), key_tokens(settings.mask, tokens, cut.keys)
+    found = visits(limits, queries, keys, TILE, cut.keys, of_keys=False, neighbours=_neighbours(settings))
+    launch |= {"exact": settings.result_dtype(q) == jnp.float32, "tiles": cut}
     with multiplies(settings.mask, *FORWARD):
         out, lse = forward_kernel(q, k, v, queries, keys, found, limits=limits, scores=scores, **launch)
     results = out[:, : q.shape[1]], jnp.swapaxes(lse, 1, 2)[:, : q.shape[1]]
@@ -77,6 +85,7 @@ def backward(
     d_out: Float[Array, "batch queries heads value_width"],
     *,
     deterministic: bool = False,
+    tiles: Tiles | None = None,
 ) -> tuple[
     Float[Array, "batch queries heads width"],
     Float[Array, "batch keys kv_heads width"],
@@ -88,12 +97,12 @@ def backward(
     `deterministic` always in kernels of their own for queries and keys, whose bits are the same in every run.
     """
     limits, scores, launch = _static(settings)
-    tiles, length = _tiles(q, v), k.shape[1]
+    tiles, length = tiles or _tiles(settings, q, v), k.shape[1]
     mask, statistics, d_out = settings.mask, scores.statistics(lse, inner, TILE), d_out.astype(q.dtype)
     queries, keys = query_limits(mask, tokens, TILE), key_tokens(mask, tokens, TILE)
 
     def by_keys(wanted: str, cut) -> dict[str, jax.Array]:
-        found = visits(limits, queries, keys, cut.queries, TILE, of_keys=True)
+        found = visits(limits, queries, keys, cut.queries, TILE, of_keys=True, neighbours=_neighbours(settings))
         given = (q, k, v, d_out, statistics, queries, keys, found)
         slopes = ("slopes",) if wanted != "v" else ()
         with multiplies(mask, "scores", *slopes, *(f"d{letter}" for letter in wanted)):
@@ -103,7 +112,8 @@ def backward(
         d = by_keys("qkv", tiles.fused)
     else:
         blocks = key_tokens(mask, tokens, tiles.query_gradients.keys)
-        found = visits(limits, queries, blocks, TILE, tiles.query_gradients.keys, of_keys=False)
+        sizes = TILE, tiles.query_gradients.keys
+        found = visits(limits, queries, blocks, *sizes, of_keys=False, neighbours=_neighbours(settings))
         given = (q, k, v, d_out, statistics, queries, blocks, found)
         with multiplies(mask, "scores", "slopes", "dq"):
             d = {"q": query_gradients(*given, limits=limits, scores=scores, tiles=tiles.query_gradients, **launch)}
@@ -129,5 +139,10 @@ def _static(settings: Settings) -> tuple[Limits, Scores, dict]:
     return Limits.of(settings.mask), Scores(settings.scale, settings.softcap), launch
 
 
-def _tiles(q: jax.Array, v: jax.Array):
-    return TABLE[q.shape[3], v.shape[3]]
+def _tiles(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:
+    return table_tiles(q.shape[3], v.shape[3], kind_of(settings.mask))
+
+
+def _neighbours(settings: Settings) -> Mask | None:
+    """The mask, where what tiles visit are intervals."""
+    return settings.mask if settings.neighbours else None

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from pallas_kernels.attention.intervals import Intervals, most_visited
 from pallas_kernels.attention.settings import Tokens
 from pallas_kernels.masks import Mask
 
@@ -109,7 +110,15 @@ class Visits(NamedTuple):
     """`batch * tiles + tile` of the tiles, those with the most blocks first (Graham's longest-processing-time rule)."""
 
 
-def visits(limits: Limits, queries: jax.Array, keys: jax.Array, q_block: int, kv_block: int, of_keys: bool) -> Visits:
+def visits(
+    limits: Limits,
+    queries: jax.Array,
+    keys: jax.Array,
+    q_block: int,
+    kv_block: int,
+    of_keys: bool,
+    neighbours: Mask | None = None,
+) -> Visits:
     """What each tile of queries visits; with `of_keys` what each tile of keys visits.
 
     Args:
@@ -119,13 +128,21 @@ def visits(limits: Limits, queries: jax.Array, keys: jax.Array, q_block: int, kv
         q_block: Queries of a tile (or block).
         kv_block: Keys of a block (or tile).
         of_keys: The tiles are the keys'.
+        neighbours: The mask, where slots grow by one from token to token. What a tile visits is then an interval, of
+            which lists are made without sorting, and under a window no longer than it leaves them.
     """
     kept, whole = _judge(limits, queries, keys, q_block, kv_block)
     if of_keys:
         kept, whole = kept.swapaxes(1, 2), whole.swapaxes(1, 2)
-    rank = jnp.where(whole, 0, jnp.where(kept, 1, 2)).astype(jnp.int8)
-    blocks = jnp.argsort(rank, axis=-1, stable=True).astype(jnp.int32)
-    counts = jnp.stack([whole.sum(-1, dtype=jnp.int32), kept.sum(-1, dtype=jnp.int32)], -1)
+    if neighbours is not None:
+        sizes = (kv_block, q_block) if of_keys else (q_block, kv_block)
+        found = Intervals.of(kept, whole)
+        blocks = found.blocks(min(kept.shape[-1], most_visited(neighbours, *sizes) or kept.shape[-1]))
+        counts = jnp.stack([found.whole, found.kept], -1)
+    else:
+        rank = jnp.where(whole, 0, jnp.where(kept, 1, 2)).astype(jnp.int8)
+        blocks = jnp.argsort(rank, axis=-1, stable=True).astype(jnp.int32)
+        counts = jnp.stack([whole.sum(-1, dtype=jnp.int32), kept.sum(-1, dtype=jnp.int32)], -1)
     order = jnp.argsort(-counts[..., 1].reshape(-1), stable=True).astype(jnp.int32)
     return Visits(blocks, counts, order)
 

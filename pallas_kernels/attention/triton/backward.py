@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, products, scores, softcap_slope
 from pallas_kernels.attention.triton.call import call, default_tiles
-from pallas_kernels.attention.triton.lists import Lists, per_key_block, per_query_block
+from pallas_kernels.attention.triton.lists import Visited, Visits, per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
 from pallas_kernels.attention.work import multiplies
 
@@ -49,7 +49,7 @@ def backward(
     (batch, queries, heads, width), (_, keys, kv_heads, _) = q.shape, v.shape
 
     tile = tiles.dq
-    lists = per_query_block(settings.mask, tokens, tile.queries, tile.keys)
+    visits = per_query_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
     with multiplies(settings.mask, "scores", "slopes", "dq"):
         (dq,) = call(
             partial(_dq_kernel, settings, tile),
@@ -57,11 +57,11 @@ def backward(
             (pl.cdiv(queries, tile.queries), heads, batch),
             tile,
             ((q.shape, settings.result_dtype(q)),),
-            (*arguments, lists),
+            (*arguments, visits),
             settings.interpret,
         )
     tile = tiles.dkv
-    lists = per_key_block(settings.mask, tokens, tile.queries, tile.keys)
+    visits = per_key_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
     with multiplies(settings.mask, "scores", "slopes", "dv", "dk"):
         dk, dv = call(
             partial(_dkv_kernel, settings, tile),
@@ -69,7 +69,7 @@ def backward(
             (pl.cdiv(keys, tile.keys), kv_heads, batch),
             tile,
             ((k.shape, settings.result_dtype(k)), (v.shape, settings.result_dtype(v))),
-            (*arguments, lists),
+            (*arguments, visits),
             settings.interpret,
         )
     return dq, dk, dv
@@ -77,7 +77,7 @@ def backward(
 
 def _dq_kernel(
     settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, inner: Any, tokens: Tokens,
-    lists: Lists, dq: Any,
+    visits: Visits, dq: Any,
 ) -> None:  # fmt: skip
     turn, head, row = (pl.program_id(axis) for axis in range(3))
     block = pl.num_programs(0) - 1 - turn if settings.mask.causal else turn  # the longest first
@@ -86,9 +86,10 @@ def _dq_kernel(
     q_tile, d_out_tile = rows.of_heads(q, row, head), rows.of_heads(d_out, row, head)
     lse_tile = rows.of_statistics(lse, row, head, jnp.inf)[:, None]
     inner_tile = rows.of_statistics(inner, row, head, 0.0)[:, None]
+    visited = Visited.by(visits, row, block)
 
     def visit(place: jax.Array, dq: tuple, cut: bool) -> tuple:
-        keys = Rows.of(lists.order[row, block, place], tile.keys, k.shape[1])
+        keys = Rows.of(visited.other(place, cut), tile.keys, k.shape[1])
         k_tile = keys.of_heads(k, row, kv_head)
         score = scores(settings, q_tile, k_tile)
         p = jnp.exp2(score - lse_tile)
@@ -101,27 +102,27 @@ def _dq_kernel(
         return tuple(old + plgpu.dot(ds, piece) for old, piece in zip(dq, k_tile, strict=True))
 
     zeros = tuple(jnp.zeros((tile.queries, size), jnp.float32) for _, size in pieces(q.shape[-1]))
-    whole, kept = lists.whole[row, block], lists.kept[row, block]
-    found = lax.fori_loop(0, whole, partial(visit, cut=False), zeros)
-    found = lax.fori_loop(whole, kept, partial(visit, cut=True), found)
+    found = lax.fori_loop(0, visited.whole, partial(visit, cut=False), zeros)
+    found = lax.fori_loop(visited.whole, visited.kept, partial(visit, cut=True), found)
     rows.store(dq, row, head, tuple(piece * settings.scale for piece in found))
 
 
 def _dkv_kernel(
     settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, inner: Any, tokens: Tokens,
-    lists: Lists, dk: Any, dv: Any,
+    visits: Visits, dk: Any, dv: Any,
 ) -> None:  # fmt: skip
     block, kv_head, row = (pl.program_id(axis) for axis in range(3))  # early keys are seen by most queries
     group = q.shape[2] // k.shape[2]
     rows = Rows.of(block, tile.keys, k.shape[1])
     k_tile, v_tile = rows.of_heads(k, row, kv_head), rows.of_heads(v, row, kv_head)
+    visited = Visited.by(visits, row, block)
 
     def visit(step: jax.Array, gradients: tuple, first: jax.Array | int, count: jax.Array, cut: bool) -> tuple:
         """Step through `count` blocks of the list from `first` on, for each query head of the KV head."""
         dk, dv = gradients
         of_group = lax.div(step, count) if group > 1 else 0
         head, place = kv_head * group + of_group, first + step - of_group * count
-        queries = Rows.of(lists.order[row, block, place], tile.queries, q.shape[1])
+        queries = Rows.of(visited.other(place, cut), tile.queries, q.shape[1])
         q_tile, d_out_tile = queries.of_heads(q, row, head), queries.of_heads(d_out, row, head)
         score = scores(settings, k_tile, q_tile)
         p = jnp.exp2(score - queries.of_statistics(lse, row, head, jnp.inf)[None, :])
@@ -138,8 +139,7 @@ def _dkv_kernel(
     zeros = tuple(
         tuple(jnp.zeros((tile.keys, size), jnp.float32) for _, size in pieces(ref.shape[-1])) for ref in (dk, dv)
     )
-    whole, kept = lists.whole[row, block], lists.kept[row, block]
-    cut = kept - whole
+    whole, cut = visited.whole, visited.kept - visited.whole
     found = lax.fori_loop(0, whole * group, partial(visit, first=0, count=whole, cut=False), zeros)
     dk_found, dv_found = lax.fori_loop(0, cut * group, partial(visit, first=whole, count=cut, cut=True), found)
     rows.store(dk, row, kv_head, tuple(piece * settings.scale for piece in dk_found))

@@ -9,6 +9,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.settings import Settings
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, tiles
 from pallas_kernels.device import target
@@ -17,7 +18,7 @@ from pallas_kernels.device import target
 def default_tiles(settings: Settings, q: jax.Array, v: jax.Array) -> Tiles:
     """The tiles of the table for these heads and the device that is traced for."""
     capability = None if settings.interpret else target().compute_capability
-    return tiles(q.shape[-1], v.shape[-1], capability)
+    return tiles(q.shape[-1], v.shape[-1], capability, kind_of(settings.mask))
 
 
 def call(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, scores
 from pallas_kernels.attention.triton.call import call, default_tiles
-from pallas_kernels.attention.triton.lists import Lists, per_query_block
+from pallas_kernels.attention.triton.lists import Visited, Visits, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, pieces
 from pallas_kernels.attention.work import FORWARD, multiplies
 
@@ -31,7 +31,7 @@ def forward(
     """Output in the dtype that `settings.results` names, and log-sum-exp; see `Kernels`."""
     tile = tile or default_tiles(settings, q, v).forward
     (batch, queries, heads, _), value_width = q.shape, v.shape[-1]
-    lists = per_query_block(settings.mask, tokens, tile.queries, tile.keys)
+    visits = per_query_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
     with multiplies(settings.mask, *FORWARD):
         out, lse = call(
             partial(_kernel, settings, tile),
@@ -39,25 +39,25 @@ def forward(
             (pl.cdiv(queries, tile.queries), heads, batch),
             tile,
             (((*q.shape[:-1], value_width), settings.result_dtype(q)), ((batch, heads, queries), jnp.float32)),
-            (q, k, v, tokens, lists),
+            (q, k, v, tokens, visits),
             settings.interpret,
         )
     return out, lse.swapaxes(1, 2)
 
 
 def _kernel(
-    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, tokens: Tokens, lists: Lists, out: Any, lse: Any
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, tokens: Tokens, visits: Visits, out: Any, lse: Any
 ) -> None:
     # Later queries see more keys where the mask is causal: they go first, so that the last to end are short ones.
     turn, head, row = (pl.program_id(axis) for axis in range(3))
     block = pl.num_programs(0) - 1 - turn if settings.mask.causal else turn
     kv_head = lax.div(head, q.shape[2] // k.shape[2])
     rows = Rows.of(block, tile.queries, q.shape[1])
-    q_tile = rows.of_heads(q, row, head)
+    q_tile, visited = rows.of_heads(q, row, head), Visited.by(visits, row, block)
 
     def visit(place: jax.Array, state: tuple, cut: bool) -> tuple:
         peak, total, output = state
-        keys = Rows.of(lists.order[row, block, place], tile.keys, k.shape[1])
+        keys = Rows.of(visited.other(place, cut), tile.keys, k.shape[1])
         score = scores(settings, q_tile, keys.of_heads(k, row, kv_head))
         if cut:
             kept = pairs(settings, tokens, row, rows, keys, keys_first=False)
@@ -74,9 +74,8 @@ def _kernel(
 
     zeros = tuple(jnp.zeros((tile.queries, size), jnp.float32) for _, size in pieces(v.shape[-1]))
     state = (jnp.full((tile.queries,), -jnp.inf, jnp.float32), jnp.zeros((tile.queries,), jnp.float32), zeros)
-    whole, kept = lists.whole[row, block], lists.kept[row, block]
-    state = lax.fori_loop(0, whole, partial(visit, cut=False), state)
-    peak, total, output = lax.fori_loop(whole, kept, partial(visit, cut=True), state)
+    state = lax.fori_loop(0, visited.whole, partial(visit, cut=False), state)
+    peak, total, output = lax.fori_loop(visited.whole, visited.kept, partial(visit, cut=True), state)
 
     share = 1.0 / jnp.where(total == 0.0, 1.0, total)
     rows.store(out, row, head, tuple(piece * share[:, None] for piece in output))

@@ -1,19 +1,28 @@
-"""Which blocks of pairs a kernel visits: lists made in XLA before it, from the first and last token of each block."""
+"""Which blocks of pairs a kernel visits, made in XLA before it from the first and last token of each block.
+
+Where slots grow by one from token to token that is an interval, which takes 16 bytes for a tile; else a list, which
+takes 4 for each pair of blocks.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jax import lax
+from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.attention.blocks import Blocks
+from pallas_kernels.attention.intervals import Intervals, cut_block
 from pallas_kernels.attention.settings import Tokens
 from pallas_kernels.masks import Mask, kept_blocks_of_rows, whole_blocks_of_rows
 
 PADDING_SLOT = jnp.iinfo(jnp.int32).max
 """Slot of the keys that only fill up the last block."""
+_PAIRS = 2**20
+"""Pairs of blocks that are judged at a time: those of a row of 128k tokens in blocks of 128."""
 
 
 class Lists(NamedTuple):
@@ -27,36 +36,88 @@ class Lists(NamedTuple):
     """How many of both; what follows in `order` is never visited."""
 
 
-def per_query_block(mask: Mask, tokens: Tokens, queries: int, keys: int) -> Lists:
-    """The key blocks of each query block, where blocks are of so many tokens."""
-    return _lists(*_of_blocks(mask, tokens, queries, keys))
+type Visits = Lists | Intervals
 
 
-def per_key_block(mask: Mask, tokens: Tokens, queries: int, keys: int) -> Lists:
+def per_query_block(mask: Mask, tokens: Tokens, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
+    """The key blocks of each query block, where blocks are of so many tokens; `neighbours` as in `Settings`."""
+    of_queries, of_keys, prefixes = _sides(mask, tokens, queries, keys)
+    judge = lambda tiles: _judge(mask, tiles, of_keys, prefixes)
+    return _intervals(judge, of_queries, of_keys) if neighbours else _lists(*judge(of_queries))
+
+
+def per_key_block(mask: Mask, tokens: Tokens, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
     """The query blocks of each key block."""
-    kept, whole = _of_blocks(mask, tokens, queries, keys)
-    return _lists(kept.swapaxes(1, 2), whole.swapaxes(1, 2))
+    of_queries, of_keys, prefixes = _sides(mask, tokens, queries, keys)
+
+    def judge(tiles: _Side) -> tuple[jax.Array, jax.Array]:
+        kept, whole = _judge(mask, of_queries, tiles, prefixes)
+        return kept.swapaxes(1, 2), whole.swapaxes(1, 2)
+
+    return _intervals(judge, of_keys, of_queries) if neighbours else _lists(*judge(of_keys))
 
 
-def _of_blocks(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+class Visited(NamedTuple):
+    """What one block visits, inside a kernel."""
+
+    whole: jax.Array
+    kept: jax.Array
+    other: Callable[[jax.Array, bool], jax.Array]
+    """(index, cut) -> the number of the block that comes `index`th, of which it is said whether the mask cuts it."""
+
+    @classmethod
+    def by(cls, visits: Any, row: jax.Array, block: jax.Array) -> Visited:
+        """`visits` are references to a `Visits`."""
+        whole, kept = visits.whole[row, block], visits.kept[row, block]
+        if isinstance(visits, Lists):
+            return cls(whole, kept, lambda index, cut: visits.order[row, block, index])
+        first, inner = visits.first[row, block], visits.inner[row, block]
+
+        def other(index: jax.Array, cut: bool) -> jax.Array:
+            return cut_block(index - whole, first, inner, whole) if cut else inner + index
+
+        return cls(whole, kept, other)
+
+
+class _Side(NamedTuple):
+    """Tokens of queries or keys, block by block."""
+
+    slots: Int[Array, "blocks batch size"]
+    segments: Int[Array, "blocks batch size"] | None
+    padded: Bool[Array, " blocks"]
+    """Whether some of a block lie past the end."""
+
+
+def _sides(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[_Side, _Side, jax.Array | None]:
+    """Blocks of queries, padded with copies of the last one, and of keys, padded with what no query sees."""
+
+    def side(slots: jax.Array, segments: jax.Array | None, size: int, padding: dict, of_segments: dict) -> _Side:
+        blocks = Blocks(slots.shape[1], -(-slots.shape[1] // size), size)
+        cut = None if segments is None or not mask.segmented else blocks.split(segments, **of_segments)
+        padded = (1 + jnp.arange(blocks.count)) * size > blocks.length
+        return _Side(blocks.split(slots, **padding), cut, padded)
+
+    edge = {"mode": "edge"}
+    of_queries = side(tokens.q_slots, tokens.q_segments, queries, edge, edge)
+    of_keys = side(tokens.kv_slots, tokens.kv_segments, keys, {"constant_values": PADDING_SLOT}, {})
+    return of_queries, of_keys, tokens.prefix_lengths
+
+
+def _judge(mask: Mask, queries: _Side, keys: _Side, prefixes: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """[batch, query blocks, key blocks]: which must be visited, and of which every pair is kept."""
-    of_queries, of_keys = (
-        _blocks(slots.shape[1], size) for slots, size in ((tokens.q_slots, queries), (tokens.kv_slots, keys))
-    )
-    q_slots = of_queries.split(tokens.q_slots, mode="edge")
-    kv_slots = of_keys.split(tokens.kv_slots, constant_values=PADDING_SLOT)
-    q_segments, kv_segments = None, None
-    if mask.segmented and tokens.q_segments is not None and tokens.kv_segments is not None:
-        q_segments, kv_segments = of_queries.split(tokens.q_segments, mode="edge"), of_keys.split(tokens.kv_segments)
-    blocks = (mask, q_slots, kv_slots, q_segments, kv_segments, tokens.prefix_lengths)
+    blocks = (mask, queries.slots, keys.slots, queries.segments, keys.segments, prefixes)
     kept, whole = (jnp.moveaxis(of_rows(*blocks), -1, 0) for of_rows in (kept_blocks_of_rows, whole_blocks_of_rows))
-    if of_keys.count * of_keys.size != of_keys.length:
-        whole &= jnp.arange(of_keys.count) < of_keys.count - 1
-    return kept, kept & whole
+    return kept, kept & whole & ~keys.padded
 
 
-def _blocks(length: int, size: int) -> Blocks:
-    return Blocks(length, -(-length // size), size)
+def _intervals(judge: Callable[[_Side], tuple[jax.Array, jax.Array]], tiles: _Side, others: _Side) -> Intervals:
+    """Some tiles at a time, so that pairs of blocks take no more than `_PAIRS` wherever XLA writes them down."""
+    at_once = max(1, _PAIRS // others.padded.shape[0])
+    if tiles.padded.shape[0] <= at_once:
+        return Intervals.of(*judge(tiles))
+    one = lambda tile: Intervals.of(*judge(jax.tree.map(lambda x: x[None], tile)))
+    found = lax.map(one, tiles, batch_size=at_once)
+    return jax.tree.map(lambda x: jnp.moveaxis(x[..., 0], 0, 1), found)
 
 
 def _lists(kept: jax.Array, whole: jax.Array) -> Lists:

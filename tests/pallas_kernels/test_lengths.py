@@ -1,0 +1,183 @@
+"""Rows of the lengths that are run on devices, with the tiles of the tables, in interpreters and on paper."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.attention import Kernels, Settings, reference, triton
+from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention.kinds import kind_of
+from pallas_kernels.attention.mosaic import bounds
+from pallas_kernels.attention.mosaic.tiles import TABLE
+from pallas_kernels.attention.mosaic.tiles import tiles as mosaic_tiles
+from pallas_kernels.attention.triton import lists
+from pallas_kernels.attention.triton.tiles import tiles as triton_tiles
+from pallas_kernels.masks import Mask
+from tests.pallas_kernels import blocks64, dense64
+from tests.pallas_kernels.dense64 import Tokens, worst
+from tests.pallas_kernels.test_masks import random_tokens
+from tests.pallas_kernels.test_triton import FLOOR, MASKS, TIMES
+from tests.pallas_kernels.test_triton import run as run_kernels
+
+
+def tokens_of(length: int, padding: int) -> Tokens:
+    """Documents of about 300 tokens, and padding."""
+    row = 1 + np.searchsorted(np.cumsum([7, 300, 530, 290, 64, 64, 800, 128, 1100]), np.arange(length), side="right")
+    row[length - padding :] = 0
+    return Tokens.whole_rows(row[None].astype(np.int32), np.array([length // 3], np.int32))
+
+
+def named(tokens: Tokens) -> KernelTokens:
+    return KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_blocks_of_queries_say_what_all_pairs_at_once_say(mask: Mask) -> None:
+    tokens, rng = random_tokens(0), np.random.default_rng(0)
+    q, d_out = rng.normal(size=(2, 2, 9, 2, 4))
+    k, v = rng.normal(size=(2, 2, 11, 2, 4))
+    d_lse = rng.normal(size=(2, 9, 2))
+    kept = dense64.pairs(mask, tokens)
+    assert np.array_equal(blocks64.pairs(mask, tokens), kept)
+    found = blocks64.attention(q, k, v, d_out, d_lse, mask, tokens, block=4)
+    assert max(worst(found, dense64.attention(q, k, v, kept, d_out, d_lse)).values()) < 1e-12
+
+
+class Row(NamedTuple):
+    """One head of width 64."""
+
+    length: int
+    mask: Mask
+    capability: float
+    """Whose tiles."""
+    neighbours: bool = True
+
+
+ROWS = {
+    "1023, packed, in lists": Row(1023, Mask(segmented=True), 8.0, neighbours=False),
+    "1024, causal": Row(1024, Mask(), 9.0),
+    "4224, packed, window": Row(4224, Mask(window=1000, segmented=True), 9.0),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_triton_is_as_near_to_float64_as_plain_jax(row: Row) -> None:
+    tokens, rng = tokens_of(row.length, 100), np.random.default_rng(0)
+    draw = lambda dtype, *size: jnp.asarray(rng.normal(size=(1, row.length, 1, *size)), dtype)
+    inputs = {name: draw("bfloat16", 64) for name in ("q", "k", "v", "d_out")} | {"d_lse": draw("float32")}
+    tiles = triton_tiles(64, 64, row.capability, kind_of(row.mask))
+    kernels = Kernels(partial(triton.forward, tile=tiles.forward), partial(triton.backward, tiles=tiles))
+    options = Settings(row.mask, 0.125, neighbours=row.neighbours, interpret=True)
+    expected = blocks64.attention(**inputs, mask=row.mask, tokens=tokens)
+    found, plain = (
+        worst(run_kernels(which, options, named(tokens), inputs), expected) for which in (kernels, reference.KERNELS)
+    )
+    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
+
+
+CHECKED = {
+    "1024, packed, window": (1024, Mask(window=200, segmented=True)),
+    "1023, full": (1023, Mask(causal=False)),
+    "1023, packed, prefix": (1023, Mask(segmented=True, prefix=True)),
+    "4224, causal": (4224, Mask()),
+    "4224, packed, window": (4224, Mask(window=1000, segmented=True)),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("length", "mask"), CHECKED.values(), ids=CHECKED)
+def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
+    length: int, mask: Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways to say what a tile visits, against every pair: none is missed, none comes twice, none that is cut is
+    called whole, and an interval says what a list says."""
+    tokens, kind = tokens_of(length, length // 9), kind_of(mask)
+    kept, gpus = blocks64.pairs(mask, tokens), (9.0,) if length > 4000 else (8.0, 9.0)
+    if length == 1024:
+        monkeypatch.setattr(lists, "_PAIRS", 64)  # some tiles at a time, as in rows of a million tokens
+    of_triton = {(tile.queries, tile.keys) for of in TABLE for gpu in gpus for tile in triton_tiles(*of, gpu, kind)}
+    hopper = [mosaic_tiles(*widths, kind) for widths in TABLE]
+    of_mosaic = {(128, tiles.forward.keys) for tiles in hopper} | {
+        (128, tiles.query_gradients.keys) for tiles in hopper
+    }
+    of_mosaic |= {(cut.queries, 128) for tiles in hopper for _, cut in tiles.key_gradients}
+    for (q_block, kv_block), both_ways in visits_of(mask, frozenset(of_triton), frozenset(of_mosaic), named(tokens)):
+        for of_keys, (in_list, interval) in zip((False, True), both_ways, strict=True):
+            pairs_, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))
+            assert np.array_equal(in_list[1], interval[1])
+            for order, counts in (in_list, interval):
+                check(np.asarray(order), np.asarray(counts), pairs_, sizes)
+
+
+def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: KernelTokens) -> list:
+    """Of each pair of block sizes ((order, counts) in a list, the same as an interval), of queries' tiles and keys'."""
+    limits, sizes = bounds.Limits.of(mask), [*sorted(of_triton), *sorted(of_mosaic)]
+
+    def triton_visits(made, size: tuple[int, int], tokens: KernelTokens) -> tuple:
+        in_list, interval = (made(mask, tokens, *size, neighbours=neighbours) for neighbours in (False, True))
+        order = interval.blocks(in_list.order.shape[-1])
+        return tuple(
+            (order, jnp.stack([found.whole, found.kept], -1))
+            for order, found in ((in_list.order, in_list), (order, interval))
+        )
+
+    def mosaic_visits(of_keys: bool, size: tuple[int, int], tokens: KernelTokens) -> tuple:
+        given = bounds.query_limits(mask, tokens, size[0]), bounds.key_tokens(mask, tokens, size[1])
+        return tuple(bounds.visits(limits, *given, *size, of_keys, intervals)[:2] for intervals in (None, mask))
+
+    @jax.jit
+    def every(tokens: KernelTokens) -> list:
+        found = [
+            tuple(triton_visits(made, size, tokens) for made in (lists.per_query_block, lists.per_key_block))
+            for size in sorted(of_triton)
+        ]
+        return found + [
+            tuple(mosaic_visits(of_keys, size, tokens) for of_keys in (False, True)) for size in sorted(of_mosaic)
+        ]
+
+    return list(zip(sizes, every(tokens), strict=True))
+
+
+def check(order: np.ndarray, counts: np.ndarray, kept: np.ndarray, sizes: tuple[int, int]) -> None:
+    """What tiles visit, in the order in which they do, against all pairs [batch, of tiles, of blocks]."""
+    some, every = (blocked(kept, *sizes, which) for which in (np.any, np.all))
+    for row, tile in np.ndindex(counts.shape[:2]):
+        whole, visited = counts[row, tile]
+        assert visited <= order.shape[-1]
+        mine = order[row, tile, :visited]
+        assert len(set(mine)) == visited and (mine < some.shape[2]).all()
+        assert set(np.flatnonzero(some[row, tile])) <= set(mine)
+        assert every[row, tile, mine[:whole]].all()
+
+
+def blocked(kept: np.ndarray, of_tile: int, of_block: int, which: np.ufunc) -> np.ndarray:
+    """`any` or `all` of the pairs of each block; padding counts for neither."""
+    by_rows = np.stack([which(kept[:, i : i + of_tile], axis=1) for i in range(0, kept.shape[1], of_tile)], 1)
+    return np.stack([which(by_rows[:, :, i : i + of_block], axis=2) for i in range(0, kept.shape[2], of_block)], 2)
+
+
+def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
+    slots = jnp.arange(4096)[None]
+    mask, tokens = Mask(window=500), KernelTokens(slots, slots)
+    queries, keys = bounds.query_limits(mask, tokens, 128), bounds.key_tokens(mask, tokens, 128)
+    found = bounds.visits(bounds.Limits.of(mask), queries, keys, 128, 128, False, mask)
+    assert found.blocks.shape == (1, 32, 6) and int(found.counts[..., 1].max()) == 5
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(window=4096), Mask(segmented=True)], ids=str)
+def test_a_million_tokens_need_no_list(mask: Mask) -> None:
+    """Nothing has a number for each pair of blocks, of which there are 2^26 here: 256 MiB."""
+    row = jax.ShapeDtypeStruct((1, 2**20), jnp.int32)
+    for made in (lists.per_query_block, lists.per_key_block):
+        compiled = jax.jit(partial(made, mask, queries=128, keys=128, neighbours=True)).lower(
+            KernelTokens(row, row, row, row)
+        ).compile()  # fmt: skip
+        memory = compiled.memory_analysis()
+        assert memory.output_size_in_bytes < 2**18 and memory.temp_size_in_bytes < 2**26, memory
