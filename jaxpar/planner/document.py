@@ -13,6 +13,7 @@ from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
 from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.planner.found import Planned
+from jaxpar.planner.mixed import ranks_of, stages_by_group
 
 NUMBERS = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes")
 """What was predicted, each a number above 0."""
@@ -46,6 +47,12 @@ def to_dict(planned: Planned, cluster: str) -> dict[str, Any]:
         "usable_bytes": planned.usable,
         "breakdown": dict(time.breakdown),
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
+        "stages": [
+            {"group": one.group.name, "gpu": one.group.gpu.name, "first": one.first, "layers": one.layers}
+            for one in stages_by_group(
+                planned.cluster, planned.plan.axes.pipe, ranks_of(planned.found.layout), planned.plan.stage_layers
+            )
+        ],
         "cluster": cluster,
         "config": config_to_dict(planned.config),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -23,7 +24,8 @@ def print_explanation(path: Path, console: Console) -> None:
     lines = [
         ("mesh", mesh),
         ("batch", f"{plan.axes.data} data ranks x {plan.microbatch_rows} rows x {plan.microbatches} microbatches"),
-        ("schedule", f"{plan.schedule}, {plan.virtual_stages} chunks a rank of {max(plan.stage_layers)} layers"),
+        ("schedule", f"{plan.schedule}, {plan.virtual_stages} chunks a rank of {_layers(plan.stage_layers)} layers"),
+        *[("stages", line) for line in _stages(document)],
         ("ZeRO", f"stage {plan.zero}"),
         ("attention", f"{plan.attention.name}: {plan.attention.reason}"),
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
@@ -37,6 +39,19 @@ def print_explanation(path: Path, console: Console) -> None:
     for name, said in lines:
         console.print(f"  {name:<11}{said}", highlight=False, soft_wrap=True)
     _print_parts(document, console)
+
+
+def _layers(lengths: Sequence[int]) -> str:
+    least, most = min(lengths), max(lengths)
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
+def _stages(document: PlanDocument) -> list[str]:
+    """Which hosts hold which stages, where they are of several kinds."""
+    return [
+        f"from {stage['first']} on {stage['group']} ({stage['gpu']}), {_layers(stage['layers'])} layers each"
+        for stage in document.predicted.get("stages", [])
+    ]
 
 
 def _print_parts(document: PlanDocument, console: Console) -> None:

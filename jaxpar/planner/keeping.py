@@ -76,7 +76,7 @@ class Keeper:
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
-            precision=self.model.config.precision.compute,
+            precision=self.model.config.precision.compute, stage_layers=choice.stage_layers,
         )  # fmt: skip
 
     def least(self) -> MemoryEstimate:
@@ -139,6 +139,8 @@ class Keeper:
     @cached_property
     def chunk(self) -> int:
         """Layers of the longest chunk."""
+        if self.choice.stage_layers is not None:
+            return max(self.choice.stage_layers)
         return longest_chunk(self.model.config.model.layers, self.group.pipe, self.choice.virtual_stages)
 
     @property

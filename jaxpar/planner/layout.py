@@ -46,6 +46,8 @@ class Layout:
     sequence_parallel: bool = True
     """Whether what lies between the blocks is split over the tensor ranks too."""
     precision: Precision = "bfloat16"
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
 
     @property
     def devices(self) -> int:

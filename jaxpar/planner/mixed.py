@@ -5,19 +5,20 @@ arXiv:2312.03549). In uniform ticks all ranks wait for the slowest, so a step ta
 that kind alone; the same stands in for pipelines whose ranks go on when they can, where it is a little too long while
 the pipeline fills.
 
-Holmes makes stages as long as their devices are fast. Where chunks are padded to the longest (`Mechanisms.padded`), a
-stage with fewer layers takes no less time, and equal stages are best.
+Holmes makes stages as long as their devices are fast. Where chunks are padded to the longest, a stage with fewer layers
+takes no less time, and equal stages are best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import one_of
+from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -34,6 +35,9 @@ from jaxpar.planner.time_update import Update
 type Lengths = tuple[int, ...]
 """Layers of each chunk, in the order of the model."""
 
+PER_LAYER = {"matmuls", "attention", "other", "tensor"}
+"""Of a step's time, what grows with the layers and that nothing hides."""
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -47,48 +51,89 @@ class Clock:
     hardware: HardwareModel | None
     """What GPUs of the kind `cluster.gpu` reach; None is what was fitted for them."""
     update: Update
+    padding: bool = True
+    """Whether what pads short chunks is counted."""
+    _lengths: dict[Hashable, Lengths | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def step(
-        self, layout: Layout, lengths: Lengths | None = None, networks: Sequence[Network] | None = None
-    ) -> StepTime:
+    def step(self, layout: Layout, networks: Sequence[Network] | None = None) -> StepTime:
         """The predicted step of a layout.
 
         Args:
             layout: of all devices.
-            lengths: layers of each chunk; as equal as can be where nothing is said.
-            networks: what messages reach where nodes have been placed, of each kind that `kinds` has (of the cluster
-                where it has none).
+            networks: what messages reach where nodes have been placed, for each of `kinds` (for the cluster where there
+                are none).
         """
         kinds = self.kinds(layout)
-        if not kinds:
-            return self._of_kind(self.model.layers, layout, self.cluster, None if networks is None else networks[0])
-        return _Stages(self, layout, kinds, networks).step(lengths)
+        if kinds:
+            return _Stages(self, layout, kinds, networks).step(layout.stage_layers)
+        return self._of_kind(self.model.layers, layout, self.cluster, None if networks is None else networks[0])
 
     def floor(self, layout: Layout, layers: int | None = None) -> StepTime:
         """Less than any schedule of it takes: a pipeline that never waits; of another number of layers, where given."""
-        model = self.model if layers is None else replace(self.model, layers=layers)
-        cluster = self.cluster
-        if self.kinds(layout):  # what all wait for is no faster than the kind with the slowest GPU
-            cluster = cluster.of_kind(next(group for group in cluster.groups if group.gpu == cluster.gpu))
-        return floor_time(
-            model, self.sequence_length, self.global_batch, layout, cluster, self.mechanisms, self._reached(cluster),
-            self.update,
-        )  # fmt: skip
+        layers = self.model.layers if layers is None else layers
+        kinds = self.kinds(layout)
+        if not kinds:
+            return self._floor(layers, layout, self.cluster)
+        if self.padded(layout):  # what all wait for is no faster than the kind with the slowest GPU
+            return self._floor(layers, layout, self.cluster.of_kind(self._named(self.cluster.gpu)))
+        return self._free_floor(layers, layout, kinds)
+
+    def _free_floor(self, layers: int, layout: Layout, kinds: Sequence[Group]) -> StepTime:
+        """Were layers spread, in parts of one even, so that all kinds take as long: no lengths have a shorter longest.
+
+        The head is that of the fastest GPU, and messages once a step those of the fastest network.
+        """
+        clusters = [self.cluster.of_kind(group) for group in kinds]
+        own = [self._floor(layers, layout, cluster) for cluster in clusters]
+        two = [self._floor(2 * layers, layout, cluster) for cluster in clusters]
+        works = [
+            sum(b.breakdown[name] - a.breakdown[name] for name in PER_LAYER) for a, b in zip(own, two, strict=True)
+        ]
+        hosts = [group.hosts for group in kinds]
+        even = sum(hosts) / sum(number / work for number, work in zip(hosts, works, strict=True))
+        fastest = min(range(len(kinds)), key=works.__getitem__)
+        least = self._floor(int(layers * even / works[fastest]), layout, clusters[fastest])
+        spent = dict(least.breakdown)
+        for name in spent.keys() - PER_LAYER:
+            spent[name] = min(time.breakdown[name] for time in (*own, least))
+        return replace(least, seconds=sum(spent.values()), breakdown=spent)
 
     def kinds(self, layout: Layout) -> tuple[Group, ...]:
         """The groups that stages are in, if hosts differ and all stages are of one group each; else none."""
-        if layout.pipe == 1 or not self.cluster.is_mixed:
+        if layout.pipe == 1 or not self.cluster.is_mixed or layout.tensor > self.cluster.gpus_per_host:
             return ()
-        groups = self.cluster.stage_groups(layout.pipe)
-        return () if groups is None or layout.tensor > self.cluster.gpus_per_host else self.cluster.groups
+        return () if self.cluster.stage_groups(layout.pipe) is None else self.cluster.groups
+
+    def padded(self, layout: Layout) -> bool:
+        """Whether short chunks take as long as the longest.
+
+        Where one program runs on all ranks, rows that pad run if a layer permutes or what it keeps goes to the host,
+        and their weights are gathered under ZeRO-3 (`model.layer_loop`).
+        """
+        permutes = layout.context > 1 and layout.context_strategy in ("ring", "usp")
+        kept = permutes or layout.offload_fraction > 0 or layout.zero == 3
+        return self.padding and (self.mechanisms.padded or (self.mechanisms.lockstep and kept))
+
+    def lengths(self, layout: Layout) -> Lengths | None:
+        """Stages in proportion to speed, where that saves time; None for stages as equal as can be.
+
+        Speeds are those of layers of the same shape, whatever they keep and however their weights are sharded.
+        """
+        kinds = self.kinds(layout)
+        if not kinds or self.padded(layout):
+            return None
+        shape = layout.microbatch, layout.context, layout.context_strategy, layout.tensor
+        key = *shape, layout.virtual_stages, ranks_of(layout)
+        if key not in self._lengths:
+            found, _ = _Stages(self, layout, kinds).in_proportion()
+            equal = chunk_layers(self.model.layers, len(found))
+            self._lengths[key] = None if found == equal else found
+        return self._lengths[key]
 
     def in_proportion(self, layout: Layout) -> tuple[Lengths, StepTime] | None:
-        """Stages as long as their GPUs are fast, and the step were chunks not padded; None where all are of a kind."""
+        """Stages as long as their GPUs are fast, and the step; None where all are of a kind."""
         kinds = self.kinds(layout)
-        if not kinds:
-            return None
-        free = replace(self, mechanisms=replace(self.mechanisms, padded=False))
-        return _Stages(free, layout, kinds).in_proportion()
+        return _Stages(self, layout, kinds).in_proportion() if kinds else None
 
     def of_kind(self, layers: int, layout: Layout, group: Group, network: Network | None = None) -> StepTime:
         """Were all hosts of one kind, of a model of so many layers."""
@@ -99,6 +144,15 @@ class Clock:
             replace(self.model, layers=layers), self.sequence_length, self.global_batch, layout, cluster,
             self.mechanisms, self._reached(cluster), self.update, network,
         )  # fmt: skip
+
+    def _floor(self, layers: int, layout: Layout, cluster: Cluster) -> StepTime:
+        return floor_time(
+            replace(self.model, layers=layers), self.sequence_length, self.global_batch, layout, cluster,
+            self.mechanisms, self._reached(cluster), self.update,
+        )  # fmt: skip
+
+    def _named(self, gpu: GPU) -> Group:
+        return next(group for group in self.cluster.groups if group.gpu == gpu)
 
     def _reached(self, cluster: Cluster) -> HardwareModel | None:
         return self.hardware if cluster.gpu == self.cluster.gpu else None
@@ -137,7 +191,7 @@ class _Stages:
     def of_kinds(self, lengths: Lengths) -> list[StepTime]:
         """What each kind takes with its longest chunk; padded, with the longest of all."""
         longest = [max(lengths)] * len(self.kinds)
-        if not self.clock.mechanisms.padded:
+        if not self.clock.padded(self.layout):
             longest = [self._longest(lengths, kind) for kind in range(len(self.kinds))]
         return [self._time(kind, layers) for kind, layers in enumerate(longest)]
 
@@ -225,7 +279,8 @@ class StagesOfGroup:
         stages = f"stage {self.first}" if self.ranks == 1 else f"stages {self.first} to {last}"
         least, most = min(self.layers), max(self.layers)
         layers = f"{most}" if least == most else f"{least} to {most}"
-        return f"{stages}: {self.group.name} ({self.group.hosts} hosts, {self.group.gpu.name}), {layers} layers each"
+        hosts = f"{self.group.hosts} host{'s' if self.group.hosts > 1 else ''}"
+        return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {layers} layers each"
 
 
 def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:

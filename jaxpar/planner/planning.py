@@ -15,10 +15,12 @@ from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.validate import validate
 from jaxpar.data import open_data
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner import words
 from jaxpar.planner.document import to_dict, write_document
 from jaxpar.planner.hardware_model import UNFITTED, HardwareModel, described
 from jaxpar.planner.html import write_page
 from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.mixed import check_stages
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.search import Search
 from jaxpar.planner.space import Space, parse_fixed
@@ -56,7 +58,9 @@ class Planning:
         hardware = None
         if self.profile is not None:
             hardware, cluster = read_profile(self.profile, cluster)
-        search = Search(Space(config, cluster, parse_fixed(list(self.fixed))), hardware=hardware)
+        fixed = parse_fixed(list(self.fixed))
+        check_stages(cluster, fixed)
+        search = Search(Space(config, cluster, fixed), hardware=hardware)
         plans = search.best(self.top)
         console = screen()
         verified: list[Verified] = []
@@ -76,6 +80,9 @@ class Planning:
             print(json.dumps(found, indent=2))
             return
         print_plans(plans, search.effort, console)
+        if stages := words.stages(plans[0], search.clock):
+            console.print("Stages", style="bold")
+            console.print("\n".join(f"  {line}" for line in stages), highlight=False, soft_wrap=True)
         if self.show_model:
             note = UNFITTED.get(cluster.gpu.short) if hardware is None else None
             print_model(search.reached, console, note)

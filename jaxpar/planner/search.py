@@ -241,7 +241,11 @@ class Search:
             self.effort.too_large += 1
             return
         self.effort.simulated += 1
-        yield self.time(keeper.layout("none")).seconds, lambda: self._layouts(keeper)
+        layout = keeper.layout("none")
+        yield self.time(layout).seconds, lambda: self._layouts(keeper)
+        uneven = None if layout.stage_layers else self.clock.lengths(layout)
+        if uneven is not None:
+            yield from self._simulated(self.keeper(keeper.group, replace(keeper.choice, stage_layers=uneven)))
 
     def _layouts(self, keeper: Keeper) -> Iterator[tuple[float, Found]]:
         for kept in keeper.options():

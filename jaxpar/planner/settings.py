@@ -22,13 +22,12 @@ ONE_STAGE = "one-stage"
 type Runs = tuple[LayerRun, ...]
 
 
-def config_of(config: Config, layout: Layout, stage_layers: tuple[int, ...] | None = None) -> Config:
+def config_of(config: Config, layout: Layout) -> Config:
     """`config` with everything that `layout` decides written out: nothing is left to `auto` but what costs nothing.
 
     Args:
         config: its model, data, precision, optimizer and sizes of tiles are kept.
         layout: of all devices.
-        stage_layers: where chunks are not as equal as can be.
     """
     pipelined = layout.pipe > 1
     parallel = ParallelConfig(
@@ -42,7 +41,7 @@ def config_of(config: Config, layout: Layout, stage_layers: tuple[int, ...] | No
         microbatches=layout.microbatches(config.data.batch_size),
         schedule=layout.schedule if pipelined else "auto",
         virtual_stages=layout.virtual_stages if pipelined else None,
-        stage_layers=stage_layers if pipelined else None,
+        stage_layers=layout.stage_layers if pipelined else None,
         context_strategy=layout.context_strategy if layout.context > 1 else "auto",  # pyright: ignore
     )
     return replace(config, parallel=parallel, memory=_memory_of(config.memory, layout))

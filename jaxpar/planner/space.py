@@ -60,6 +60,8 @@ class Choice:
     zero: int
     context_strategy: str
     optimizer_offload: bool
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each chunk, where they are not as equal as can be."""
 
 
 @dataclass(frozen=True)

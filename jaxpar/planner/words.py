@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxpar.config.axes import AXES
 from jaxpar.observe.amounts import seconds, share, size
 from jaxpar.planner.found import Found, Planned
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.mixed import Clock, ranks_of, stages_by_group
 from jaxpar.planner.settings import nearest_preset
 
 MEANINGS = {
@@ -81,6 +84,31 @@ def host(layout: Layout) -> str:
     """What rests on the host."""
     words = [f"alpha {layout.offload_fraction:g}"] if layout.offload_fraction else []
     return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
+
+
+def stages(planned: Planned, clock: Clock) -> list[str]:
+    """On hosts of several kinds: who holds which stages, and what other lengths or none would take."""
+    cluster, layout, found = planned.cluster, planned.found.layout, planned.found
+    if not cluster.is_mixed:
+        return []
+    if layout.pipe == 1:
+        return [f"no pipeline: all wait for the slowest GPUs ({cluster.gpu.name}) and the slowest network"]
+    lines = [str(one) for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), planned.plan.stage_layers)]
+    if layout.stage_layers is not None:
+        equal = clock.step(replace(layout, stage_layers=None))
+        longer = share(equal.seconds / found.seconds - 1, 1.0)
+        lines.append(f"as long as GPUs are fast: equal stages would take {longer} more")
+    elif clock.padded(layout) and (free := replace(clock, padding=False).in_proportion(layout)) is not None:
+        lengths, step = free
+        if step.seconds < 0.99 * found.seconds:
+            held = [
+                str(one).rpartition(", ")[2] for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), lengths)
+            ]
+            lines.append(
+                f"equal, since all chunks are padded to the longest; were they not, {' and '.join(held)} would take "
+                f"{share(1 - step.seconds / found.seconds, 1.0)} less"
+            )
+    return lines
 
 
 def limit(planned: Planned) -> str:

@@ -2,7 +2,58 @@
 
 from __future__ import annotations
 
-from jaxpar.planner.mixed import stage_lengths
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.hardware.links import GIGA
+from jaxpar.pipeline.durations import Durations
+from jaxpar.pipeline.schedules import make_schedule
+from jaxpar.pipeline.simulate import simulate
+from jaxpar.planner.hardware_model import HOPPER
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.mechanisms import GENERATIONS
+from jaxpar.planner.mixed import Clock, check_stages, stage_lengths, stages_by_group
+from jaxpar.planner.search import Found, Search
+from jaxpar.planner.space import Space
+from jaxpar.planner.time_model import StepTime
+from jaxpar.planner.time_update import ADAMW
+from tests.planner.spaces import model_of
+
+LAYERS = 24
+CONFIG = model_of(model={"layers": LAYERS, "embed": 4096, "heads": 32, "mlp": 16384, "vocab": 1024})
+LAYOUT = Layout(pipe=2, fsdp=2, tensor=2, schedule="1f1b", zero=1)
+FREE = replace(GENERATIONS["jaxpar"], padded=False)
+
+
+def cluster_of(slower: float, hosts: int = 1, gpus: int = 4) -> Cluster:
+    """Hosts of H100, and as many whose GPUs compute, and move memory, so many times slower."""
+    fast = parse_cluster(f"h100:{hosts}x{gpus}").groups[0]
+    peaks = MappingProxyType({name: peak / slower for name, peak in fast.gpu.peaks.items()})
+    gpu = replace(fast.gpu, short="slow", peaks=peaks, hbm_bandwidth=fast.gpu.hbm_bandwidth / slower)
+    groups = (replace(fast, name="fast"), replace(fast, name="slow", gpu=fast.gpu if slower == 1 else gpu))
+    return Cluster("mixed", gpus, groups)
+
+
+@pytest.fixture(autouse=True)
+def half_a_hopper(monkeypatch: pytest.MonkeyPatch):
+    """A GPU of half the speed reaches the same share of it."""
+    monkeypatch.setattr("jaxpar.planner.hardware_model._MODELS", {"h100": HOPPER, "slow": HOPPER, "a100-80": HOPPER})
+
+
+def in_proportion(clock: Clock, layout: Layout) -> tuple[tuple[int, ...], StepTime]:
+    found = clock.in_proportion(layout)
+    assert found is not None
+    return found
+
+
+def clock_of(cluster: Cluster, mechanisms=FREE) -> Clock:
+    return Clock(CONFIG.model, 2048, 64, cluster, mechanisms, None, ADAMW)
 
 
 def test_stages_are_as_long_as_their_devices_are_fast():
@@ -11,3 +62,105 @@ def test_stages_are_as_long_as_their_devices_are_fast():
     lengths = stage_lengths(32, (3.0, 5.0))
     slowest = max(layers / speed for layers, speed in zip(lengths, (3.0, 5.0), strict=True))
     assert all(slowest <= max(first / 3.0, (32 - first) / 5.0) for first in range(1, 32))
+
+
+def test_twice_the_speed_is_twice_the_layers_and_saves_what_the_simulator_says():
+    clock = clock_of(cluster_of(2.0))
+    layout = replace(LAYOUT, fsdp=4, tensor=1)
+    lengths, step = in_proportion(clock, layout)
+    assert lengths == (16, 8)
+    schedule = make_schedule("1f1b", ranks=2, microbatches=32)
+    of = lambda first, second: (
+        simulate(
+            schedule,
+            Durations(forward=(first, 2 * second), backward=(2 * first, 4 * second), weight=0),
+            mode="lockstep",
+        ).makespan
+    )
+    once = lambda step: step.seconds - step.breakdown["data"] - step.breakdown["optimizer"]  # these stay as they are
+    assert once(step) / once(clock.step(layout)) == pytest.approx(of(16, 8) / of(12, 12), rel=0.02)
+    assert of(16, 8) / of(12, 12) == pytest.approx(2 / 3)
+    assert step.seconds == pytest.approx(sum(step.breakdown.values()))
+
+
+@pytest.mark.parametrize("slower", [1.3, 2.3])
+def test_no_other_lengths_are_faster(slower: float):
+    clock = clock_of(cluster_of(slower))
+    lengths, step = in_proportion(clock, LAYOUT)
+    every = {n: clock.step(replace(LAYOUT, stage_layers=(n, LAYERS - n))).seconds for n in range(1, LAYERS)}
+    assert step.seconds == min(every.values()) == every[lengths[0]]
+
+
+def test_padded_stages_gain_nothing_and_stay_equal():
+    clock = clock_of(cluster_of(2.0), GENERATIONS["megatron-core"])
+    assert clock.lengths(LAYOUT) == (16, 8)
+    padded = clock_of(cluster_of(2.0), replace(FREE, padded=True))
+    assert padded.lengths(LAYOUT) is None
+    equal, uneven = padded.step(LAYOUT).seconds, padded.step(replace(LAYOUT, stage_layers=(16, 8))).seconds
+    assert uneven / equal == pytest.approx(4 / 3, rel=0.02)
+    for kept in ({"offload_fraction": 0.5}, {"zero": 3}, {"context": 2, "tensor": 1, "context_strategy": "ring"}):
+        assert clock_of(cluster_of(2.0)).lengths(replace(LAYOUT, **kept)) is None
+
+
+def test_alike_kinds_take_what_one_kind_takes():
+    alike = cluster_of(1.0)
+    assert not alike.is_mixed
+    one = clock_of(parse_cluster("h100:2x4"))
+    assert clock_of(alike).step(LAYOUT) == one.step(LAYOUT)
+    assert clock_of(alike).in_proportion(LAYOUT) is None
+
+
+def test_every_kind_is_timed_on_its_own_network_and_edges_on_the_slower(tmp_path: Path):
+    """InfiniBand and Ethernet: whoever reduces gradients over Ethernet waits, and no ring crosses."""
+    text = "gpus_per_host: 4\ngroups: {ib: {gpu: h100, hosts: 2}, eth: {gpu: h100, hosts: 2%s}}\n%s"
+    clusters = {}
+    for name, of_group, between in (
+        ("ib", "", ""),
+        ("ethernet", ", levels: {network: {bandwidth: 3}}", ""),
+        ("apart", "", "between: {bandwidth: 3}\n"),
+    ):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(text % (of_group, between))
+        clusters[name] = clock_of(parse_cluster(str(file)))
+    assert clusters["apart"].cluster.between.bandwidth == 3 * GIGA
+    layout = replace(LAYOUT, fsdp=4)
+    ib, ethernet, apart = (clusters[name].step(layout) for name in ("ib", "ethernet", "apart"))
+    assert ethernet.breakdown["data"] > 5 * ib.breakdown["data"]
+    assert apart.breakdown["data"] == ib.breakdown["data"]
+    assert ib.seconds < apart.seconds < ethernet.seconds
+    across = replace(LAYOUT, pipe=1, fsdp=8)
+    assert clusters["apart"].step(across).breakdown["data"] > 5 * ib.breakdown["data"]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_search_finds_what_timing_every_layout_finds(padded: bool):
+    config = model_of(model={"layers": 4, "activation": "gelu"}, data={"batch_size": 8})
+    space = Space(config, cluster_of(2.0, gpus=2), {"context": "1", "offload": "none"})
+    search = Search(space, mechanisms=replace(FREE, padded=padded), limit=2**30)
+    found: list[Found] = []
+    for group in space.groups()[0]:
+        for choice in space.choices(group):
+            even = search.keeper(group, choice)
+            uneven = search.clock.lengths(even.layout("none"))
+            keepers = [even, *([search.keeper(group, replace(choice, stage_layers=uneven))] if uneven else [])]
+            found += [Found(o.layout, search.time(o.layout), o.memory) for k in keepers for o in k.options()]
+    wanted = sorted(found, key=lambda one: one.seconds)[:20]
+    met = list(islice(search.by_time(), 20))
+    assert [one.seconds for one in met] == pytest.approx([one.seconds for one in wanted], rel=1e-9)
+    assert any(one.layout.stage_layers for one in met) is not padded
+
+
+def test_who_holds_which_stages_is_said():
+    words = stages_by_group(cluster_of(2.0), 4, (0, 1, 2, 3, 0, 1, 2, 3), (4, 4, 2, 2, 4, 4, 2, 2))
+    assert [(one.first, one.ranks, one.layers) for one in words] == [(0, 2, (8, 8)), (2, 2, (4, 4))]
+    assert str(words[0]) == "stages 0 to 1: fast (1 host, H100-SXM-80GB), 8 layers each"
+    assert not stages_by_group(parse_cluster("h100:2x4"), 4, (0, 1, 2, 3), (6, 6, 6, 6))
+
+
+def test_stages_that_no_kind_can_make_are_a_sentence():
+    three = replace(cluster_of(2.0), groups=tuple(replace(g, hosts=3) for g in cluster_of(2.0).groups))
+    check_stages(three, {"pipe": "6"})
+    with pytest.raises(
+        UserError, match=r"--fix pipe=4: the 2 x 4 GPUs of group fast .* of 5 GPUs.*; expected 5, 10 or 20"
+    ):
+        check_stages(replace(three, groups=(replace(three.groups[0], hosts=2), three.groups[1])), {"pipe": "4"})
