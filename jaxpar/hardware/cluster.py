@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,12 @@ class Cluster:
     written_between: Link | None = None
     """Between hosts of two groups, where somebody says: networks of different kinds meet on a third one, if at all."""
 
-    @property
+    @cached_property
     def gpu(self) -> GPU:
         """The GPU; in a cluster of several kinds the slowest, whose program runs everywhere and which all wait for."""
         return min(self.gpus, key=lambda gpu: (gpu.compute_capability, gpu.training_peak, gpu.device_bytes))
 
-    @property
+    @cached_property
     def device_bytes(self) -> int:
         """Memory of a GPU; in a cluster of several kinds of the one with the least, which decides what fits."""
         return min(gpu.device_bytes for gpu in self.gpus)
@@ -68,12 +69,12 @@ class Cluster:
         """The kinds of GPU, each once."""
         return tuple({group.gpu.short: group.gpu for group in self.groups}.values())
 
-    @property
+    @cached_property
     def training_peak(self) -> float:
         """FLOP/s in 16 bits of a GPU; of several kinds on average."""
         return sum(group.hosts * group.gpu.training_peak for group in self.groups) / self.hosts
 
-    @property
+    @cached_property
     def is_mixed(self) -> bool:
         """Whether hosts of its groups differ in more than the name, or are further apart than those of one."""
         first, *others = (replace(group, name="", hosts=1) for group in self.groups)

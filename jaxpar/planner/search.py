@@ -202,11 +202,10 @@ class Search:
         head = self._head(group)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
             choice = Choice(schedule, virtual, zero, strategy, away)
-            keeper = self.keeper(group, choice)
             self.effort.bounded += 1
             yield (
                 floor + self._least_bubble(group, choice, ideal - head / group.pipe, head),
-                lambda keeper=keeper: self._simulated(keeper),
+                lambda choice=choice: self._simulated(self.keeper(group, choice)),
             )
 
     def _least_bubble(self, group: Group, choice: Choice, layers: float, head: float) -> float:
@@ -230,10 +229,10 @@ class Search:
         if group.pipe == 1:
             return 0.0
         if group not in self._heads:
-            model = self.space.config.model
+            layers = self.space.config.model.layers
             bare = self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
             work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
-            self._heads[group] = group.pipe * max(0.0, 2 * work(model.layers) - work(2 * model.layers))
+            self._heads[group] = group.pipe * max(0.0, 2 * work(layers) - work(2 * layers))
         return self._heads[group]
 
     def _simulated(self, keeper: Keeper) -> Iterator[tuple[float, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jaxpar.attention.ulysses import exchanges
 from jaxpar.config import Config, UserError
@@ -119,6 +120,15 @@ class Space:
 
     def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(name, virtual stages) of what can run."""
+        if (pipe, microbatches) not in self._known:
+            self._known[pipe, microbatches] = self._schedules(pipe, microbatches)
+        return self._known[pipe, microbatches]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
+        return {}
+
+    def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         if pipe == 1:
             return [(ONE_STAGE, 1)]
         wanted, virtual = self.fixed.get("schedule"), self._number("virtual_stages")

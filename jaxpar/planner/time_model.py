@@ -8,6 +8,8 @@ between training systems is which mechanisms they have (`mechanisms`), never a n
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from jaxpar.config.schema import ModelConfig
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.hardware_model import HardwareModel
@@ -73,6 +75,7 @@ def _steps(
     update: Update, network: Network | None,
 ) -> Steps:  # fmt: skip
     """The steps of these very objects; they are held with what is remembered, so that no other has their identity."""
+    model = _same(model)
     objects = model, cluster, does, hardware, update, network
     key = (sequence, batch, *map(id, objects))
     known = _known.pop(key, None)
@@ -82,3 +85,9 @@ def _steps(
             del _known[next(iter(_known))]
     _known[key] = known  # the one that was used last comes last
     return known[0]
+
+
+@lru_cache(maxsize=KEPT)
+def _same(model: ModelConfig) -> ModelConfig:
+    """One object for all that are equal."""
+    return model

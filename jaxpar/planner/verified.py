@@ -1,8 +1,9 @@
 """`--verify`: plans as XLA compiles them for the cluster's GPUs, ranked by real memory and real exposed bytes.
 
 The program says what a step takes of a device and which bytes are sent while nothing computes. What was predicted of
-both gives way to that: memory to what XLA allocates, waiting for messages to those bytes at the bandwidth that the
-hardware model says links reach. Compute, the bubble, copies to the host and the update stay as predicted.
+both gives way to that: memory to what XLA allocates, waiting for messages to those bytes, and to what hidden ones take
+from the compute beside them, at the bandwidth that the hardware model says links reach. Compute, the bubble, copies to
+the host and the update stay as predicted.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ def judged(
 ) -> Verified:
     """A plan with the memory and the messages of its program in place of what was predicted.
 
+    A message that compute hides takes from it what the hardware model says (`overlap_slowdown`), as in the prediction.
     Ranks of a pipeline send in ticks in which they have nothing to do, too; those are in the predicted bubble, and so
     the messages count by the share of the step that is none.
     """
@@ -114,7 +116,8 @@ def judged(
         if row.axis == "host" or "pipe" in row.axis.split("+") or not row.seconds:
             continue
         reached = hardware.network_share if row.crosses_nodes else hardware.node_share
-        waits[_part(row)] += busy * row.exposed_s / reached
+        hidden = hardware.overlap_slowdown * (row.seconds - row.exposed_s)
+        waits[_part(row)] += busy * (row.exposed_s + hidden) / reached
         sent += row.bytes * row.exposed_s / row.seconds
     breakdown = {**time.breakdown, **waits}
     whole = sum(breakdown.values())
