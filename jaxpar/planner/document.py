@@ -47,6 +47,7 @@ def to_dict(planned: Planned, cluster: str) -> dict[str, Any]:
         "usable_bytes": planned.usable,
         "breakdown": dict(time.breakdown),
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
+        "node_order": planned.order,
         "stages": [
             {"group": one.group.name, "gpu": one.group.gpu.name, "first": one.first, "layers": one.layers}
             for one in stages_by_group(

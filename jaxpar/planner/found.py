@@ -45,6 +45,10 @@ class Planned:
     found: Found
     usable: int
     """Bytes of a device that could be planned for."""
+    order: tuple[int, ...] | None = None
+    """The node in each place, where bandwidths between them were measured."""
+    default_seconds: float = 0.0
+    """Of a step with nodes in the order of their numbers."""
 
 
 @dataclass

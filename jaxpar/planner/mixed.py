@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
@@ -23,7 +24,7 @@ from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.table import loop_placement, v_placement
-from jaxpar.planner.hardware_model import HardwareModel
+from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.mechanisms import Mechanisms
 from jaxpar.planner.time_layer import layer_case
@@ -54,6 +55,7 @@ class Clock:
     padding: bool = True
     """Whether what pads short chunks is counted."""
     _lengths: dict[Hashable, Lengths | None] = field(default_factory=dict, repr=False, compare=False)
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def step(self, layout: Layout, networks: Sequence[Network] | None = None) -> StepTime:
         """The predicted step of a layout.
@@ -75,7 +77,7 @@ class Clock:
         if not kinds:
             return self._floor(layers, layout, self.cluster)
         if self.padded(layout):  # what all wait for is no faster than the kind with the slowest GPU
-            return self._floor(layers, layout, self.cluster.of_kind(self._named(self.cluster.gpu)))
+            return self._floor(layers, layout, self._cluster_of(self._named(self.cluster.gpu)))
         return self._free_floor(layers, layout, kinds)
 
     def _free_floor(self, layers: int, layout: Layout, kinds: Sequence[Group]) -> StepTime:
@@ -83,7 +85,7 @@ class Clock:
 
         The head is that of the fastest GPU, and messages once a step those of the fastest network.
         """
-        clusters = [self.cluster.of_kind(group) for group in kinds]
+        clusters = [self._cluster_of(group) for group in kinds]
         own = [self._floor(layers, layout, cluster) for cluster in clusters]
         two = [self._floor(2 * layers, layout, cluster) for cluster in clusters]
         works = [
@@ -137,22 +139,34 @@ class Clock:
 
     def of_kind(self, layers: int, layout: Layout, group: Group, network: Network | None = None) -> StepTime:
         """Were all hosts of one kind, of a model of so many layers."""
-        return self._of_kind(layers, layout, self.cluster.of_kind(group), network)
+        return self._of_kind(layers, layout, self._cluster_of(group), network)
 
     def _of_kind(self, layers: int, layout: Layout, cluster: Cluster, network: Network | None) -> StepTime:
         return step_time(
-            replace(self.model, layers=layers), self.sequence_length, self.global_batch, layout, cluster,
+            self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
             self.mechanisms, self._reached(cluster), self.update, network,
         )  # fmt: skip
 
     def _floor(self, layers: int, layout: Layout, cluster: Cluster) -> StepTime:
         return floor_time(
-            replace(self.model, layers=layers), self.sequence_length, self.global_batch, layout, cluster,
+            self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
             self.mechanisms, self._reached(cluster), self.update,
         )  # fmt: skip
 
+    def _model_of(self, layers: int) -> ModelConfig:
+        """The same object every time, by which what was worked out for it is found again."""
+        return self._made.setdefault(layers, replace(self.model, layers=layers))
+
+    def _cluster_of(self, group: Group) -> Cluster:
+        """The same object every time."""
+        return self._made.setdefault(group.name, self.cluster.of_kind(group))
+
     def _named(self, gpu: GPU) -> Group:
         return next(group for group in self.cluster.groups if group.gpu == gpu)
+
+    def reached(self, cluster: Cluster) -> HardwareModel:
+        """What the GPUs of a cluster of one kind reach."""
+        return self._reached(cluster) or hardware_of(cluster.gpu)
 
     def _reached(self, cluster: Cluster) -> HardwareModel | None:
         return self.hardware if cluster.gpu == self.cluster.gpu else None

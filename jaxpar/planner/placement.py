@@ -23,6 +23,7 @@ from jaxtyping import Float
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.layer_shape import ITEM_BYTES, activation_bytes, layer_shape
 from jaxpar.observe.amounts import seconds, share
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -42,11 +43,12 @@ there the two gathers again."""
 type Edge = tuple[int, int]
 
 
-def read_bandwidth(path: Path) -> Float[np.ndarray, "nodes nodes"]:
+def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarray, "nodes nodes"]:
     """Bytes per second between nodes, row sends to column, from a CSV file of MB/s; lines with # are comments.
 
     Raises:
-        UserError: the file cannot be read, is not square, or has something else than numbers above 0.
+        UserError: the file cannot be read, is not square, has something else than numbers above 0, or is of more or
+            fewer nodes than `cluster` has hosts.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -65,8 +67,13 @@ def read_bandwidth(path: Path) -> Float[np.ndarray, "nodes nodes"]:
         raise UserError(f"{path}: expected as many columns as rows, got {len(rows)} rows of {widths or 'no'} columns")
     matrix = np.array(rows) * MEGABYTE
     off = ~np.eye(len(rows), dtype=bool)
-    if not (matrix[off] > 0).all():
+    if not ((matrix[off] > 0) & np.isfinite(matrix[off])).all():
         raise UserError(f"{path}: expected MB/s above 0 between all nodes")
+    if cluster is not None and len(matrix) != cluster.hosts:
+        raise UserError(
+            f"{path}: bandwidths between {len(matrix)} nodes, and {cluster.name} has {cluster.hosts} hosts; expected "
+            f"{cluster.hosts} rows of {cluster.hosts} columns"
+        )
     return matrix
 
 
@@ -145,26 +152,58 @@ class Placed:
     """The same in the order of the nodes' numbers."""
 
 
-def place(traffic: Traffic, bandwidth: np.ndarray, seed: int = 0, swaps: int = SWAPS) -> Placed:
-    """The best order that annealing meets; never worse than the default order."""
+def place(
+    traffic: Traffic, bandwidth: np.ndarray, seed: int = 0, swaps: int = SWAPS, groups: Sequence[int] | None = None
+) -> Placed:
+    """The best order that annealing meets; never worse than the default order.
+
+    Args:
+        traffic: between places.
+        bandwidth: bytes per second between nodes.
+        seed: of what is tried.
+        swaps: pairs that are tried.
+        groups: of each node, where some may only change places with their like.
+    """
     random, nodes = Random(seed), len(bandwidth)
-    order = list(range(nodes))
-    default = now = best = traffic.seconds(order, bandwidth)
-    chosen = tuple(order)
+    order = np.arange(nodes)
+    waits = _Waits(traffic, bandwidth)
+    default = now = best = waits.seconds(order)
+    chosen = tuple(range(nodes))
     if nodes < 2 or default == 0:
         return Placed(chosen, default, default)
     for step in range(swaps):
         a, b = random.sample(range(nodes), 2)
-        order[a], order[b] = order[b], order[a]
-        then = traffic.seconds(order, bandwidth)
+        if groups is not None and groups[a] != groups[b]:
+            continue
+        order[[a, b]] = order[[b, a]]
+        then = waits.seconds(order)
         heat = default * WARM * (COLD / WARM) ** (step / swaps)
         if then <= now or random.random() < exp((now - then) / heat):
             now = then
             if now < best:
-                best, chosen = now, tuple(order)
+                best, chosen = now, tuple(map(int, order))
         else:
-            order[a], order[b] = order[b], order[a]
+            order[[a, b]] = order[[b, a]]
     return Placed(chosen, best, default)
+
+
+class _Waits:
+    """`Traffic.seconds` of many orders."""
+
+    def __init__(self, traffic: Traffic, bandwidth: np.ndarray):
+        kinds = [edges for edges in (traffic.data, traffic.pipe, traffic.tensor) if edges]
+        pairs = [np.array(list(edges)) for edges in kinds]
+        self.ends = np.concatenate([*pairs, np.zeros((0, 2), int)]).astype(int).T
+        self.sizes = np.concatenate([*(np.array(list(edges.values())) for edges in kinds), np.zeros(0)])
+        self.starts = np.cumsum([0, *map(len, kinds)])[:-1]
+        self.bandwidth = bandwidth
+
+    def seconds(self, order: np.ndarray) -> float:
+        """The slowest edge of each kind, one after the other."""
+        if not len(self.sizes):
+            return 0.0
+        here, there = order[self.ends]
+        return float(np.maximum.reduceat(self.sizes / self.bandwidth[here, there], self.starts).sum())
 
 
 def print_placement(plan_file: Path, bandwidth_file: Path | None, seed: int, *, as_json: bool) -> None:
@@ -176,12 +215,9 @@ def print_placement(plan_file: Path, bandwidth_file: Path | None, seed: int, *, 
         raise UserError(
             f"--bandwidth: expected a CSV file, since {document.cluster} names none (bandwidth: in its YAML)"
         )
-    matrix = read_bandwidth(source)
-    if len(matrix) != cluster.hosts:
-        raise UserError(
-            f"{source}: {len(matrix)} nodes, and the plan is for {cluster.hosts} hosts ({document.cluster})"
-        )
-    placed = place(traffic_of(document.config, document.plan, cluster.gpus_per_host), matrix, seed)
+    matrix = read_bandwidth(source, cluster)
+    groups = [number for number, group in enumerate(cluster.groups) for _ in range(group.hosts)]
+    placed = place(traffic_of(document.config, document.plan, cluster.gpus_per_host), matrix, seed, groups=groups)
     if as_json:
         print(json.dumps({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
         return

@@ -20,6 +20,7 @@ from jaxpar.planner.document import to_dict, write_document
 from jaxpar.planner.hardware_model import UNFITTED, HardwareModel, described
 from jaxpar.planner.html import write_page
 from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.measured import PLACED, measured
 from jaxpar.planner.mixed import check_stages
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.search import Search
@@ -60,8 +61,12 @@ class Planning:
             hardware, cluster = read_profile(self.profile, cluster)
         fixed = parse_fixed(list(self.fixed))
         check_stages(cluster, fixed)
-        search = Search(Space(config, cluster, fixed), hardware=hardware)
-        plans = search.best(self.top)
+        nodes = measured(cluster, hardware)
+        search = Search(Space(config, cluster if nodes is None else nodes.cluster, fixed), hardware=hardware)
+        plans = search.best(self.top if nodes is None else max(self.top, PLACED))
+        placed = len(plans)
+        if nodes is not None:
+            plans = nodes.ranked(plans, search.clock)[: self.top]
         console = screen()
         verified: list[Verified] = []
         if self.verify:
@@ -83,6 +88,11 @@ class Planning:
         if stages := words.stages(plans[0], search.clock):
             console.print("Stages", style="bold")
             console.print("\n".join(f"  {line}" for line in stages), highlight=False, soft_wrap=True)
+        if nodes is not None:
+            console.print("Nodes", style="bold")
+            console.print(
+                "\n".join(f"  {line}" for line in nodes.words(plans[0], placed)), highlight=False, soft_wrap=True
+            )
         if self.show_model:
             note = UNFITTED.get(cluster.gpu.short) if hardware is None else None
             print_model(search.reached, console, note)

@@ -21,8 +21,9 @@ from jaxpar.planner.time_update import ADAMW, Update
 
 __all__ = ["StepTime", "floor_time", "step_time"]
 
-KEPT = 16
-"""Models on clusters whose steps are remembered: a search asks for thousands of one of them."""
+KEPT = 256
+"""Models on clusters whose steps are remembered: a search asks for thousands of one of them, or, where hosts are of
+several kinds, of each kind and length of its stages."""
 
 _known: dict[tuple[object, ...], tuple[Steps, tuple[object, ...]]] = {}
 
