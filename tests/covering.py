@@ -25,20 +25,25 @@ def feasible_pairs(factors: Factors, fits: Fits) -> Iterator[tuple[tuple[str, An
 def covering_rows(factors: Factors, fits: Fits, *, seed: int) -> list[Row]:
     """Rows such that every feasible pair of values occurs in one; greedy and deterministic."""
     pairs = {frozenset(pair) for pair in feasible_pairs(factors, fits)}
+    ordered = sorted(pairs, key=lambda pair: sorted(map(repr, pair)))
     draw, rows = np.random.default_rng(seed), []
-    while pairs:
+    while ordered:
         best: Row = {}
         gained: set[frozenset[Any]] = set()
-        ordered = sorted(pairs, key=lambda pair: sorted(map(repr, pair)))
+        with_value: dict[tuple[str, Any], set[tuple[str, Any]]] = {}
+        for a, b in ordered:
+            with_value.setdefault(a, set()).add(b)
+            with_value.setdefault(b, set()).add(a)
         for _ in range(60):
             row = dict(sorted(ordered[int(draw.integers(len(ordered)))]))
             for name in draw.permutation([name for name in factors if name not in row]):
                 options = [value for value in factors[name] if fits({**row, name: value})]
-                hits = [sum(frozenset([(name, v), item]) in pairs for item in row.items()) for v in options]
+                hits = [len(with_value.get((name, value), set()) & row.items()) for value in options]
                 row[name] = options[int(np.argmax(hits + draw.random(len(options)) / 2))]
             covered = {frozenset(two) for two in itertools.combinations(row.items(), 2)} & pairs
             if len(covered) > len(gained):
                 best, gained = row, covered
         rows.append(best)
         pairs -= gained
+        ordered = [pair for pair in ordered if pair in pairs]
     return rows

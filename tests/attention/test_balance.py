@@ -23,7 +23,8 @@ RANKS = [2, 4, 8]
 def packed(length: int, mean: int, seed: int = 0) -> np.ndarray:
     """A row of documents of geometric lengths, [1, length]."""
     lengths = np.random.default_rng(seed).geometric(1 / mean, size=length)
-    return np.repeat(np.arange(1, length + 1, dtype=np.int32), lengths)[None, :length]
+    lengths = lengths[: np.searchsorted(lengths.cumsum(), length) + 1]
+    return np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), lengths)[None, :length]
 
 
 @pytest.mark.parametrize("ranks", RANKS)

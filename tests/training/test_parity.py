@@ -89,7 +89,8 @@ def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
     alone |= {"context_strategy": "auto", "context_order": "auto", "loss_tiles": 1, "mlp_tiles": 1}
     alone |= {"optimizer_offload": "none"}
     run = SmallRun(config_of(dict(model) | alone | {"remat": "none"}))
-    return *lively_gradients(run), jax.device_get(run.step.initial_state().master)
+    initial = run.by_layer(run.step.initial_state().master)
+    return *lively_gradients(run, initial), initial
 
 
 def reference(row: dict[str, Any]) -> tuple[float, Any, Any]:
@@ -115,9 +116,9 @@ def _name(row: dict[str, Any]) -> str:
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     loss, gradients, weights = reference(row)
     run = SmallRun(config_of(row))
-    initial = jax.device_get(run.step.initial_state().master)
+    initial = run.by_layer(run.step.initial_state().master)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, initial, weights))), "initial weights differ in some bit"
-    found_loss, found = lively_gradients(run)
+    found_loss, found = lively_gradients(run, initial)
     assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
