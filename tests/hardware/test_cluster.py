@@ -84,6 +84,18 @@ def test_of_mixed_kinds_the_slowest_is_the_clock_though_another_has_less_memory(
     assert cluster.device_bytes == gpu_named("h800").device_bytes < gpu_named("a800").device_bytes
 
 
+def test_groups_may_be_apart_further_than_their_hosts(tmp_path: Path):
+    text = "gpus_per_host: 4\ngroups: {a: {gpu: h100, hosts: 1}, b: {gpu: h100, hosts: 3}}\n"
+    alike = parse_cluster(write(tmp_path, text))
+    assert not alike.is_mixed and alike.between == alike.link(True)
+    apart = parse_cluster(write(tmp_path, text + "between: {bandwidth: 3, latency: 50}\n"))
+    assert apart.is_mixed and (apart.bandwidth(True), apart.latency(True)) == (3e9, 5e-5)
+    assert apart.of_kind(apart.groups[0]).bandwidth(True) == 50e9  # inside a group nothing changes
+    assert [group.name for group in apart.stage_groups(4) or ()] == ["a", "b", "b", "b"]
+    assert apart.stage_groups(2) is None
+    assert "between groups: 3 GB/s" in apart.describe()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -121,6 +133,11 @@ def test_text_that_is_no_cluster_gets_one_sentence(text: str, says: str):
         ("gpu: h100\nhosts: 1\nhost_memory: 1TB\n", "c.yaml:3: host_memory: expected a number"),
         ("groups: {a: {gpu: h10, hosts: 1}}\n", "c.yaml:1: groups.a.gpu: no GPU is called 'h10'"),
         ("- h100\n", "c.yaml:1: expected a mapping"),
+        ("gpu: h100\nhosts: 2\nbetween: {bandwidth: 3}\n", "c.yaml:3: between: expected two groups or more"),
+        (
+            "groups: {a: {gpu: h100, hosts: 1}, b: {gpu: h100, hosts: 1}}\nbetween: {bandwidth: 0}\n",
+            "c.yaml:2: between.bandwidth: expected a number above 0, got 0",
+        ),
     ],
 )
 def test_a_wrong_file_gets_one_sentence_with_the_place(tmp_path: Path, text: str, says: str):
@@ -128,3 +145,10 @@ def test_a_wrong_file_gets_one_sentence_with_the_place(tmp_path: Path, text: str
         parse_cluster(write(tmp_path, text))
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["h100_a100", "two_networks"])
+def test_clusters_to_try_are_mixed(name: str):
+    cluster = parse_cluster(f"{Path(__file__).parents[2]}/launch/clusters/{name}.yaml")
+    assert cluster.is_mixed
+    assert cluster.stage_groups(2) == cluster.groups
