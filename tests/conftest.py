@@ -1,8 +1,10 @@
-"""Eight virtual CPU devices for every test, and quiet while JAX is imported."""
+"""Eight virtual CPU devices for every test, quiet while JAX is imported, and the longest tests first."""
 
 from __future__ import annotations
 
 import os
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -26,3 +28,17 @@ def _import_jax_silently() -> None:
 
 
 _import_jax_silently()
+
+LONGEST = 600
+"""Seconds; a test that asks for a longer limit is among the longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest, so that at the end no worker waits for another that has just begun with one."""
+
+    def limit(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        asked = float(marker.args[0]) if marker else 0.0
+        return asked if asked > LONGEST else 0.0
+
+    items.sort(key=limit, reverse=True)
