@@ -152,6 +152,8 @@ CHECKED = (
     *_of_many_tiles(packed=300),
     Case("2048, zigzag, in 2 parts", 2048, 128, 4, 2, batch=2, ranks=2),
     Case("2048, packed, zigzag, in 2 parts", 2048, 64, 4, 4, packed=300, padding=200, ranks=2),
+    Case("1000, full, width 64", 1000, 64, 4, 4, batch=2, causal=False),
+    Case("1000, full, width 96", 1000, 96, 4, 2, causal=False),
     Case("1000, packed, padding", 1000, 128, 4, 2, batch=2, packed=150, padding=201),
     Case("1024, window 200", 1024, 64, 4, 4, window=200),
     Case("1024, packed, window 64", 1024, 128, 4, 2, packed=150, window=64),

@@ -69,6 +69,12 @@ def _tier(offload: str) -> Callable[[Journal], None]:
     return run
 
 
+def _tiles(journal: Journal) -> None:
+    from benchmarks.gpu import tiles
+
+    tiles.measure(journal)
+
+
 PARTS = (
     Part("check-mosaic", 90, _check_attention("mosaic")),
     Part("check-triton", 70, _check_attention("triton")),
@@ -81,5 +87,6 @@ PARTS = (
     Part("bits", 45, _bits),
     Part("memory-device", 70, _tier("none")),
     Part("memory-host", 110, _tier("host")),
+    Part("tiles", 400, _tiles),
 )
 """Their sum is above what the whole has: parts at the end get what is left."""

@@ -17,6 +17,7 @@ def table(result: Mapping[str, Any]) -> str:
     sections = (
         ("Right or wrong, against float64", [_check(row) for row in of("check")]),
         ("Attention, TFLOP/s (median of turns)", _attention(of("attention"))),
+        ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
@@ -52,6 +53,23 @@ def _attention(rows: list[dict[str, Any]]) -> list[str]:
             rate = lambda way, ways=ways: f"{ways[way]['tflops']:.0f}" if way in ways else "-"
             lines.append(f"{head}{rate('forward'):>9}{rate('backward'):>10}  {_why_not(ways.get('none', {}))}".rstrip())
     return lines if rows else []
+
+
+def _tiles(rows: list[dict[str, Any]]) -> list[str]:
+    launches: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        launches.setdefault((row["kernel"], row["launch"], row["width"], row["mask"]), []).append(row)
+    lines = []
+    for (kernel, launch, width, mask), found in launches.items():
+        head = f"{kernel:8}{launch:17}{width:4}  {mask:8}"
+        entry = next((row for row in found if row["entry"]), None)
+        best = next((row for row in found if row.get("best")), None)
+        if entry is None or best is None:
+            lines.append(head + _why_not(entry or {}))
+            continue
+        verdict = "stays" if best is entry else f"should be {best['tile']}, {best['of_entry']:.2f} of its time"
+        lines.append(f"{head}{entry['seconds'] * 1e3:8.3f} ms  {entry['tile']} {verdict}")
+    return lines
 
 
 def _why_not(row: Mapping[str, Any]) -> str:

@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as suite
-from benchmarks.gpu import attention, cudnn_packed
+from benchmarks.gpu import attention, cudnn_packed, tiles
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
+from pallas_kernels.attention import kinds
+from pallas_kernels.attention.mosaic.tiles import TABLE
+from pallas_kernels.attention.triton.tiles import AMPERE
 from pallas_kernels.verified import SOURCES, digest, records
 
 ABSENT = ("grain", "jax_triton", "tokamax", "pydantic", "tyro", "tensorboardX")
@@ -48,6 +51,8 @@ def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machine
     assert {row["by"] for row in rows if row["kind"] == "cross_entropy"} == {
         "fused", "chunks in plain JAX", "full logits", "jaxpar's tiles",
     }  # fmt: skip
+    of_tiles = [(row["launch"], row["entry"]) for row in rows if row["kind"] == "tile"]
+    assert {*of_tiles} == {(launch, entry) for launch in ("forward", "dq") for entry in (True, False)}
     assert "DRY RUN" in done.stdout and result["targets"] == []
 
 
@@ -213,6 +218,33 @@ def test_timed_cases_are_of_16k_tokens_and_cover_what_is_asked():
     assert {case.window for case in cases} >= {1024, 4096} and any(case.packed == 1024 for case in cases)
     assert len({(case.name, case.seq, case.width) for case in cases}) == len(cases)
     assert {1, 113, 203, 1000, 1023, 1024, 2048, 4224} == {case.seq for case in CHECKED}
+
+
+def test_an_entry_of_a_table_is_timed_beside_what_differs_by_one_step_in_one_thing():
+    entry = AMPERE[128, 128].forward
+    found = tiles.of_triton(entry)
+    assert len(set(found)) == 7 and entry not in found
+    assert all(sum(a != b for a, b in zip(entry, one, strict=True)) == 1 for one in found)
+    of_hopper = TABLE[128, 128]
+    assert {one.keys for one in tiles.of_mosaic(of_hopper.forward)} == {64, 128, 192}
+    (_, cut), *_ = of_hopper.key_gradients
+    assert {(name, one.stages) for ((name, one),) in tiles.of_mosaic((("kv", cut),))} == {
+        ("kv", cut.stages + by) for by in (-1, 0, 1)
+    }
+    assert {(case.width, case.name) for case in tiles.cases()} == {
+        (wide, kind) for wide, _ in AMPERE for kind in kinds.KINDS
+    }
+    assert all(kinds.kind_of(case.mask) == case.name for case in tiles.cases())
+
+
+def test_the_report_says_what_an_entry_should_be():
+    row = {"part": "tiles", "kind": "tile", "kernel": "triton", "launch": "dq", "width": 64, "mask": "packed"}
+    entry = row | {"tile": "a", "entry": True, "best": False, "of_entry": 1.0, "seconds": 2e-3}
+    other = row | {"tile": "b", "entry": False, "best": True, "of_entry": 0.9, "seconds": 1.8e-3}
+    result = {"device": H200, "dry_run": False, "seconds": 1.0, "targets": []}
+    assert "2.000 ms  a should be b, 0.90 of its time" in table(result | {"rows": [entry, other]})
+    assert "2.000 ms  a stays" in table(result | {"rows": [entry | {"best": True}, other | {"best": False}]})
+    assert "FAILED: too much" in table(result | {"rows": [row | {"tile": "a", "entry": True, "failed": "too much"}]})
 
 
 def test_documents_fill_their_row_and_are_of_the_mean_that_is_asked():

@@ -19,6 +19,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxpar.compiler.targets import target_config
 from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels import flash_attention
+from pallas_kernels.attention import Settings, Tokens
+from pallas_kernels.attention.triton import KERNELS
+from pallas_kernels.masks import Mask
 from tests.gpu_compile import QUICKLY
 
 ARCHITECTURES = {"a100-80": "sm_80", "h100": "sm_90a"}
@@ -31,20 +34,27 @@ def ptxas() -> str:
     return next(str(file) for root in spec.submodule_search_locations for file in Path(root).glob("*/bin/ptxas"))
 
 
-def kernels(gpu: str, *widths: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """What ptxas says of the kernels for each of `widths` (of queries and keys, and of values)."""
-    found = (of_widths(gpu, *of_head) for of_head in widths)
-    return {name: said for kernels in found for name, said in kernels.items()}
+def kernels(gpu: str, *configurations: tuple[int, int, str]) -> list[dict[str, dict[str, int]]]:
+    """What ptxas says of the kernels of each: the widths of queries and keys, and of values, and a form."""
+    return [of_form(gpu, *configuration) for configuration in configurations]
 
 
-def of_widths(gpu: str, width: int, value_width: int) -> dict[str, dict[str, int]]:
-    """What ptxas says of each kernel of a packed, causal attention with gradients, inside a `shard_map` over 8 GPUs."""
+def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict[str, int]]:
+    """What ptxas says of each kernel of a causal attention with gradients, inside a `shard_map` over 8 GPUs.
+
+    `form` is "packed", "causal" alone, or "packed, in lists" for tokens of which nothing is known of their order.
+    """
     devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
     mesh = Mesh(np.array(devices).reshape(4, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
     heads, rows = PartitionSpec("batch", None, "heads"), PartitionSpec("batch")
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
-        attend = partial(flash_attention, causal=True, segment_ids=segments, return_lse=True, implementation="triton")
+        given = None if form == "causal" else segments
+        attend = partial(flash_attention, causal=True, segment_ids=given, return_lse=True, implementation="triton")
+        if "lists" in form:
+            slots = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
+            tokens = Tokens(slots, slots, segments, segments)
+            attend = lambda q, k, v: KERNELS.attend(Settings(Mask(segmented=True), width**-0.5), q, k, v, tokens)
         (out, lse), pull = jax.vjp(lambda q, k, v: attend(q, k, v), q, k, v)
         return out, lse, *pull((out, lse))
 

@@ -24,6 +24,7 @@ from tests.gpu_compile import QUICKLY, h100s
 DEVICE = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 MASKS = {
     "causal": Mask(),
+    "full": Mask(causal=False),
     "packed-window": Mask(window=1024, segmented=True),
     "packed-prefix": Mask(segmented=True, prefix=True),
 }

@@ -58,6 +58,7 @@ LONG = {
     "causal-fused": Case(Mask(), 203, results="inputs"),
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 150, 1, 1, widths=(128, 128), dtype="float16"),
+    "full-in-blocks-of-192": Case(Mask(causal=False), 203, 1, 1, results="inputs"),
     "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
     "window-two-widths": Case(Mask(window=20), 70, 1, 1, widths=(192, 128), deterministic=True),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
-from pallas_kernels.attention.mosaic.tiles import TABLE
+from pallas_kernels.attention.mosaic.tiles import FULL, TABLE
 from tests.gpu_compile import in_child
 
 SHARED = 232448
@@ -34,6 +34,10 @@ LONG = [
     Configuration((128, 128), "packed-prefix", 30.0, deterministic=True),
     Configuration((192, 128), "packed-window", 30.0, exact=True),
     Configuration((256, 256), "packed-window", 30.0, exact=True),
+    *(Configuration(widths, "full") for widths in FULL),
+    *(Configuration(widths, "packed-window") for widths in TABLE if widths != (128, 128)),
+    *(Configuration(widths, "packed-window", deterministic=True) for widths in ((64, 64), (96, 96), (192, 128))),
+    Configuration((192, 128), "packed-window", 30.0, deterministic=True, exact=True),
 ]
 
 
@@ -63,7 +67,7 @@ def test_kernels_use_tensor_cores_and_tma_and_spill_nothing() -> None:
 
 
 @pytest.mark.long
-def test_so_do_they_for_every_width_with_a_soft_cap_and_results_in_float32() -> None:
+def test_so_do_they_for_every_width_plain_and_with_a_soft_cap_and_results_in_float32() -> None:
     assert {configuration.widths for configuration in LONG if configuration.softcap} == set(TABLE)
     for configuration, found in zip(LONG, compiled(LONG), strict=True):
         check(configuration, found)
