@@ -71,7 +71,8 @@ PRIORS = {
         0.795, "FlashAttention-2 reaches 50 to 73% of an A100 (arXiv:2307.08691), both ways; the middle"
     ),
     ("hopper", "attention_first_share"): (
-        0.188, "as on an A100, times 335 / 225 TFLOP/s: what FlashAttention-2 gains on an H100 (arXiv:2307.08691)"
+        0.210, "as on an A100, times 335 / 203 TFLOP/s: FlashAttention-2 both ways on an H100 and on an A100 "
+        "(arXiv:2307.08691, figures 4 and 7)"
     ),
     ("hopper", "attention_share"): (
         0.460, "FlashAttention-2 reaches 35% of an H100 (arXiv:2407.08608)"

@@ -9,7 +9,7 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes
 from jaxpar.training.step import TrainStep
-from tests.compiler.inspected import inspected, wide
+from tests.compiler.inspected import assert_planned, inspected, wide
 from tests.traced import mesh_of
 
 pytestmark = pytest.mark.long
@@ -34,6 +34,7 @@ def test_an_estimate_is_within_a_tenth_of_what_xla_allocates(layout: str):
     analysis, report = inspected(config_of(layout), "h100:1x8")
     plan = analysis.compilation.plan
     step = TrainStep(config_of(layout), plan, mesh_of(**dict(plan.axes)))
+    assert_planned(config_of(layout), "h100:1x8", analysis, report)
     assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.1)
     estimate = estimate_memory(step)
     assert estimate.optimizer == pytest.approx(report.classes["optimizer"], rel=0.01)

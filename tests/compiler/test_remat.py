@@ -21,7 +21,7 @@ from jaxpar.model.flops import matmul_parameters
 from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.step import TrainStep
-from tests.compiler.inspected import inspected
+from tests.compiler.inspected import assert_planned, inspected
 
 LLAMA = ("configs/llama3_8b.yaml", ("parallel.replica=1",), "h100:1x8")
 GPT = (
@@ -75,7 +75,9 @@ def test_the_program_keeps_as_much_as_the_closed_form_says(model: str):
 @pytest.mark.parametrize("model", MODELS)
 def test_each_class_of_memory_is_what_shapes_say(model: str):
     """Temporaries are not among them: XLA fuses and orders them as it likes, and they are a tenth at most."""
-    estimate, (_, report) = estimate_memory(step_of(model, "gemm_last")), compiled(model)
+    step, (analysis, report) = step_of(model, "gemm_last"), compiled(model)
+    estimate = estimate_memory(step)
+    assert_planned(step.config, MODELS[model][2], analysis, report)
     found = {name: getattr(estimate, name) / report.classes[name] for name in CLASSES}
     assert found == pytest.approx(dict.fromkeys(CLASSES, 1.0), abs=0.05)
     assert estimate.device == pytest.approx(report.allocated_bytes, rel=0.05)
@@ -85,6 +87,7 @@ def test_each_class_of_memory_is_what_shapes_say(model: str):
 @pytest.mark.long
 def test_the_program_under_gemm_last_keeps_43_percent_less_than_under_none_and_multiplies_no_more():
     none, gemm_last = (compiled("llama3-8b", remat)[1] for remat in ("none", "gemm_last"))
+    assert_planned(step_of("llama3-8b", "none").config, LLAMA[2], *compiled("llama3-8b", "none"))
     assert 1 - gemm_last.classes["saved_activations"] / none.classes["saved_activations"] >= 0.43
     assert none.compiler_recomputes == 0
     assert gemm_last.flops == none.flops

@@ -22,7 +22,7 @@ from jaxpar.planner.validate import PUBLISHED
     [
         ("ampere", "attention_first_share", "a100-80", (0.25 + 0.40) / 2),
         ("ampere", "attention_share", "a100-80", (0.50 + 0.73) / 2),
-        ("hopper", "attention_first_share", "h100", (0.25 + 0.40) / 2 * 312 / 989.4 * 335 / 225),
+        ("hopper", "attention_first_share", "h100", (0.25 + 0.40) / 2 * 312 / 989.4 * 335 / 203),
         ("hopper", "attention_share", "h100", 0.35),
     ],
 )

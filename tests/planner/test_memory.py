@@ -19,7 +19,7 @@ from jaxpar.planner.memory import MemoryModel
 from jaxpar.planner.memory_slots import pipeline_slots
 from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.step import TrainStep
-from tests.compiler.inspected import inspected, wide
+from tests.compiler.inspected import assert_planned, inspected, wide
 from tests.planner.spaces import model_of
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -89,6 +89,7 @@ def test_slots_by_formula_are_those_of_the_program(name: str):
             assert found["heads"] == sum(run.head for run in program.runs)
 
 
+# Eight more are compared where they are compiled anyway: tests/compiler/test_{memory_estimate,offload,remat}.py.
 COMPILED: dict[str, dict[str, Any]] = {
     "tensor and fsdp": {"parallel": {"fsdp": 4, "tensor": 2, "zero": 1, "microbatches": 2}},
     "pipeline": {"parallel": {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8}},
@@ -100,7 +101,4 @@ COMPILED: dict[str, dict[str, Any]] = {
 def test_memory_is_within_a_twentieth_of_what_xla_allocates(name: str):
     model = {"layers": 8, "embed": 1024, "heads": 8, "kv_heads": 8, "mlp": 3072, "vocab": 16384}
     config = wide(model=model, data={"sequence_length": 2048, "batch_size": 32}, **COMPILED[name])
-    analysis, report = inspected(config, "h100:1x8")
-    filled, _ = plan_for(config, parse_cluster("h100:1x8"))
-    found = MemoryModel(filled).of_plan(filled, analysis.compilation.plan)
-    assert found.device == pytest.approx(report.allocated_bytes, rel=0.05)
+    assert_planned(config, "h100:1x8", *inspected(config, "h100:1x8"))
