@@ -89,7 +89,7 @@ def test_slots_by_formula_are_those_of_the_program(name: str):
             assert found["heads"] == sum(run.head for run in program.runs)
 
 
-# Eight more are compared where they are compiled anyway: tests/compiler/test_{memory_estimate,offload,remat}.py.
+# Six more are compared where they are compiled anyway: tests/compiler/test_{memory_estimate,offload,remat}.py.
 COMPILED: dict[str, dict[str, Any]] = {
     "tensor and fsdp": {"parallel": {"fsdp": 4, "tensor": 2, "zero": 1, "microbatches": 2}},
     "pipeline": {"parallel": {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8}},
