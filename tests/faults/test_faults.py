@@ -34,13 +34,19 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def copy_with(fault: Fault, folder: Path) -> None:
-    """The code and its tests in `folder`, with the fault in them."""
+    """The code and its tests in `folder`, with the fault in them.
+
+    What Python compiled is copied too, and counts for files that are as old and as long as when it was compiled.
+    """
     for name in ("jaxpar", "pallas_kernels", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "pyproject.toml", folder)
     text = (folder / fault.file).read_text()
     assert text.count(fault.old) == 1, f"{fault.file} has {text.count(fault.old)} times: {fault.old}"
-    (folder / fault.file).write_text(text.replace(fault.old, fault.new))
+    faulty = folder / fault.file
+    faulty.write_text(text.replace(fault.old, fault.new))
+    for compiled in (faulty.parent / "__pycache__").glob(f"{faulty.stem}.*"):
+        compiled.unlink()
 
 
 @pytest.mark.long
