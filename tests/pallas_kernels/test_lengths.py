@@ -163,9 +163,14 @@ def blocked(kept: np.ndarray, of_tile: int, of_block: int, which: np.ufunc) -> n
 
 def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
     slots = jnp.arange(4096)[None]
-    mask, tokens = Mask(window=500), KernelTokens(slots, slots)
-    queries, keys = bounds.query_limits(mask, tokens, 128), bounds.key_tokens(mask, tokens, 128)
-    found = bounds.visits(bounds.Limits.of(mask), queries, keys, 128, 128, False, mask)
+    mask, limits = Mask(window=500), bounds.Limits.of(Mask(window=500))
+
+    @jax.jit
+    def visits(tokens: KernelTokens) -> bounds.Visits:
+        queries, keys = bounds.query_limits(mask, tokens, 128), bounds.key_tokens(mask, tokens, 128)
+        return bounds.visits(limits, queries, keys, 128, 128, False, mask)
+
+    found = visits(KernelTokens(slots, slots))
     assert found.blocks.shape == (1, 32, 6) and int(found.counts[..., 1].max()) == 5
 
 
