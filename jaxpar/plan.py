@@ -210,8 +210,9 @@ def _validate(given: list[str]) -> None:
 def _load() -> None:
     """Import what takes long once the arguments are known to be right; XLA's plugins talk while they are imported."""
     from jaxpar.compiler.quiet import quiet_screen
+    from jaxpar.planner.garbage import no_collection
 
-    with quiet_screen():
+    with quiet_screen(), no_collection():
         import jaxpar.planner.planning  # noqa: F401
 
 

@@ -17,10 +17,8 @@ and order are checked against all layouts of small spaces in the tests.
 
 from __future__ import annotations
 
-import gc
 import heapq
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, product
@@ -31,6 +29,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.found import Effort, Found, Planned
+from jaxpar.planner.garbage import no_collection
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.keeping import Keeper
 from jaxpar.planner.layout import Layout
@@ -122,7 +121,7 @@ class Search:
         """
         chosen: dict[tuple[Any, ...], Planned] = {}
         self._wanted = number
-        with _nothing_collected():
+        with no_collection():
             for one in self.by_time():
                 planned = None if one.key in chosen else self.checked(one)
                 if planned is not None:
@@ -290,15 +289,3 @@ class Search:
     def host_limit(self) -> int:
         """Bytes of its host's memory that a GPU may have pinned."""
         return self.cluster.host_limit(self.space.config.memory.host_limit)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """No garbage collection: a search keeps nearly all it makes, and going through it takes a tenth of its time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
