@@ -1,5 +1,7 @@
 """Which groups of layers' master weights and moments could stay on a GPU, and what the others move: `--chunks`.
 
+Under `memory.weights_offload: host` the same of layers' weights and gradients.
+
 Nothing is compiled. The groups are PatrickStar's way (`jaxpar.memory.chunks`); programs of `optimizer_offload: host`
 keep whole weights of all layers instead, and their row stands beside.
 """
@@ -24,7 +26,7 @@ from jaxpar.compiler.inspection import PLAIN_WIDTH
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
-from jaxpar.memory.chunks import ChunkPlan, GroupsTooLarge, groups_to_pin, plan_chunks, step_uses
+from jaxpar.memory.chunks import ChunkPlan, GroupsTooLarge, Use, groups_to_pin, plan_chunks, step_uses
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.mesh.build import abstract_mesh
@@ -34,6 +36,10 @@ from jaxpar.training.memory_check import pinned_state_bytes, state_bytes
 from jaxpar.training.room import memory_room
 from jaxpar.training.step import TrainStep
 from jaxpar.training.weight_update import weight_states
+from jaxpar.training.weights_away import layer_bytes, layers_that_stay
+
+PROGRAM_OF_LAYERS = "the program: the last layers stay"
+"""The way that `memory.weights_offload: host` takes."""
 
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -67,6 +73,8 @@ class ChunkPlans:
     """None where all of it fits."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Ways that there are not under this budget, and why."""
+    what: str = "master weights and moments"
+    """What the groups have."""
 
     @property
     def total(self) -> int:
@@ -96,7 +104,7 @@ def make_chunk_plans(config: Config, cluster: Cluster, name: str, budget: int | 
 
     Raises `UserError` where the configuration is wrong.
     """
-    memory = replace(config.memory, optimizer_offload="host", optimizer_resident=0)
+    memory = replace(config.memory, optimizer_offload="host", optimizer_resident=0, weights_resident=0)
     config, plan = plan_for(replace(config, memory=memory), cluster)
     step = TrainStep(config, plan, abstract_mesh(plan.axes))
     groups = state_groups(step)
@@ -104,6 +112,8 @@ def make_chunk_plans(config: Config, cluster: Cluster, name: str, budget: int | 
         room = memory_room(config, plan, int(ESTIMATED * pool_bytes(cluster.device_bytes)))
         sizes = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
         budget = max(0, room.left_bytes - room.units * kept_bytes(plan.runs, sizes))
+    if config.memory.weights_offload == "host":
+        return _layer_plans(step, cluster, name, budget)
     if sum(groups.values()) <= budget:
         return ChunkPlans(name, cluster.name, groups, budget, ())
     each, uses = list(groups.values()), step_uses(len(groups), phases=("update",))
@@ -128,6 +138,43 @@ def make_chunk_plans(config: Config, cluster: Cluster, name: str, budget: int | 
     ways.append(Way("the program: weights of all layers", stays, None, away, away, away / link))
     assert state_bytes(step) >= sum(groups.values()), "counters come on top"
     return ChunkPlans(name, cluster.name, groups, budget, tuple(ways), missing)
+
+
+def _layer_plans(step: TrainStep, cluster: Cluster, name: str, budget: int) -> ChunkPlans:
+    """The ways with weights and gradients of layers, of which `budget` bytes may stay beside two that come and go."""
+    sizes, layers = layer_bytes(step), step.order.layers_per_chunk
+    each, what = sizes.weights + sizes.gradients, "weights and gradients of layers"
+    groups = {f"layer {row}": each for row in range(layers)}
+    stays = layers_that_stay(step, budget)
+    if len(stays) == layers:
+        return ChunkPlans(name, cluster.name, groups, budget, (), what=what)
+    uses = step_uses(layers, step.plan.microbatches, phases=("forward", "backward"))
+    ways = []
+    for way, pinned in (("layers, furthest next use leaves", ()), (PROGRAM_OF_LAYERS, stays)):
+        plan = plan_chunks([each] * layers, uses, budget + 2 * each, pinned=pinned)
+        if pinned or way == PROGRAM_OF_LAYERS:
+            away, times = layers - len(stays), step.plan.microbatches
+            loads, fetched, sent = 2.0 * times * away, (times - 1) * away, times * away
+        else:
+            loads, (fetched, sent) = plan.loads, _gradient_moves(plan)
+        there, back = loads * sizes.master + fetched * sizes.gradients, sent * sizes.gradients
+        always = tuple(f"layer {row}" for row in (stays if way == PROGRAM_OF_LAYERS else plan.pinned))
+        ways.append(Way(way, always, loads, there, back, max(there, back) / cluster.host_bandwidth))
+    return ChunkPlans(name, cluster.name, groups, budget, tuple(ways), what=what)
+
+
+def _gradient_moves(plan: ChunkPlan) -> tuple[float, float]:
+    """(to the device, from it) gradients per step: they go with a layer that leaves after its backward, and come with
+    it for the backward of another microbatch."""
+    uses = [move.use for move in plan.moves]
+    used: dict[int, Use] = {use.group: use for use in uses}  # as the last step left them
+    fetched = sent = 0
+    for place, move in enumerate(plan.moves):
+        used[move.use.group] = move.use
+        sent += sum(used[group].phase == "backward" for group in move.evict)
+        following = uses[(place + 1) % len(uses)]
+        fetched += move.load is not None and following.phase == "backward" and following.microbatch > 0
+    return fetched / plan.steps, sent / plan.steps
 
 
 def _weights(step: TrainStep) -> list[tuple[Any, Any]]:
@@ -168,12 +215,13 @@ def print_chunk_plans(plans: ChunkPlans, console: Console) -> None:
     """The ways in a table, and what to write."""
     say = lambda text: console.print(text, soft_wrap=True, highlight=False)
     say(
-        f"{plans.config} on {plans.cluster}: master weights and moments take {size(plans.total)} a GPU, in "
+        f"{plans.config} on {plans.cluster}: {plans.what} take {size(plans.total)} a GPU, in "
         f"{len(plans.groups)} groups of up to {size(max(plans.groups.values()))}; {size(plans.budget)} may be on the "
         "device."
     )
     if not plans.ways:
-        say("All of it fits: memory.optimizer_offload: none moves nothing.")
+        key = "optimizer_offload" if plans.what == ChunkPlans.what else "weights_offload"
+        say(f"All of it fits: memory.{key}: none moves nothing.")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name in ("what comes and goes", "loads", "to the device", "back", "a step", "always there"):
@@ -185,6 +233,13 @@ def print_chunk_plans(plans: ChunkPlans, console: Console) -> None:
     console.print(table)
     for way, why in plans.missing.items():
         say(f"No {way}: {why}.")
+    if plans.what != ChunkPlans.what:
+        say(
+            f"The program: memory.weights_offload: host, memory.weights_resident: {plans.budget}. Two layers have room "
+            "besides. Weights come as the float32 master weights; beside this, the gradients that went come for their "
+            "norm and for the update. Nothing was compiled; times are those of the link alone."
+        )
+        return
     say(
         f"The program: memory.optimizer_offload: host, memory.optimizer_resident: {plans.budget}. Beside its update, "
         "the master weights that are away come once more, for the forward. Nothing was compiled; times are those of "

@@ -67,6 +67,7 @@ BOUNDS: dict[str, Bound] = {
     "memory.offload_smallest": _at_least(1),
     "memory.host_limit": _at_least(0),
     "memory.optimizer_resident": _at_least(0),
+    "memory.weights_resident": _at_least(0),
     "memory.loss_tiles": _at_least(1),
     "memory.mlp_tiles": _at_least(1),
     "attention.query_block": _at_least(1),

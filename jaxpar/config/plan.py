@@ -132,6 +132,10 @@ class Plan:
     """Bytes of each device in which state that is offloaded to the host may stay."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments rest."""
+    weights_resident: int = 0
+    """Bytes of each device in which weights and gradients of layers may stay though those of others are offloaded."""
+    weights_offload: Literal["none", "host"] = "none"
+    """Where weights and gradients of layers rest in a step."""
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "microbatch_rows", "loss_tiles", "mlp_tiles"):

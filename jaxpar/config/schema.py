@@ -202,10 +202,19 @@ class MemoryConfig:
     optimizer_offload: Literal["none", "host", "file"] = "none"
     """Where master weights and moments rest: `none` on the device, `host` in the host's pinned memory, `file` in files
     under `memory.offload_dir`. From host or files they pass through the device a piece at a time, at the end of each
-    step; weights and gradients stay on the device. The numbers are the same bits, and so is a checkpoint."""
+    step; `memory.weights_offload` is about the weights of the step. The numbers are the same bits, and so is a
+    checkpoint."""
     optimizer_resident: int = 0
     """Bytes of each device in which master weights and moments of some weights may stay under
     `optimizer_offload: host`; the others pass through."""
+    weights_offload: Literal["none", "host"] = "none"
+    """Where weights and gradients of layers rest in a step: `none` on the device; under `host` those of the first
+    layers rest in the host's pinned memory, come to the device before their forward and again before their backward,
+    and leave it when they are made. It needs `optimizer_offload: host`. Losses and gradients are the same bits; the
+    norm of the gradient adds them up in another order, so that its last bit may differ."""
+    weights_resident: int = 0
+    """Bytes of each device in which weights and gradients of the last layers may stay under `weights_offload: host`;
+    two layers that come and go have room besides."""
     offload_dir: str | None = None
     """Folder of the files of `optimizer_offload: file`, on a disk of the machine, with room for master weights and
     moments; null puts them into the run's folder. They mean nothing to a later start, which makes them anew."""

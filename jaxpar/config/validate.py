@@ -131,6 +131,44 @@ def _check_layout(config: Config) -> None:
             f"memory.optimizer_resident: {memory.optimizer_resident} bytes are for a state that is offloaded to the "
             f"host, and memory.optimizer_offload is {memory.optimizer_offload}; expected host, or 0 bytes"
         )
+    _check_weights_offload(config)
+
+
+def _check_weights_offload(config: Config) -> None:
+    memory, parallel = config.memory, config.parallel
+    if memory.weights_offload == "none":
+        if memory.weights_resident:
+            raise UserError(
+                f"memory.weights_resident: {memory.weights_resident} bytes are for layers whose weights are offloaded, "
+                "and memory.weights_offload is none; expected host, or 0 bytes"
+            )
+        return
+    said = "memory.weights_offload: host"
+    if memory.optimizer_offload != "host":
+        raise UserError(
+            f"{said} reads layers from the master weights in host memory, and memory.optimizer_offload is "
+            f"{memory.optimizer_offload}; expected memory.optimizer_offload: host with it"
+        )
+    if memory.optimizer_resident:
+        raise UserError(
+            f"{said} leaves no master weights on the device, and memory.optimizer_resident is "
+            f"{memory.optimizer_resident}; expected 0 bytes"
+        )
+    if parallel.pipe != 1:
+        raise UserError(
+            f"{said} is for layers in one piece, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
+            "would take every layer over the link in each of its ticks"
+        )
+    if parallel.zero in (1, 2) and _known(parallel, "fsdp", "expert", "context") != 1:
+        raise UserError(
+            f"{said} takes each layer from where its master weights rest, and under parallel.zero: {parallel.zero} "
+            "these are split otherwise than the weights; expected 0 or 3"
+        )
+    if config.optimizer.name == "adafactor":
+        raise UserError(
+            f"{said} updates weights some layers at a time, and optimizer.name: adafactor takes the matrices of all "
+            "layers at once; expected adamw, muon or lion"
+        )
 
 
 def _check_tiles(config: Config) -> None:

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Num
 
 from jaxpar.mesh.layer_order import Index
+from pallas_kernels.varying import vary_over
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -31,6 +32,11 @@ PIECE_BYTES = 2**27
 
 PIECES = 3
 """Pieces on the device at the same time: one that comes, one that is worked on and one that goes back."""
+
+
+def on_host(a: Array) -> bool:
+    """Whether `a` lies in pinned host memory."""
+    return jax.typeof(a).memory_space == HOST
 
 
 def to_host(tree: Any) -> Any:
@@ -52,57 +58,80 @@ def rows_of_piece(tree: Any, least: int = 1) -> int:
     return divides if 2 * divides > most else most
 
 
-def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: int | None) -> Any:
+def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: int | None, start: int = 0) -> Any:
     """`state` (a tree of arrays in host memory) after `function` of each of its pieces, which has the same shapes.
 
     Args:
         function: a piece of `state` and the same rows of `along`, on the device, to the new piece.
         state: arrays with the same first dim.
-        along: a tree of arrays on the device with that first dim too.
+        along: a tree of arrays with that first dim too, on the device or in host memory; or with fewer rows.
         rows: rows of a piece, the last of which has what remains; None takes all at once, whatever the first dims.
+        start: the row of `state` that the first row of `along` belongs to; rows that `along` has none for stay.
 
-    Bytes to and from the device: all of `state`, once each.
+    Bytes to and from the device: all of `state` that changes, once each, and of what `along` has in host memory.
     """
     if rows is None:
         return to_host(function(jax.tree.map(lambda a: jax.device_put(a, DEVICE), state), along))
-    total = jax.tree.leaves(state)[0].shape[0]
+    total = jax.tree.leaves(along)[0].shape[0]
+    rows = min(rows, total)
     pieces, rest = divmod(total, rows)
 
-    def turn(place: Index, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, piece = carry
-        following = _fetch(state, (place + 1) * rows, rows)
-        new = function(piece, _slice(along, place * rows, rows))
-        state, following = _after(state, following)
-        return _write(state, new, place * rows), following
+    def fetch(state: Any, place: Index, count: int) -> Any:
+        there = jax.tree.map(lambda a: _fetch(a, place, count) if on_host(a) else None, along)
+        return _fetch(state, start + place, count), there
 
-    state, piece = lax.fori_loop(0, pieces - 1, turn, (state, _fetch(state, 0, rows)))
-    first = (pieces - 1) * rows
-    following = _fetch(state, first + rows, rest) if rest else None
-    new = function(piece, _slice(along, first, rows))
-    if rest:
-        state, following = _after(state, following)
+    def apply(piece: Any, place: Index, count: int) -> Any:
+        own = lambda a, there: _slice(a, place, count) if there is None else there
+        return function(piece[0], jax.tree.map(own, along, piece[1]))
+
+    def turn(number: Index, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, piece = carry
+        following = fetch(state, (number + 1) * rows, rows)
+        new = apply(piece, number * rows, rows)
+        state, arrived = _after(state, following[0])
+        return _write(state, new, start + number * rows), (arrived, following[1])
+
+    state, piece = lax.fori_loop(0, pieces - 1, turn, (state, fetch(state, 0, rows)))
+    first = start + (pieces - 1) * rows
+    following = fetch(state, pieces * rows, rest) if rest else None
+    new = apply(piece, first - start, rows)
+    if following is not None:
+        state, arrived = _after(state, following[0])
+        following = arrived, following[1]
     state = _write(state, new, first)
-    if rest:
-        state = _write(state, function(following, _slice(along, first + rows, rest)), first + rows)
+    if following is not None:
+        state = _write(state, apply(following, pieces * rows, rest), first + rows)
     return state
 
 
-def brought(a: Num[Array, "..."], dtype: DTypeLike, rows: int) -> Num[Array, "..."]:
-    """`a`, which is in host memory, on the device as `dtype`, without a whole copy in its own dtype there."""
-    if a.ndim == 0 or rows >= a.shape[0]:
+def brought(a: Num[Array, "..."], dtype: DTypeLike, rows: int, first: int = 0) -> Num[Array, "..."]:
+    """`a` from row `first` on, which is in host memory, on the device as `dtype`, without a whole copy in its own
+    dtype there."""
+    if first and first == a.shape[0]:
+        return jax.device_put(_slice(a, 0, 1), DEVICE)[:0].astype(dtype)
+    if a.ndim == 0 or (first == 0 and rows >= a.shape[0]):
         return jax.device_put(a, DEVICE).astype(dtype)
-    pieces, rest = divmod(a.shape[0], rows)
-    made = jnp.zeros_like(jax.device_put(_slice(a, 0, 1), DEVICE), dtype, shape=a.shape)
+    return by_rows(lambda piece: piece.astype(dtype), a, rows, first)
+
+
+def by_rows(function: Callable[[Any], Array], a: Num[Array, "..."], rows: int, first: int = 0) -> Num[Array, "..."]:
+    """`function` of pieces of so many rows of `a`, which is in host memory, from row `first` on: an array of as many
+    rows, on the device."""
+    total = a.shape[0] - first
+    rows = min(rows, total)
+    pieces, rest = divmod(total, rows)
+    like = jax.eval_shape(lambda a: function(_fetch(a, 0, 1)), a)
+    made = vary_over(jnp.zeros((total, *like.shape[1:]), like.dtype), like.manual_axis_type.varying)
 
     def turn(place: Index, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         made, piece = carry
-        following = _fetch(a, (place + 1) * rows, rows)
-        return lax.dynamic_update_slice_in_dim(made, piece.astype(dtype), place * rows, 0), following
+        following = _fetch(a, first + (place + 1) * rows, rows)
+        return lax.dynamic_update_slice_in_dim(made, function(piece), place * rows, 0), following
 
-    made, piece = lax.fori_loop(0, pieces - 1, turn, (made, _fetch(a, 0, rows)))
-    last = [(piece, (pieces - 1) * rows), *([(_fetch(a, pieces * rows, rest), pieces * rows)] if rest else [])]
-    for piece, first in last:
-        made = lax.dynamic_update_slice_in_dim(made, piece.astype(dtype), first, 0)
+    made, piece = lax.fori_loop(0, pieces - 1, turn, (made, _fetch(a, first, rows)))
+    last = [(piece, (pieces - 1) * rows), *([(_fetch(a, first + pieces * rows, rest), pieces * rows)] if rest else [])]
+    for piece, place in last:
+        made = lax.dynamic_update_slice_in_dim(made, function(piece), place, 0)
     return made
 
 

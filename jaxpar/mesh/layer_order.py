@@ -22,6 +22,15 @@ PADDING = -1
 """Number of a row that holds no layer."""
 
 
+class Parted(NamedTuple):
+    """A stack of weights or of their gradients, of which the first rows rest in the host's memory."""
+
+    host: Any
+    """Arrays [row, ...] in pinned host memory, of which the rows up to those on the device count."""
+    device: Any
+    """Arrays [row, ...] on the device: the other rows."""
+
+
 class Chunk(NamedTuple):
     """A chunk of this rank in a stack of weights, or of their gradients."""
 

@@ -119,14 +119,18 @@ def to_optimizer(gradients: Tree, placements: Placements) -> Tree:
     `reduce_sum` of the result over the other axes that hold partial sums.
     """
 
-    def one(grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec) -> jax.Array:
-        scattered = added_dim(compute, optimizer)
-        pending = added_dim(gradient, optimizer)
-        if pending:
-            grad = scatter_gradient(grad, pending[1], pending[0])
-        done = scattered[1] if scattered else ()
-        rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
-        return reduce_sum(grad, rest).astype(jnp.dtype(placements.optimizer.dtype))
-
     layouts = placements.compute.layout, placements.gradient.layout, placements.optimizer.layout
-    return jax.tree.map(one, gradients, *layouts)
+    return jax.tree.map(partial(reduced_gradient, dtype=placements.optimizer.dtype), gradients, *layouts)
+
+
+def reduced_gradient(
+    grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec, *, dtype: str
+) -> jax.Array:
+    """`to_optimizer` of one weight, or of some of its rows."""
+    scattered = added_dim(compute, optimizer)
+    pending = added_dim(gradient, optimizer)
+    if pending:
+        grad = scatter_gradient(grad, pending[1], pending[0])
+    done = scattered[1] if scattered else ()
+    rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
+    return reduce_sum(grad, rest).astype(jnp.dtype(dtype))

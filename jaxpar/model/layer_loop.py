@@ -11,7 +11,8 @@ What autodiff of a plain scan would get wrong, and this does not:
 - **What is kept between forward and backward is an argument**: buffers with as many slots as the schedule needs,
   written and read in place. A slot holds, for each layer, its input and what the remat policy saves or offloads.
 - **Layers of a chunk may keep different things**: neighbours that keep alike are one loop, and share a `Stash`.
-- **What lies in host memory comes back one layer ahead**, beside the gathered weights.
+- **What lies in host memory comes back one layer ahead**, beside the gathered weights, or as these.
+- **Weights of the first layers may rest in host memory**, and their gradients go there as soon as they are made.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, Parted
 from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements, added_dim
@@ -53,6 +54,22 @@ class Keep(NamedTuple):
     """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every intermediate of autodiff."""
     offload_inputs: bool = False
     """Whether their inputs lie in host memory."""
+    away: bool = False
+    """Whether their weights and gradients rest in host memory: stacks are `Parted` then."""
+
+
+def split_keeps(keeps: Sequence[Keep], away: int) -> tuple[Keep, ...]:
+    """`keeps`, the weights of the first `away` layers being in host memory."""
+    found: list[Keep] = []
+    for keep in keeps:
+        first = min(away, keep.layers)
+        away -= first
+        found += [
+            part
+            for part in (keep._replace(layers=first, away=True), keep._replace(layers=keep.layers - first))
+            if part.layers
+        ]
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +99,11 @@ class LayerLoop:
         return list(accumulate((keep.layers for keep in self.keeps[:-1]), initial=0))
 
     @property
+    def away(self) -> int:
+        """Layers whose weights and gradients rest in host memory, the first of a chunk."""
+        return sum(keep.layers for keep in self.keeps if keep.away)
+
+    @property
     def prefetches(self) -> bool:
         """Whether storage differs from compute placement, so that there is something to gather ahead."""
         pairs = jax.tree.leaves(
@@ -93,9 +115,21 @@ class LayerLoop:
         )
         return any(pairs)
 
-    def load(self, weights: Tree, row: Index) -> Tree:
-        """Weights of one row, from the stack in storage placement to compute placement."""
-        return gather(at(weights, row), self.placements, part="layers", unstacked=True)
+    def load(self, weights: Tree, row: Index, away: bool = False) -> Tree:
+        """Weights of one row, from the stack in storage placement to compute placement; `away` from host memory."""
+        return gather(self._stored(weights, row, away), self.placements, part="layers", unstacked=True)
+
+    def _stored(self, weights: Tree, row: Index, away: bool) -> Tree:
+        if not isinstance(weights, Parted):
+            return at(weights, row)
+        if not away:
+            return at(weights.device, row - self.away)
+        with jax.named_scope("stored_weights"):
+            return jax.tree.map(lambda a: taken(a, row).astype(self.placements.storage.dtype), weights.host)
+
+    def _load_any(self, weights: Tree) -> Tree:
+        """`load` of a row for the sake of its shapes."""
+        return self.load(weights, 0, away=self.away > 0)
 
     # ---- what is kept
 
@@ -104,7 +138,7 @@ class LayerLoop:
 
         def empty(keep: Keep) -> Stash:
             def kept(weights: Tree, x: jax.Array, tokens: TokenContext) -> Stash:
-                return _kept(keep, x, self.vjp(keep, self.load(weights, 0), x, vary(jnp.int32(0)), tokens)[1])
+                return _kept(keep, x, self.vjp(keep, self._load_any(weights), x, vary(jnp.int32(0)), tokens)[1])
 
             return stacked((slots, keep.layers), kept, weights, x, tokens)
 
@@ -129,7 +163,8 @@ class LayerLoop:
             number = self.order.own(weights.chunk)[layer]
             return self._unless_padding(number, self.apply(w, x, number, tokens, untapped), x)
 
-        return self._walk(weights, [_Stretch(0, self.order.layers_per_chunk, step)], x)
+        parts = [(0, self.away, True), (self.away, self.order.layers_per_chunk - self.away, False)]
+        return self._walk(weights, [_Stretch(first, n, step, away=away) for first, n, away in parts if n], x)
 
     def forward(
         self, weights: Chunk, x: jax.Array, tokens: TokenContext, stashes: Stashes, slot: Index
@@ -146,7 +181,7 @@ class LayerLoop:
                 stashes = (*stashes[:place], own, *stashes[place + 1 :])
                 return self._unless_padding(number, y, x), stashes
 
-            return _Stretch(first, keep.layers, step)
+            return _Stretch(first, keep.layers, step, away=keep.away)
 
         return self._walk(weights, self._stretches(stretch), (x, stashes))
 
@@ -161,12 +196,19 @@ class LayerLoop:
         counts: Bool[Array, ""] | bool = True,
         kept: Tree | None = None,
         kept_slot: Index = 0,
+        fresh: Bool[Array, ""] | bool = False,
     ) -> tuple[jax.Array, Tree, Tree | None]:
         """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept).
 
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
+        Where `fresh`, nothing has accumulated yet: gradients in host memory do not begin with zeros.
         """
+
+        if self.away:
+            # The last layer would otherwise stay from its forward, beside the loss.
+            host, dy = lax.optimization_barrier((weights.stack.host, dy))
+            weights = weights._replace(stack=weights.stack._replace(host=host))
 
         def stretch(place: int, first: int, keep: Keep) -> _Stretch:
             stash = stashes[place]
@@ -180,13 +222,20 @@ class LayerLoop:
                 pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
                 pullback.opaque_residuals = residuals
                 dw, through, taps, *_ = pullback(dx)
-                total = self._accumulate(total, dw, self._row(gradients, layer), number, counts)
+                row = self._row(gradients, layer)
+                if keep.away:
+                    total = total._replace(host=self._send(total.host, dw, row, fresh))
+                elif isinstance(total, Parted):
+                    device = self._accumulate(total.device, dw, row - self.away, number, counts)
+                    total = total._replace(device=device)
+                else:
+                    total = self._accumulate(total, dw, row, number, counts)
                 if kept is not None:
                     with jax.named_scope("kept_for_weights"):
                         kept = put(kept, taps, kept_slot, layer)
                 return self._unless_padding(number, vary(through), dx), total, kept
 
-            return _Stretch(first, keep.layers, step, lambda layer: bring(stash, slot, layer - first))
+            return _Stretch(first, keep.layers, step, lambda layer: bring(stash, slot, layer - first), keep.away)
 
         return self._walk(weights, self._stretches(stretch), (vary(dy), gradients.stack, kept), reverse=True)
 
@@ -199,7 +248,7 @@ class LayerLoop:
         counts: Bool[Array, ""] | bool = True,
     ) -> Tree:
         """Add the gradients of a chunk's matrices to `gradients`, from what a split backward kept in `slot`."""
-        like = jax.eval_shape(lambda weights: self.load(weights, 0), weights)
+        like = jax.eval_shape(self._load_any, weights)
         zeros: Tree = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
         def step(total: Tree, layer: jax.Array) -> tuple[Tree, None]:
@@ -256,7 +305,7 @@ class LayerLoop:
         return jax.eval_shape(groups, w, x, tokens)
 
     def _taps_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
-        return self._zero_taps(self.load(weights, 0), x, tokens)
+        return self._zero_taps(self._load_any(weights), x, tokens)
 
     def _unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
         """`y`, but `x` from a row that only pads the stack."""
@@ -279,6 +328,20 @@ class LayerLoop:
                 return put(total, at(total, row) + new, row)
 
         return add(gradients, dw, compute, gradient)
+
+    def _send(self, gradients: Tree, dw: Tree, row: Index, fresh: Any) -> Tree:
+        """Put a layer's gradients (compute placement), with those of other microbatches, into host memory."""
+        compute, gradient = self.placements.compute.layout["layers"], self.placements.gradient.layout["layers"]
+        dtype = self.placements.gradient.dtype
+
+        def send(total: jax.Array, new: jax.Array, compute: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
+            new = sink_gradient(new, compute, gradient, dtype=dtype, unstacked=True)
+            with jax.named_scope("gradients"):
+                if fresh is not True:
+                    new = jnp.where(fresh, new, taken(total, row) + new)
+                return put(total, to_host(in_order(new)), row)
+
+        return jax.tree.map(send, gradients, dw, compute, gradient)
 
     # ---- the walk
 
@@ -316,7 +379,7 @@ class LayerLoop:
 
         def run(fetched: tuple[Tree | None, Any], layer: jax.Array, carry: Carry) -> Carry:
             w, brought = fetched
-            w = self.load(weights.stack, self._row(weights, layer)) if w is None else w
+            w = self.load(weights.stack, self._row(weights, layer), stretch.away) if w is None else w
             return stretch.step(w, brought, layer, carry)
 
         fetch = partial(self._fetch, weights, stretch)
@@ -337,7 +400,8 @@ class LayerLoop:
 
     def _fetch(self, weights: Chunk, stretch: _Stretch, layer: jax.Array) -> tuple[Tree | None, Any]:
         """What a layer wants ahead: gathered weights, where storage differs from compute; what `bring` moves."""
-        w = self.load(weights.stack, self._row(weights, layer)) if self.prefetches else None
+        ahead = self.prefetches or stretch.away
+        w = self.load(weights.stack, self._row(weights, layer), stretch.away) if ahead else None
         return w, stretch.bring(layer)
 
 
@@ -350,6 +414,8 @@ class _Stretch(NamedTuple):
     """`(weights, what was brought, layer in the chunk, carry) -> carry`."""
     bring: Callable[[jax.Array], Any] = lambda layer: None
     """What lies in host memory for a layer, moved to the device."""
+    away: bool = False
+    """Whether the layers' weights rest in host memory."""
 
     def order(self, reverse: bool) -> jax.Array:
         """Numbers in the chunk, in the order in which they run."""

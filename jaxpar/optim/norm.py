@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +18,24 @@ from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.optim.rule import is_stacked
 
 
-def squares(tree: Tree, layout: Tree, specs: Tree) -> Tree:
+def squares(tree: Tree, layout: Tree, specs: Tree, own: Callable[[Any], Any] | None = None) -> Tree:
     """Sum of the squares of each weight in float32, inside `shard_map`: [rows] of a stacked one, else a scalar.
 
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the
     axes that split what it sums: over more, copies would count twice; over fewer, shards would be left out. The result
-    lies as `squares_layout` says. One all-reduce for each distinct set of axes, of 4 bytes a row.
+    lies as `squares_layout` says. One all-reduce for each distinct set of axes, of 4 bytes a row. `own` gives the local
+    sums of a leaf that is no array, and None of one that is.
     """
     leaves, structure = jax.tree.flatten(tree)
     together: dict[tuple[frozenset[str], frozenset[str]], dict[int, Float[Array, "..."]]] = {}
     layouts, described = structure.flatten_up_to(layout), structure.flatten_up_to(specs)
     for index, (leaf, spec, weight) in enumerate(zip(leaves, layouts, described, strict=True)):
-        assert_varies_over(leaf, mesh_axes_of(spec), f"a leaf laid out as {spec}")
         kept = mesh_axes_of(_rows(spec, weight))
-        dims = tuple(range(is_stacked(weight), leaf.ndim))
-        value = jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=dims)
+        value = None if own is None else own(leaf)
+        if value is None:
+            assert_varies_over(leaf, mesh_axes_of(spec), f"a leaf laid out as {spec}")
+            dims = tuple(range(is_stacked(weight), leaf.ndim))
+            value = jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=dims)
         together.setdefault((mesh_axes_of(spec) - kept, kept), {})[index] = value
     sums: dict[int, Float[Array, "..."]] = {}
     for (axes, _), values in together.items():

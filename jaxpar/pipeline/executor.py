@@ -263,11 +263,17 @@ class _Executor:
         dx, totals, kept = self._loop.backward(
             self._chunk(self.layers, row, "b", "weights"), dy, self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
+            self._is_first(row),
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
         gradients = self.stages.embed_gradients(self.weights, self._first(row, "b"), into_embedding, carry.gradients)
         return dx, carry._replace(gradients=gradients, kept=kept)
+
+    def _is_first(self, row: Row) -> jax.Array | bool:
+        """Whether a tick's backward is the first of its chunk."""
+        several = jax.tree.leaves(self.microbatches)[0].shape[0] > 1
+        return row["b_microbatch"] == 0 if several else True
 
     def _weight(self, row: Row, carry: Carry) -> Carry:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"

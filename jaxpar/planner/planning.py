@@ -114,7 +114,7 @@ def without_layout(config: Config) -> Config:
     """`config` on one device, which keeps what the presets say."""
     memory = replace(
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
-        offload_dir=None, mlp_tiles=None,
+        weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=None,
     )  # fmt: skip
     return replace(config, parallel=ParallelConfig(), memory=memory)
 

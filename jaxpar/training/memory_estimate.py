@@ -18,6 +18,7 @@ from jaxpar.training.memory_check import pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
 from jaxpar.training.tiles import HIDDEN
 from jaxpar.training.weight_update import weight_states
+from jaxpar.training.weights_away import away_gradient_bytes
 
 TWICE = 0.5
 """Of a unit that waits for W: what was found in programs of three split schedules (0.2, 0.5 and 0.9)."""
@@ -63,7 +64,7 @@ def estimate_memory(step: TrainStep) -> MemoryEstimate:
         work = _leaving(step, work)
         work = work._replace(temporaries=max(work.temporaries, PIECES * largest_piece(step)))
     kept_units = slots["kept"] + (TWICE if slots["kept"] else 0.0)
-    return MemoryEstimate(
+    estimate = MemoryEstimate(
         optimizer=resting,
         weights=work.weights + _held(step, "weights"),
         gradients=work.gradients + _held(step, "gradients"),
@@ -71,6 +72,7 @@ def estimate_memory(step: TrainStep) -> MemoryEstimate:
         temporaries=buffers + work.temporaries + _batch(step) + _in_transit(step),
         host=host + slots["stash"] * chunk.offloaded,
     )
+    return _update_apart(step, estimate) if step.layers_away else estimate
 
 
 def estimated_bytes(step: TrainStep) -> int:
@@ -85,10 +87,12 @@ def fixed_bytes(step: TrainStep) -> int:
 
 
 def state_sizes(step: TrainStep) -> tuple[int, int]:
-    """Bytes of master weights and moments on one device, and for one device in pinned memory of the host."""
+    """Bytes of master weights and moments on one device, and for one device in pinned memory of the host, with the
+    gradients that rest there."""
     host = pinned_state_bytes(step)
+    gradients = away_gradient_bytes(step)
     passing = min(host, PIECES * max(PIECE_BYTES, largest_piece(step))) if step.filed is None else 0
-    return state_bytes(step) - host + passing, host
+    return state_bytes(step) - host + passing, host + gradients
 
 
 def largest_piece(step: TrainStep) -> int:
@@ -159,11 +163,13 @@ def _in_layer(step: TrainStep) -> _Work:
     if _alone(step):
         weights = {"layers": weights["layers"]}
         gradients = {name: size for name, size in gradients.items() if name != "embedding" or config.model.tied}
+    # Weight by weight they leave for the host.
+    going = 2 * _largest_matrix(step, step.placements.gradient) if step.layers_away else 0
     tokens = plan.microbatch_rows * config.data.sequence_length // plan.axes.context
     whole = tokens * config.model.embed * jnp.dtype(step.placements.compute.dtype).itemsize
     return _Work(
         weights=sum(weights.values()) + _gathered_layers(step),
-        gradients=sum(gradients.values()) + int(_layer(step) * _widening(step)),
+        gradients=sum(gradients.values()) + (going or int(_layer(step) * _widening(step))),
         temporaries=2 * sum(made.values()) - kept + (4 * whole if plan.axes.tensor > 1 else 0),
     )
 
@@ -179,6 +185,19 @@ def _leaving(step: TrainStep, work: _Work) -> _Work:
     gradients = _sizes(step, step.placements.gradient, "layers")
     turned = sum(max(jax.tree.leaves(gradients[half])) for half in ("attention", "mlp"))
     return work._replace(temporaries=work.temporaries + turned)
+
+
+def _update_apart(step: TrainStep, estimate: MemoryEstimate) -> MemoryEstimate:
+    """Where layers rest in host memory: pieces of the state and of gradients come when what a layer needs is gone."""
+    passing = PIECES * max(PIECE_BYTES, largest_piece(step))
+    others = estimate.device - min(passing, pinned_state_bytes(step))
+    update = sum(_accumulated(step).values()) + passing + PIECES * _largest_matrix(step, step.placements.gradient)
+    return estimate._replace(optimizer=estimate.optimizer - (estimate.device - others) + max(0, update - others))
+
+
+def _largest_matrix(step: TrainStep, placement: Placement) -> int:
+    """Bytes of a layer's largest weight."""
+    return max(_each(step, placement, "layers")) * step.plan.axes.pipe // step.order.rows
 
 
 def _in_transit(step: TrainStep) -> int:
@@ -198,12 +217,18 @@ def _stored(step: TrainStep) -> dict[str, int]:
     """Bytes of storage weights by part; none where they are the master weights themselves."""
     storage, master = step.placements.storage, step.placements.optimizer
     same = not step.offloads and storage.dtype == master.dtype and storage.layout == master.layout
-    return {part: 0 if same else sum(_each(step, storage, part)) for part in step.specs}
+    return _staying(step, {part: 0 if same else sum(_each(step, storage, part)) for part in step.specs})
 
 
 def _accumulated(step: TrainStep) -> dict[str, int]:
     """Bytes of accumulated gradients by part."""
-    return {part: sum(_each(step, step.placements.gradient, part)) for part in step.specs}
+    return _staying(step, {part: sum(_each(step, step.placements.gradient, part)) for part in step.specs})
+
+
+def _staying(step: TrainStep, sizes: dict[str, int]) -> dict[str, int]:
+    """`sizes` by part, less the layers that rest in host memory."""
+    layers = step.order.rows // step.plan.axes.pipe
+    return sizes | {"layers": sizes["layers"] // layers * (layers - step.layers_away)}
 
 
 def _layer(step: TrainStep) -> int:
@@ -217,7 +242,8 @@ def _gathers_layers(step: TrainStep) -> bool:
 
 def _gathered_layers(step: TrainStep) -> int:
     """The layer that computes, and the one that is gathered meanwhile; others are used where they rest."""
-    return 2 * _layer(step) if _gathers_layers(step) else 0
+    coming = _largest_matrix(step, step.placements.optimizer) if step.layers_away else 0
+    return coming + 2 * _layer(step) if coming or _gathers_layers(step) else 0
 
 
 def _widening(step: TrainStep) -> float:

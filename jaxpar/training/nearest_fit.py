@@ -88,9 +88,10 @@ def _shown(fit: Fit) -> str:
 
 
 def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:
-    """`settings` with one more, in place of another value of the same key."""
+    """`settings` with one more, in place of another value of the same key; a share of what is kept goes with a map."""
     key = setting.partition("=")[0]
-    return (*(other for other in settings if other.partition("=")[0] != key), setting)
+    replaced = (key, "memory.offload_fraction") if key == "memory.remat" else (key,)
+    return (*(other for other in settings if other.partition("=")[0] not in replaced), setting)
 
 
 def changes(config: Config) -> Iterator[str]:
@@ -100,6 +101,8 @@ def changes(config: Config) -> Iterator[str]:
     parallel, memory = config.parallel, config.memory
     if memory.optimizer_resident:
         yield "memory.optimizer_resident=0"
+    if memory.weights_resident:
+        yield "memory.weights_resident=0"
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"
     most = config.data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert)
@@ -121,6 +124,8 @@ def changes(config: Config) -> Iterator[str]:
     tiers = ("none", "host", "file")
     for tier in tiers[tiers.index(memory.optimizer_offload) + 1 :]:
         yield f"memory.optimizer_offload={tier}"
+    if memory.optimizer_offload == "host" and memory.weights_offload == "none":
+        yield "memory.weights_offload=host"
     if config.optimizer.name != "adafactor":
         for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
             yield f"precision.moments={moments}"

@@ -128,6 +128,8 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
         mlp_tiles=in_tiles,
         optimizer_offload=config.memory.optimizer_offload,
         optimizer_resident=config.memory.optimizer_resident,
+        weights_offload=config.memory.weights_offload,
+        weights_resident=config.memory.weights_resident,
     )
 
 

@@ -12,18 +12,24 @@ from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.training.host_memory import PINNED, offloaded_bytes
 from jaxpar.training.memory_check import host_limit, limit_words, mebibytes, pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
+from jaxpar.training.weights_away import away_gradient_bytes, layer_bytes
 
 
 def streamed_bytes(step: TrainStep) -> tuple[int, int]:
-    """(to the device, from the device) of master weights and moments, for one device and step.
+    """(to the device, from the device) of master weights, moments and gradients, for one device and step.
 
     All that does not stay there goes there and comes back. From host memory the master weights go a second time, at
     the beginning of a step, which makes the weights of the forward from them; from files those are made by the update.
+    Layers that rest in host memory come for each forward and each backward instead, and their gradients go and come for
+    each backward but the first, and come for the norm and for the update.
     """
     state = pinned_state_bytes(step)
     if step.plan.optimizer_offload == "none":
         return 0, 0
-    return state + (pinned_state_bytes(step, master_alone=True) if step.filed is None else 0), state
+    there = state + (pinned_state_bytes(step, master_alone=True) if step.filed is None else 0)
+    times, gradients = step.plan.microbatches, away_gradient_bytes(step)
+    masters = step.layers_away * layer_bytes(step).master if step.layers_away else 0
+    return there + (2 * times - 1) * masters + (times + 1) * gradients, state + times * gradients
 
 
 def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
@@ -38,7 +44,7 @@ def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
     if kind == "none":
         return
     local = [device for device in step.mesh.devices.flat if device.process_index == jax.process_index()]
-    needed = pinned_state_bytes(step) * len(local)
+    needed = (pinned_state_bytes(step) + away_gradient_bytes(step)) * len(local)
     if step.filed is not None:
         folder = step.filed.folder
         free = shutil.disk_usage(_existing(folder)).free if limit is None else limit
@@ -54,7 +60,8 @@ def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
     activations = offloaded_bytes(step) * len(local)
     if needed + activations > limit:
         devices = f"{len(local)} devices"
-        beside = f", and offloaded activations {mebibytes(activations)}" if activations else ""
+        beside = f" with gradients of {step.layers_away} layers" if step.layers_away else ""
+        beside += f", and offloaded activations {mebibytes(activations)}" if activations else ""
         raise UserError(
             f"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for {devices}{beside}, and "
             f"{limit_words(step)} {mebibytes(limit)}; expected memory.optimizer_offload: file, or more machines"
@@ -84,7 +91,16 @@ def resting_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     stays = state_bytes(step) - pinned_state_bytes(step)
     beside = f", and {mebibytes(stays)} stay on the device" if step.resident else ""
     value = mebibytes(pinned_state_bytes(step))
-    return [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
+    rows = [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
+    if step.plan.weights_offload == "none":
+        return rows
+    away, layers = step.layers_away, step.order.layers_per_chunk
+    first = (
+        f"weights of layers 0-{away - 1} come with each use, and their gradients rest in" if away else "none rest in"
+    )
+    stay = f"layers {away}-{layers - 1} stay" if away < layers else "no layer stays"
+    rows.append(("weights offload", mebibytes(away_gradient_bytes(step)), f"per device, {first} {where}; {stay}"))
+    return rows
 
 
 def _existing(folder: Path) -> Path:

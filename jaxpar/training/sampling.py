@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 from jaxpar.data import prompt
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.materialize import zero_sinks
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.decoder import Batch
 from jaxpar.pipeline.executor import evaluate
@@ -35,7 +34,7 @@ def next_token_logits(step: TrainStep) -> Any:
     def function(master: Tree, batch: Batch, position: jax.Array) -> jax.Array:
         stages = step.stages(train=False)
         weights = step.stored_weights(master)
-        sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in weights.items()}
+        sinks = step.sinks(weights)
 
         def pick(x: jax.Array, row: Batch) -> jax.Array:
             logits = stages.logits(weights, sinks, x)[0]

@@ -20,15 +20,17 @@ from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.memory.streaming import PINNED, brought, rows_of_piece, streamed, to_host
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.layer_order import Parted
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
-from jaxpar.mesh.parameters import Tree, initial_weights
+from jaxpar.mesh.parameters import Tree, initial_weights, map_specs
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
 from jaxpar.model.embedding import vocab_axes
-from jaxpar.model.layer_loop import Keep
+from jaxpar.model.layer_loop import Keep, split_keeps
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import OptimizerState, make_optimizer
+from jaxpar.optim.rule import is_stacked
 from jaxpar.optim.schedule import Schedule, schedule
 from jaxpar.pipeline.executor import evaluate, execute
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
@@ -38,6 +40,7 @@ from jaxpar.training.pipeline import forward_program, layer_order, pipeline_prog
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
 from jaxpar.training.weight_update import UpdateFacts, WeightUpdate, joined, weight_states, weight_updates
+from jaxpar.training.weights_away import AwayGradient, away_gradients, layers_away, parted_sinks
 
 type Layout = Any
 
@@ -98,9 +101,12 @@ class TrainStep:
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""
         attend = make_attend(self.config, self.plan)
-        keeps = tuple(
-            Keep(run.layers, remat_policy(run.activations), run.activations[LAYER_INPUT] == "offload")
-            for run in self.plan.runs
+        keeps = split_keeps(
+            [
+                Keep(run.layers, remat_policy(run.activations), run.activations[LAYER_INPUT] == "offload")
+                for run in self.plan.runs
+            ],
+            self.layers_away,
         )
         tiles, split = (self.plan.loss_tiles, self.plan.mlp_tiles), self.schedule.splits_backward
         loss = self.plan.loss.name
@@ -172,6 +178,11 @@ class TrainStep:
         ]
         average = self.config.optimizer.ema is not None
         return joined(states, jax.tree.structure(self.specs), average=average)
+
+    @cached_property
+    def layers_away(self) -> int:
+        """Layers whose weights and gradients rest in host memory, the first ones."""
+        return layers_away(self)
 
     @cached_property
     def resident(self) -> frozenset[int]:
@@ -276,34 +287,57 @@ class TrainStep:
         """Compiled (state, batch) -> (loss, gradients in optimizer placement): what tests and analysis look at."""
         whole = PartitionSpec()
         step = self.shard_map(
-            self._gradients, (self.state_layout, self.batch_layout()), (whole, self.master_layout, whole)
+            self._whole_gradients, (self.state_layout, self.batch_layout()), (whole, self.master_layout, whole)
         )
         compiled = jax.jit(step)
         return lambda state, batch: compiled(state, batch)[:2]
 
     def stored_weights(self, master: Tree) -> Tree:
         """Master weights from where they rest to storage placement, inside the step's map."""
+        layers, away = master["layers"], self.layers_away
         if self.plan.optimizer_offload == "host":
             dtype = self.placements.storage.dtype
             with jax.named_scope("stored_weights"):
                 leaves, structure = jax.tree.flatten(master)
-                bring = lambda weight: brought(weight, dtype, rows_of_piece(weight))
-                there = [a if number in self.resident else bring(a) for number, a in enumerate(leaves)]
+                stacked = jax.tree.leaves(map_specs(is_stacked, self.specs))
+                bring = lambda weight, first: brought(weight, dtype, rows_of_piece(weight), first)
+                there = [
+                    a if number in self.resident else bring(a, away if layered else 0)
+                    for number, (a, layered) in enumerate(zip(leaves, stacked, strict=True))
+                ]
                 master = structure.unflatten(there)
-        return to_storage(master, self.placements)
+        stored = to_storage(master, self.placements)
+        return stored | {"layers": Parted(layers, stored["layers"])} if away else stored
+
+    def sinks(self, weights: Tree) -> Tree:
+        """What the gradients of weights (in storage placement) accumulate in."""
+        return {
+            part: parted_sinks(self, own) if isinstance(own, Parted) else zero_sinks(own, self.placements, part=part)
+            for part, own in weights.items()
+        }
 
     def _gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
         """Loss, its gradient in optimizer placement, and the global count of unmasked tokens."""
         stages = self.stages(train=True)
         weights = self.stored_weights(state.master)
-        sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
+        sinks = self.sinks(weights)
         count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
         gradients, nll = execute(self.program, stages, weights, sinks, batch, seed)
+        found = gradients["layers"]
+        if isinstance(found, Parted):
+            gradients = gradients | {"layers": found.device}
         gradients = jax.tree.map(lambda g: g / scale, to_optimizer(gradients, self.placements))
+        if isinstance(found, Parted):
+            gradients |= {"layers": away_gradients(self, found, gradients["layers"], scale)}
         loss = self._sum(nll) / jnp.maximum(count, 1.0)
         return loss, gradients, count
+
+    def _whole_gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
+        loss, gradients, count = self._gradients(state, batch)
+        whole = lambda leaf: leaf.whole() if isinstance(leaf, AwayGradient) else leaf
+        return loss, jax.tree.map(whole, gradients), count
 
     def _sum(self, nll: Float[Array, ""]) -> Float[Array, ""]:
         """The sum over the tokens and pipeline stages of all ranks; those that split the vocabulary have it alike."""
@@ -318,7 +352,8 @@ class TrainStep:
     def _measured(self, state: TrainState, batch: Batch) -> tuple[Tree, UpdateFacts, TrainState, StepMetrics]:
         """Gradients and what the update must know; the state after the step, less what the update makes; metrics."""
         loss, gradients, count = self._gradients(state, batch)
-        sums = squares(gradients, self.master_layout, self.specs)
+        own = lambda leaf: leaf.squares() if isinstance(leaf, AwayGradient) else None
+        sums = squares(gradients, self.master_layout, self.specs, own)
         norm = global_norm(sums, self.squares_layout)
         finite = jnp.isfinite(norm) & jnp.isfinite(loss)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
@@ -344,8 +379,12 @@ class TrainStep:
                 continue
             # XLA would fetch the first piece of every weight at once, and keep what the forward read of it until now.
             weight, facts = lax.optimization_barrier((weight, facts))
-            piece = lambda now, part, update=update, facts=facts: update(now, part, facts)
-            weight, facts = lax.optimization_barrier((streamed(piece, weight, gradient, update.rows(weight)), facts))
+            if isinstance(gradient, AwayGradient):
+                changed = gradient.update(update, weight, facts)
+            else:
+                piece = lambda now, part, update=update, facts=facts: update(now, part, facts)
+                changed = streamed(piece, weight, gradient, update.rows(weight))
+            weight, facts = lax.optimization_barrier((changed, facts))
             new.append(weight)
         return joined(new, jax.tree.structure(gradients), average=state.optimizer.average is not None)
 
@@ -365,7 +404,7 @@ class TrainStep:
     def _evaluate(self, master: Tree, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         stages = self.stages(train=False)
         weights = self.stored_weights(master)
-        sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
+        sinks = self.sinks(weights)
 
         program = forward_program(self.plan, self.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, sinks, x, microbatch)[1]

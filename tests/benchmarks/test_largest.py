@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
-from benchmarks.largest import FIRST, most_layers, table
+from benchmarks.largest import FIRST, most_layers, most_on_the_host, table
 
 
 class Sizes:
@@ -37,7 +39,17 @@ def test_the_table_has_a_line_for_each_tier() -> None:
         "refused_bytes": 76 * 2**30,
         "host_bytes": 2**41, "disk_bytes": 0, "link_seconds": 3.4,
     }  # fmt: skip
-    lines = table([measured, {"tier": "file", "layers": 0}]).splitlines()
+    full = measured | {"tier": "layers", "refused_bytes": None}
+    lines = table([measured, {"tier": "file", "layers": 0}, full]).splitlines()
     assert lines[1].split() == ["host", "6", "13.50B", "72.00", "76.00", "2048.0", "0.0", "3.40"]
-    assert lines[2].strip() == "more than 2 TB of host memory"
-    assert lines[3].split() == ["file", "none", "fits"]
+    assert lines[2].split() == ["file", "none", "fits"]
+    assert lines[3].split() == ["layers", "6", "13.50B", "72.00", "host", "full", "2048.0", "0.0", "3.40"]
+
+
+def test_the_host_may_be_full_first() -> None:
+    on_host = lambda layers: 40 + 7 * layers
+    assert most_on_the_host(on_host, 700) == 94
+    assert most_on_the_host(lambda layers: 0, 700) == inf
+    sizes = Sizes(100, 0)
+    assert most_layers(sizes, 1000, most=94) == 94 and sizes.asked[-1] == 94
+    assert most_layers(sizes, 305, most=94) == 25

@@ -13,33 +13,37 @@ from jaxpar.memory.streaming import PIECE_BYTES
 from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes
 from jaxpar.training.resting_state import streamed_bytes
 from jaxpar.training.step import TrainStep
+from jaxpar.training.weights_away import away_gradient_bytes, layer_bytes
 from tests.compiler.inspected import inspected, wide
 from tests.traced import mesh_of
 
 pytestmark = pytest.mark.long
 
-LAYERS, EMBED, MLP, VOCAB = 4, 2048, 8192, 16384
+LAYERS, EMBED, MLP, VOCAB = 32, 2048, 8192, 16384
 """A layer of an MLP's matrix, with its moments, is larger than a piece should be."""
 LAYER = 3 * 4 * EMBED * MLP
 
 
-def config_of(offload: str) -> Config:
+def config_of(offload: str, weights: str = "none") -> Config:
     return wide(
         model={"layers": LAYERS, "embed": EMBED, "mlp": MLP, "vocab": VOCAB, "heads": 16, "kv_heads": 4},
         data={"sequence_length": 512, "batch_size": 1},
-        memory={"optimizer_offload": offload},
+        memory={"optimizer_offload": offload, "weights_offload": weights},
     )
 
 
 @cache
-def compiled(offload: str) -> tuple[Analysis, Report]:
-    return inspected(config_of(offload), "h100:1x1")
+def compiled(offload: str, weights: str = "none") -> tuple[Analysis, Report]:
+    return inspected(config_of(offload, weights), "h100:1x1")
+
+
+def step_of(offload: str, weights: str = "none") -> TrainStep:
+    return TrainStep(config_of(offload, weights), compiled(offload, weights)[0].compilation.plan, mesh_of())
 
 
 def state_of(offload: str) -> tuple[int, int]:
     """Bytes to the device and back, as counted from shapes."""
-    step = TrainStep(config_of(offload), compiled(offload)[0].compilation.plan, mesh_of())
-    return streamed_bytes(step)
+    return streamed_bytes(step_of(offload))
 
 
 def test_the_state_goes_there_and_back_once_and_the_weights_once_more():
@@ -81,8 +85,33 @@ def test_copies_are_asynchronous_and_a_piece_goes_back_while_another_comes():
     assert both >= 2 * 3, "of the three arrays of each MLP matrix two come while another one goes back"
 
 
+def test_weights_and_gradients_of_layers_that_rest_on_the_host_leave_the_device():
+    """All but those of the layers that pass. The host has the gradients besides; no buffer is there twice."""
+    step, (analysis, report) = step_of("host", "host"), compiled("host", "host")
+    resident, away = compiled("host")[0].compilation.memory, analysis.compilation.memory
+    layer = layer_bytes(step)
+    assert step.layers_away == LAYERS
+    fallen = resident.total_allocation - away.total_allocation
+    assert fallen == pytest.approx(LAYERS * (layer.weights + layer.gradients), rel=0.05)
+    assert away.host_argument == away.host_alias == resident.host_argument
+    assert away.host_temp == pytest.approx(away_gradient_bytes(step), abs=64)
+    assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.1)
+    assert estimate_memory(step).host == pytest.approx(report.host_bytes, abs=1024)
+
+
+def test_layers_come_for_forward_and_backward_and_gradients_go_without_waiting():
+    """XLA may keep a layer that it has just sent."""
+    analysis, report = compiled("host", "host")
+    moved = {row.verb: row.bytes for row in report.collectives if row.axis == "host"}
+    there, back = streamed_bytes(step_of("host", "host"))
+    layer = layer_bytes(step_of("host", "host"))
+    assert there - layer.gradients - 2**20 <= moved["from_host"] <= there
+    assert moved["to_host"] == pytest.approx(back, abs=64)
+    copies = [o for o in analysis.schedule.overlaps if o.movement.transfer.channel == "host"]
+    assert copies and all(not copy.movement.transfer.synchronous for copy in copies)
+
+
 def test_state_in_files_leaves_gradients_as_results_which_the_estimate_knows():
-    analysis, report = compiled("file")
-    step = TrainStep(config_of("file"), analysis.compilation.plan, mesh_of())
+    step, (_, report) = step_of("file"), compiled("file")
     assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.05)
     assert estimate_memory(step).gradients > 0.9 * report.classes["gradients"]

@@ -48,7 +48,7 @@ UPDATE = (
         says="The last piece of each weight in host memory stays as it was.",
         file="jaxpar/memory/streaming.py",
         old="    state = _write(state, new, first)",
-        new="    state = _write(state, piece, first)",
+        new="    state = _write(state, piece[0], first)",
         caught_by=(f"{OFFLOADED}[adamw, one device]",),
     ),
     Fault(

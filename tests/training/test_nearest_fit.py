@@ -17,6 +17,13 @@ def test_state_that_stays_on_the_device_by_choice_goes_first():
     assert not any("resident" in setting for setting in tried(optimizer_offload="host"))
 
 
+def test_weights_of_layers_follow_a_state_that_is_on_the_host_already():
+    assert "memory.weights_offload=host" in tried(optimizer_offload="host")
+    assert "memory.weights_offload=host" not in tried(optimizer_offload="none")
+    away = tried(optimizer_offload="host", weights_offload="host", weights_resident=5)
+    assert away[0] == "memory.weights_resident=0" and "memory.weights_offload=host" not in away
+
+
 def test_after_the_host_come_files():
     tiers = lambda found: [setting for setting in found if "optimizer_offload" in setting]
     assert tiers(tried()) == ["memory.optimizer_offload=host", "memory.optimizer_offload=file"]

@@ -139,6 +139,10 @@ TIERS: dict[str, dict[str, dict[str, Any]]] = {
         "precision": {"moments": "bfloat16"},
         "memory": {"remat": "auto", "optimizer_offload": "file"},
     },
+    "layers on the host": {
+        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "microbatches": 2},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
+    },
 }
 """What the matrix does not have, because gradients do not depend on it: they are seen in the losses of steps."""
 
