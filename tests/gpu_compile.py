@@ -10,7 +10,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 H100 = """
@@ -38,8 +40,17 @@ def h100s(topology: str) -> list[Any]:
 
 
 def compile_for_gpu(function: Any, *arguments: Any) -> Any:
-    """A jitted `function` compiled for the devices that the shardings of `arguments` (shapes) name; child only."""
-    return function.trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=QUICKLY)
+    """A jitted `function` compiled for the devices that the shardings of `arguments` (shapes) name; child only.
+
+    Without the machine code: for those who look at the program and its memory.
+    """
+    from jaxpar.compiler.no_machine_code import options_without_machine_code
+    from jaxpar.compiler.wheels import cuda_release, toolkit
+
+    lowered = function.trace(*arguments).lower(lowering_platforms=("cuda",))
+    with tempfile.TemporaryDirectory() as folder:
+        options = options_without_machine_code(toolkit(cuda_release()), Path(folder) / "toolkit")
+        return lowered.compile(compiler_options=QUICKLY | options)
 
 
 def in_child(function: str, *arguments: Any) -> Any:
