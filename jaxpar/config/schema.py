@@ -128,8 +128,8 @@ class ParallelConfig:
     virtual_stages: int | None = None
     """Chunks of layers on each pipeline rank; null is the fewest that the schedule can have."""
     stage_layers: tuple[int, ...] | None = None
-    """Layers of each chunk, in the order of the model; null makes them as equal as can be. All are padded to the
-    longest in time and memory."""
+    """Layers of each chunk, in the order of the model; null makes them as equal as can be. All take the memory of
+    the longest; on GPUs of one kind all wait for it too."""
     pipe_ends: Literal["last", "shared"] = "last"
     """Head and embedding under a pipeline: whole on each rank, used by the last and first (`last`), or their vocabulary
     split over all ranks, which then share the work of the loss (`shared`)."""

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
@@ -37,7 +38,7 @@ from jaxpar.mesh.placements import Placements, added_dim
 from jaxpar.model.context import TokenContext
 from jaxpar.model.linear import Tap, recording, tapping, untapped
 from jaxpar.model.parts import merge, select
-from jaxpar.model.stash import Stash, at, bring, in_order, put, stacked, taken, to_host
+from jaxpar.model.stash import Stash, at, bring, in_order, on_host, put, stacked, taken, to_host
 
 type Policy = Callable[..., Any]
 
@@ -251,7 +252,7 @@ class LayerLoop:
         like = jax.eval_shape(self._load_any, weights)
         zeros: Tree = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
-        def step(total: Tree, layer: jax.Array) -> tuple[Tree, None]:
+        def step(total: Tree, layer: jax.Array) -> Tree:
             taps = at(kept, slot, layer)
 
             def groups(matrices: Tree) -> Tree:
@@ -264,9 +265,12 @@ class LayerLoop:
                 _, pullback = jax.vjp(groups, self._halves(zeros)[1])
                 (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
             number = self.order.own(gradients.chunk)[layer]
-            return self._accumulate(total, dw, self._row(gradients, layer), number, counts), None
+            return self._accumulate(total, dw, self._row(gradients, layer), number, counts)
 
-        return lax.scan(step, gradients.stack, jnp.arange(self.order.layers_per_chunk))[0]
+        def left_out(total: Tree, layer: jax.Array) -> tuple[Tree, None]:
+            return self._left_out_of_padding(gradients.chunk, layer, lambda total: step(total, layer), total), None
+
+        return lax.scan(left_out, gradients.stack, jnp.arange(self.order.layers_per_chunk))[0]
 
     # ---- one layer
 
@@ -306,6 +310,22 @@ class LayerLoop:
 
     def _taps_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
         return self._zero_taps(self._load_any(weights), x, tokens)
+
+    def _left_out_of_padding[Carry](
+        self, chunk: Index, layer: jax.Array, act: Callable[[Carry], Carry], carry: Carry
+    ) -> Carry:
+        """`act(carry)`, and `carry` as it is in a row that only pads the stack: a branch, so that it takes no time.
+
+        Ranks of a pipeline branch apart, and members of a group together, so groups may send each other what they
+        like. What permutes is run in every row (see `permutes`), and so is what passes host memory on, which XLA would
+        not move through a branch.
+        """
+        if not self.order.padded:
+            return act(carry)
+        program = jax.make_jaxpr(act)(carry).jaxpr
+        if permutes(program) or any(map(on_host, jax.tree.leaves(carry))):
+            return act(carry)
+        return lax.cond(self.order.own(chunk)[layer] != PADDING, act, lambda carry: carry, carry)
 
     def _unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
         """`y`, but `x` from a row that only pads the stack."""
@@ -379,8 +399,12 @@ class LayerLoop:
 
         def run(fetched: tuple[Tree | None, Any], layer: jax.Array, carry: Carry) -> Carry:
             w, brought = fetched
-            w = self.load(weights.stack, self._row(weights, layer), stretch.away) if w is None else w
-            return stretch.step(w, brought, layer, carry)
+
+            def act(carry: Carry) -> Carry:
+                own = self.load(weights.stack, self._row(weights, layer), stretch.away) if w is None else w
+                return stretch.step(own, brought, layer, carry)
+
+            return self._left_out_of_padding(weights.chunk, layer, act, carry)
 
         fetch = partial(self._fetch, weights, stretch)
         if not _has_arrays(partial(fetch, layers[0])) and not _has_arrays(after):
@@ -420,6 +444,15 @@ class _Stretch(NamedTuple):
     def order(self, reverse: bool) -> jax.Array:
         """Numbers in the chunk, in the order in which they run."""
         return jnp.arange(self.first, self.first + self.layers)[:: -1 if reverse else 1]
+
+
+def permutes(program: Jaxpr) -> bool:
+    """Whether a program has a collective permute, which XLA matches with an unrelated one where some ranks leave it
+    out."""
+    return any(
+        equation.primitive.name == "ppermute" or any(map(permutes, jaxprs_in_params(equation.params)))
+        for equation in program.eqns
+    )
 
 
 def _kept(keep: Keep, x: jax.Array, pullback: Any) -> Stash:

@@ -99,7 +99,7 @@ GENERATIONS: dict[str, Mechanisms] = {
     ),
     "jaxpar": Mechanisms(
         attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
-        overlap_pipe=True, lockstep=True, padded=True, fused_accumulation=True, recompute_last_matmul=False,
+        overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
     ),
 }  # fmt: skip
 """Generations of software by name."""

@@ -134,7 +134,7 @@ def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     rooms = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
     later = f", {slots['kept']} of {mebibytes(sizes.kept)} from B to W" if slots["kept"] else ""
     longest = step.order.layers_per_chunk
-    padding = f"; all run as {longest} layers" if step.order.padded else ""
+    padding = f"; each has memory for {longest} layers" if step.order.padded else ""
     ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
     return [
         (

@@ -257,3 +257,27 @@ def test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration(compiled: 
 @pytest.mark.long
 def test_no_gathered_layer_is_kept_under_full_recomputation():
     assert layers_held(in_child("tests.model.gpu_layers:measure", "full")["full"]) < FEW
+
+
+@pytest.mark.parametrize("permutes", [False, True])
+def test_rows_that_pad_are_left_out_unless_a_layer_permutes(permutes: bool):
+    """A permute that some ranks leave out is matched with another one, so there every row runs."""
+    order, sizes, ran = LayerOrder.of_chunks((0, 1), (1, 3)), AxisSizes(pipe=2), Counter()
+
+    def counted(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> jax.Array:
+        jax.debug.callback(lambda rank: ran.update([int(rank)]), jax.lax.axis_index("pipe"))
+        return layer(w, jax.lax.ppermute(x, "context", [(0, 0)]) if permutes else x, index, tokens, tap)
+
+    placements = place(specs(order.rows), sizes, 0, DTYPES, kv_heads=1)
+
+    def program(master: Any, x: jax.Array) -> jax.Array:
+        loop = LayerLoop(counted, placements, (Keep(3),), order)
+        chunk = Chunk(to_storage(master, placements)["layers"], 0, 0)
+        return jax.lax.pmax(loop.run(chunk, vary(x), vary(tokens_of(8))), tuple(dict(sizes)))
+
+    split = placements.optimizer.layout, PartitionSpec()
+    run = jax.shard_map(program, mesh=mesh_of(**dict(sizes)), in_specs=split, out_specs=PartitionSpec())
+    weights, x, _ = numbers(order.rows)
+    jax.block_until_ready(jax.jit(run)(weights, x))
+    jax.effects_barrier()
+    assert ran == ({0: 3, 1: 3} if permutes else {0: 1, 1: 3})
