@@ -1,6 +1,6 @@
 # `make train` and `make test` do all their own set-up. `make` alone lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test train test test-long test-all lint format types imports
+.PHONY: help setup setup-test train test test-long lint format types imports
 
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
@@ -19,8 +19,7 @@ PYTEST := $(TEST_ENV) $(TEST_BIN)/python -m pytest -n $(JOBS) --dist worksteal
 help:
 	@echo "make train [CONFIG=configs/quickstart.yaml] [ARGS='--set optimizer.name=muon']   train a model"
 	@echo "make test                          the tests, without the long ones"
-	@echo "make test-long                     the long tests"
-	@echo "make test-all                      both, in one run"
+	@echo "make test-long                     the long tests; both: make test ARGS=\"-m 'long or not long'\""
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import floors"
 	@echo "make setup setup-test              make .venv and .venv-test, and nothing else"
 
@@ -38,9 +37,6 @@ test: setup-test
 
 test-long: setup-test
 	@$(PYTEST) -m long $(ARGS)
-
-test-all: setup-test
-	@$(PYTEST) -m 'long or not long' $(ARGS)
 
 lint: setup-test
 	@$(TEST_BIN)/ruff check .
