@@ -116,7 +116,9 @@ def of_mosaic(entry: Any) -> list[Any]:
         ]
     side = "queries" if hasattr(entry, "queries") else "keys"
     size = getattr(entry, side)
-    wider = [replace(entry, **{side: new}) for new in (size // 2, size - 64, size + 64) if 32 <= new != size]
+    # A block of queries is 32, 64 or 128 long, one of keys a multiple of 64 (or 32).
+    sizes = {size // 2, 2 * size} & {32, 64, 128} if side == "queries" else {size // 2, size - 64, size + 64}
+    wider = [replace(entry, **{side: new}) for new in sorted(sizes) if 32 <= new != size]
     unique = {getattr(one, side): one for one in wider}
     deeper = [replace(entry, stages=entry.stages + by) for by in (-1, 1) if entry.stages + by > 0]
     return [*unique.values(), *deeper]

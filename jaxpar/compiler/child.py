@@ -24,7 +24,6 @@ _MEMORY = {
     "output": "output_size_in_bytes",
     "alias": "alias_size_in_bytes",
     "temp": "temp_size_in_bytes",
-    "generated_code": "generated_code_size_in_bytes",
     "peak": "peak_memory_in_bytes",
     "total_allocation": "total_allocation_bytes",
     "host_argument": "host_argument_size_in_bytes",

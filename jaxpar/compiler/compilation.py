@@ -23,7 +23,6 @@ class MemoryNumbers:
     """Of the output, what lies in buffers of the arguments (donated)."""
     temp: int
     """Everything that lives during the step only."""
-    generated_code: int
     peak: int
     """Most that is alive at one time, arguments and outputs included."""
     total_allocation: int

@@ -20,11 +20,14 @@ done
 """
 
 
-def options_without_machine_code(toolkit: Path, folder: Path) -> dict[str, str | int]:
+def options_without_machine_code(toolkit: Path | None, folder: Path) -> dict[str, str | int]:
     """Compiler options for programs that will never run; `folder`, which is made, stands for the CUDA `toolkit`.
 
-    Where no program may be started from `folder`, kernels are assembled as always, which takes longer.
+    None where there is no toolkit to be found, or no program may be started from `folder`: kernels are then made as
+    always, which takes longer.
     """
+    if toolkit is None:
+        return {}
     (folder / "bin").mkdir(parents=True)
     for part in toolkit.iterdir():
         if part.name != "bin":
@@ -35,5 +38,6 @@ def options_without_machine_code(toolkit: Path, folder: Path) -> dict[str, str |
     stand_in = folder / "bin" / "ptxas"
     stand_in.write_text(_STAND_IN.format(ptxas=shlex.quote(str(toolkit / "bin" / "ptxas"))))
     stand_in.chmod(0o755)
-    options: dict[str, str | int] = {"xla_backend_optimization_level": 0}
-    return options | ({"xla_gpu_cuda_data_dir": str(folder)} if os.access(stand_in, os.X_OK) else {})
+    if not os.access(stand_in, os.X_OK):
+        return {}
+    return {"xla_backend_optimization_level": 0, "xla_gpu_cuda_data_dir": str(folder)}

@@ -44,10 +44,12 @@ def has_cudnn(release: str) -> bool:
     return _version(f"nvidia-cudnn-cu{release}") is not None
 
 
-def toolkit(release: str) -> Path:
-    """The folder of the installed part of the CUDA toolkit, in which ptxas is `bin/ptxas`."""
-    (ptxas,) = (Path(str(file.locate())) for file in files(_ptxas(release)) or () if file.match("bin/ptxas"))
-    return ptxas.resolve().parents[1]
+def toolkit(release: str) -> Path | None:
+    """The folder of the installed part of the CUDA toolkit, in which ptxas is `bin/ptxas`; None where its package does
+    not list its files."""
+    found = (Path(str(file.locate())) for file in files(_ptxas(release)) or () if file.match("bin/ptxas"))
+    ptxas = next((file for file in found if file.exists()), None)
+    return None if ptxas is None else ptxas.absolute().parents[1]
 
 
 def versions(release: str) -> dict[str, str]:

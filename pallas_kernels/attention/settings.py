@@ -27,7 +27,7 @@ class Settings:
     """Length of the runs of neighbouring slots that queries and keys are made of; None where they are one run."""
     neighbours: bool = False
     """Queries are one run of neighbouring slots, and so are keys: slots grow by one from token to token. What a tile
-    visits is then an interval of blocks, and no list of them is made."""
+    visits is then an interval of blocks: Triton's kernels make no list of them, Mosaic's one without sorting."""
     results: Literal["float32", "inputs"] = "float32"
     """Dtype of output and gradients: what parts are merged and summed in, or that of the inputs. The former is allowed
     where the latter is asked for."""

@@ -28,9 +28,9 @@ from tests.traced import SENT, mesh_of, operations
 
 
 def _folder() -> Path:
-    """Beside what XLA compiles for the CPU, where that is kept; what is there is of these very sources, or not used."""
+    """With what XLA compiles for the CPU, where that is kept; what is there is of these very sources, or not used."""
     if kept := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return Path(kept).parent / "inspected"
+        return Path(kept) / "inspected"
     alone = tempfile.mkdtemp(prefix="jaxpar-inspected-")
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     return Path(alone)

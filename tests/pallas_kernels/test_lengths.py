@@ -161,6 +161,26 @@ def blocked(kept: np.ndarray, of_tile: int, of_block: int, which: np.ufunc) -> n
     return np.stack([which(by_rows[:, :, i : i + of_block], axis=2) for i in range(0, kept.shape[2], of_block)], 2)
 
 
+@pytest.mark.parametrize("of_keys", [False, True])
+@pytest.mark.parametrize("blocks", [(128, 128), (32, 128), (128, 64)], ids=str)
+def test_a_window_behind_keys_that_fill_no_block_leaves_no_tile_more_than_its_list(
+    blocks: tuple[int, int], of_keys: bool
+) -> None:
+    """Queries as a ring has them when it comes to the keys of the rank before, and with an offset."""
+    mask, slots = Mask(window=100), jnp.arange(1000)[None]
+
+    @jax.jit
+    def visits(tokens: KernelTokens) -> bounds.Visits:
+        queries, keys = bounds.query_limits(mask, tokens, blocks[0]), bounds.key_tokens(mask, tokens, blocks[1])
+        return bounds.visits(bounds.Limits.of(mask), queries, keys, *blocks, of_keys, mask)
+
+    found = visits(KernelTokens(slots + 1000, slots))
+    sizes, kept = blocks, blocks64.pairs(mask, Tokens(*np.asarray([slots + 1000, slots]), slots, slots, slots[0]))
+    if of_keys:
+        sizes, kept = blocks[::-1], kept.swapaxes(1, 2)
+    check(np.asarray(found.blocks), np.asarray(found.counts), kept, sizes)
+
+
 def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
     slots = jnp.arange(4096)[None]
     mask, limits = Mask(window=500), bounds.Limits.of(Mask(window=500))

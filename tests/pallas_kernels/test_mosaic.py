@@ -49,18 +49,20 @@ class Case(NamedTuple):
     results: Literal["float32", "inputs"] = "float32"
     louder: float = 1.0
     """By what queries are multiplied."""
+    neighbours: bool = False
+    """Whether kernels are told that slots grow by one."""
 
 
 CASES = {
     "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0),
 }
 LONG = {
-    "causal-fused": Case(Mask(), 203, results="inputs"),
+    "causal-fused": Case(Mask(), 203, results="inputs", neighbours=True),
     "one-token": Case(Mask(), 1),
     "full-float16": Case(Mask(causal=False), 150, 1, 1, widths=(128, 128), dtype="float16"),
     "full-in-blocks-of-192": Case(Mask(causal=False), 203, 1, 1, results="inputs"),
     "packed-width-96": Case(Mask(segmented=True), 150, 1, 1, widths=(96, 96)),
-    "window-two-widths": Case(Mask(window=20), 70, 1, 1, widths=(192, 128), deterministic=True),
+    "window-two-widths": Case(Mask(window=20), 70, 1, 1, (192, 128), deterministic=True, neighbours=True),
     "prefix-two-widths": Case(Mask(prefix=True), 113, 1, 1, widths=(192, 128), results="inputs"),
     "some-queries-width-256": Case(Mask(window=50), 113, 1, 1, (256, 256), queries=slice(30, 113), results="inputs"),
 }
@@ -92,7 +94,8 @@ def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
 
 
 def run(kernels: Any, case: Case, tokens: Tokens, inputs: dict[str, Any]) -> dict[str, Any]:
-    options = Settings(case.mask, case.widths[0] ** -0.5, case.softcap, results=case.results, interpret=True)
+    scale, neighbours = case.widths[0] ** -0.5, case.neighbours
+    options = Settings(case.mask, scale, case.softcap, neighbours=neighbours, results=case.results, interpret=True)
     given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
     # The simulator knows one launch at a time, so that a backward of several is not compiled as one program.

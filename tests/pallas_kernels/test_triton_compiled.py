@@ -14,7 +14,7 @@ INSTRUCTION = {"a100-80": "mma", "h100": "wgmma"}
 FIRST = (128, 128, "packed")
 HOPPER = [*((*widths, "packed") for widths in AMPERE if widths != FIRST[:2]), (128, 128, "packed, in lists")]
 AMPERE_FORMS = [*((*widths, "packed") for widths in AMPERE), *((*widths, "causal") for widths in AMPERE_SHORT)]
-"""Each entry of the tables."""
+"""Each entry of the tables, with intervals of blocks."""
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,10 @@ def _judge(
     least_kv, most_kv = keys.min(-1)[..., None, :], keys.max(-1)[..., None, :]
     kept, whole = least_kv[:, 0] <= most_q[:, 0], most_kv[:, 0] <= least_q[:, 0]
     if limits.windowed:
-        kept &= most_kv[:, 0] > least_q[:, 1]
+        last = jnp.where(keys[:, 0] < _NO_KEY, keys[:, 0], -_NO_KEY).max(-1)[
+            ..., None, :
+        ]  # no window has padding in it
+        kept &= last > least_q[:, 1]
         whole &= least_kv[:, 0] > most_q[:, 1]
     if limits.segmented:
         real_q, real_kv = queries[:, -1] > 0, (keys[:, 1] > 0) & (keys[:, 1] < _NO_KEY)

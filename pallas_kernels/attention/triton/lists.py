@@ -89,7 +89,7 @@ class _Side(NamedTuple):
 
 
 def _sides(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[_Side, _Side, jax.Array | None]:
-    """Blocks of queries, padded with copies of the last one, and of keys, padded with what no query sees."""
+    """Blocks of queries and of keys, padded with copies of the last slot; keys that are none are of no document."""
 
     def side(slots: jax.Array, segments: jax.Array | None, size: int, padding: dict, of_segments: dict) -> _Side:
         blocks = Blocks(slots.shape[1], -(-slots.shape[1] // size), size)
@@ -99,7 +99,7 @@ def _sides(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[_Side, 
 
     edge = {"mode": "edge"}
     of_queries = side(tokens.q_slots, tokens.q_segments, queries, edge, edge)
-    of_keys = side(tokens.kv_slots, tokens.kv_segments, keys, {"constant_values": PADDING_SLOT}, {})
+    of_keys = side(tokens.kv_slots, tokens.kv_segments, keys, edge, {})
     return of_queries, of_keys, tokens.prefix_lengths
 
 
