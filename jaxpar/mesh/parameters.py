@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 
@@ -59,20 +60,23 @@ def initial_weights(specs: Tree, seed: int, order: LayerOrder) -> Tree:
     Call it under `jax.jit` with `out_shardings`: the values are then made shard by shard and are bit-identical on
     every mesh (eager and compiled generators differ in the last bit). Rows that only pad the stack are zero.
     """
-    root = jax.random.key(seed)
     numbers = jnp.asarray(order.numbers.ravel(), jnp.int32)
-
-    def value(path: Any, spec: ParamSpec) -> jax.Array:
-        if "layers" not in spec.axes:
-            return one(path, spec.init, spec.shape, spec.scale)
-        rows = jax.vmap(lambda layer: one(path, spec.init, spec.shape[1:], spec.scale, layer))(numbers)
-        return jnp.where((numbers != PADDING).reshape(-1, *[1] * (len(spec.shape) - 1)), rows, 0.0)
-
-    def one(path: Any, init: str, shape: tuple[int, ...], scale: float, layer: Any = None) -> jax.Array:
-        if init != "normal":
-            return jnp.full(shape, float(init == "ones"), jnp.float32)
-        key = jax.random.fold_in(root, zlib.crc32(jax.tree_util.keystr(path).encode()))
-        key = key if layer is None else jax.random.fold_in(key, layer)
-        return scale * jax.random.normal(key, shape, jnp.float32)
-
+    value = lambda path, spec: initial_weight(jax.tree_util.keystr(path), spec, seed, numbers)
     return jax.tree_util.tree_map_with_path(value, specs, is_leaf=lambda x: isinstance(x, ParamSpec))
+
+
+def initial_weight(name: str, spec: ParamSpec, seed: int, numbers: Int[Array, " rows"]) -> Float[Array, "..."]:
+    """`initial_weights` of the weight whose path is `name`; of a stacked one, the rows of layers with these numbers."""
+    root = jax.random.key(seed)
+
+    def one(shape: tuple[int, ...], layer: Any = None) -> jax.Array:
+        if spec.init != "normal":
+            return jnp.full(shape, float(spec.init == "ones"), jnp.float32)
+        key = jax.random.fold_in(root, zlib.crc32(name.encode()))
+        key = key if layer is None else jax.random.fold_in(key, layer)
+        return spec.scale * jax.random.normal(key, shape, jnp.float32)
+
+    if "layers" not in spec.axes:
+        return one(spec.shape)
+    rows = jax.vmap(lambda layer: one(spec.shape[1:], layer))(numbers)
+    return jnp.where((numbers != PADDING).reshape(-1, *[1] * (len(spec.shape) - 1)), rows, 0.0)

@@ -36,6 +36,7 @@ from jaxpar.pipeline.executor import evaluate, execute
 from jaxpar.precision.loss_scale import initial_loss_scale, next_loss_scale
 from jaxpar.training.attend import make_attend
 from jaxpar.training.filed_update import FiledUpdate
+from jaxpar.training.initial_weights import initial_by_weights
 from jaxpar.training.pipeline import forward_program, layer_order, pipeline_program, schedule_of
 from jaxpar.training.saved_state import SavedState
 from jaxpar.training.state import TrainState, initial_state, state_layout
@@ -212,21 +213,8 @@ class TrainStep:
     @cached_property
     def _make_initial(self) -> Any:
         if self.offloads:
-            return self._initial_by_weights
+            return lambda: initial_by_weights(self, self._initial)
         return jax.jit(self._initial, out_shardings=self.shardings(self.state_layout))
-
-    def _initial_by_weights(self) -> TrainState:
-        """Each array made on the device and sent to rest before the next one is made.
-
-        For files it is returned as what makes it, master weights and moments only.
-        """
-        shardings, made = self.state_shardings, []
-        on_device = jax.tree.leaves(self.shardings(self.state_layout))
-        for number, (where, rest) in enumerate(zip(on_device, jax.tree.leaves(shardings), strict=True)):
-            make = jax.jit(lambda number=number: jax.tree.leaves(self._initial())[number], out_shardings=where)
-            later = self.filed is not None and rest.memory_kind == PINNED
-            made.append(make if later else jax.device_put(make(), rest))
-        return jax.tree.unflatten(jax.tree.structure(shardings), made)
 
     @cached_property
     def train(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.memory import streaming
 from jaxpar.memory.filed import FiledArray, in_memory
+from jaxpar.optim.rule import is_stacked
+from jaxpar.training.initial_weights import filling
 from jaxpar.training.memory_check import mebibytes, pinned_state_bytes, state_bytes
 from jaxpar.training.resting_state import check_resting_state, require_pinned_state, resting_rows, streamed_bytes
 from jaxpar.training.step import TrainStep
+from jaxpar.training.weight_update import weight_states
 from tests.small_run import SmallRun, small
+from tests.traced import operations
 from tests.training.runs import assert_same_bits, fit, run_config, saved_state
 
 STEPS = 3
@@ -203,3 +208,52 @@ def test_a_state_in_files_whose_update_was_interrupted_takes_no_step_and_no_save
         run.step.advance(run.step.train, state, run.batch(0))
     with pytest.raises(UserError, match="restore the last checkpoint"):
         run.step.saved_state.outgoing(state)
+
+
+STACKED: dict[str, dict[str, Any]] = {
+    "average, padded pipeline": {
+        "model": {"layers": 3},
+        "parallel": {"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 4},
+        "optimizer": {"ema": 0.9},
+    },
+    "8 bits, zero 3": {
+        "model": {"layers": 4, "embed": 64, "mlp": 128},
+        "precision": {"moments": "int8"},
+        "parallel": {"fsdp": 2, "zero": 3},
+    },
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_a_state_on_the_host_begins_as_on_the_device_and_is_made_in_pieces(name: str):
+    """A weight of all layers may be larger than the device."""
+    whole = jax.device_get(SmallRun(small(**STACKED[name])).step.initial_state())
+    run = SmallRun(small(memory={"optimizer_offload": "host"}, **STACKED[name]))
+    assert_same_bits(jax.device_get(run.step.initial_state()), whole)
+    pipe, largest = run.step.plan.axes.pipe, 0
+    for number, (spec, like) in enumerate(
+        zip(jax.tree.leaves(run.step.specs), abstract_weights(run.step), strict=True)
+    ):
+        if not is_stacked(spec):
+            continue
+        local = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype), like)
+        rows = run.step.weight_updates[number].rows(local)
+        assert rows is not None
+        fill = lambda state, place, number=number, local=local, rows=rows: filling(run.step, number, local)(
+            state, place, rows
+        )
+        made = device_bytes(fill, like, jax.ShapeDtypeStruct((), "int32"))
+        assert made <= 4 * pipe * rows * prod(spec.shape[1:])
+        largest = max(largest, made)
+    assert largest < max(4 * prod(spec.shape) for spec in jax.tree.leaves(run.step.specs) if is_stacked(spec))
+
+
+def abstract_weights(step: TrainStep) -> list[Any]:
+    state = step.abstract_state()
+    return weight_states(state.master, state.optimizer)
+
+
+def device_bytes(function: Any, *arguments: Any) -> int:
+    """Of the largest array that `function` makes in device memory, all devices' parts of it together."""
+    made = [v.aval for equation, _ in operations(function, *arguments) for v in equation.outvars]
+    return max(a.size * a.dtype.itemsize for a in made if a.memory_space == jax.memory.Space.Device)
