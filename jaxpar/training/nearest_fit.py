@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
@@ -40,8 +40,9 @@ class Search(NamedTuple):
 def nearest_fit(step: TrainStep, limit: int, rebuild: Rebuild, needed: int | None = None) -> Search:
     """The first change of `step`'s configuration, in order of usual cost, that takes at most `limit` bytes on a device.
 
-    Each change of `changes` is tried alone, then they are made one after the other, each kept where it makes the step
-    smaller. Estimates are shifted by what the estimate of `step` itself misses of `needed`, XLA's own number.
+    Each change of `changes` is tried alone, then they are made one after the other (`_in_turn`), each kept where it
+    makes the step smaller. Estimates are shifted by what the estimate of `step` itself misses of `needed`, XLA's own
+    number.
     """
     config = step.config
     own = estimated_bytes(step)
@@ -64,7 +65,7 @@ def nearest_fit(step: TrainStep, limit: int, rebuild: Rebuild, needed: int | Non
             return Search(found, found, tuple(tried))
         tried.append(found)
     best = Fit((), own + shift)
-    for setting in [single.settings[-1] for single in tried]:
+    for setting in _in_turn([single.settings[-1] for single in tried], config):
         found = fit(_joined(best.settings or base, setting))
         if found is not None and found.bytes < best.bytes:
             best = found
@@ -92,6 +93,14 @@ def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:
     key = setting.partition("=")[0]
     replaced = (key, "memory.offload_fraction") if key == "memory.remat" else (key,)
     return (*(other for other in settings if other.partition("=")[0] not in replaced), setting)
+
+
+def _in_turn(alone: Sequence[str], config: Config) -> Iterator[str]:
+    """Changes in the order in which they are joined: weights of layers may follow a state on the host at once."""
+    for setting in alone:
+        yield setting
+        if setting == "memory.optimizer_offload=host" and config.memory.weights_offload == "none":
+            yield "memory.weights_offload=host"
 
 
 def changes(config: Config) -> Iterator[str]:

@@ -87,6 +87,20 @@ def test_changes_are_made_together_where_none_suffices_alone(monkeypatch: pytest
         check_step_fits(step, needed)
 
 
+def test_a_state_that_goes_to_the_host_may_take_the_weights_of_layers_along(monkeypatch: pytest.MonkeyPatch):
+    """A deep model: without its state, weights and gradients are most of what is left."""
+    model = {"layers": 64, "embed": 512, "heads": 8, "kv_heads": 8, "mlp": 2048}
+    sections = {"model": model, "data": {"sequence_length": 64, "batch_size": 1}}
+    away = {"optimizer_offload": "host", "weights_offload": "host", "remat": "full"}
+    limit = estimated_bytes(wide_step(memory=away, **sections)) * 21 // 20
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (limit, 1))
+    step = wide_step(**sections)
+    with pytest.raises(
+        UserError, match=r"fits: .*memory\.optimizer_offload: host with memory\.weights_offload: host \(about"
+    ):
+        check_step_fits(step, estimated_bytes(step))
+
+
 def test_where_nothing_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch):
     step = wide_step()
     monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (2**20, 1))
