@@ -1,9 +1,10 @@
 """Clusters with hosts of several kinds: stages of one kind each, every kind timed on its own GPUs and network.
 
 Tensor ranks stay inside a host, data ranks inside one kind, and pipeline edges alone cross from kind to kind (Holmes,
-arXiv:2312.03549). In uniform ticks all ranks wait for the slowest, so a step takes as long as it would on a cluster of
-that kind alone; the same stands in for pipelines whose ranks go on when they can, where it is a little too long while
-the pipeline fills.
+arXiv:2312.03549). In uniform ticks all ranks wait for the slowest in every tick, which may be one kind for a chunk and
+another for the loss: forward, backward, loss and transfer each take as long as on the kind that takes longest for them.
+Where ranks go on when they can, a step takes as long as it would on a cluster of the slowest kind alone, which is a
+little too long while the pipeline fills.
 
 Holmes makes stages as long as their devices are fast. Where chunks are padded to the longest, a stage with fewer layers
 takes no less time, and equal stages are best.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import permutations
 from typing import Any
 
 from jaxpar.config.errors import UserError
@@ -29,8 +31,8 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.mechanisms import Mechanisms
 from jaxpar.planner.time_layer import layer_case
 from jaxpar.planner.time_messages import Network
-from jaxpar.planner.time_model import StepTime, floor_time, step_time
-from jaxpar.planner.time_pipeline import chunk_layers
+from jaxpar.planner.time_model import Step, StepTime, floor_time, step_parts, step_time
+from jaxpar.planner.time_pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
 from jaxpar.planner.time_update import Update
 
 type Lengths = tuple[int, ...]
@@ -141,6 +143,14 @@ class Clock:
         """Were all hosts of one kind, of a model of so many layers."""
         return self._of_kind(layers, layout, self._cluster_of(group), network)
 
+    def parts(self, layers: int, layout: Layout, group: Group, network: Network | None = None) -> Step:
+        """What that is put together from."""
+        cluster = self._cluster_of(group)
+        return step_parts(
+            self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
+            self.mechanisms, self._reached(cluster), self.update, network,
+        )  # fmt: skip
+
     def _of_kind(self, layers: int, layout: Layout, cluster: Cluster, network: Network | None) -> StepTime:
         return step_time(
             self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
@@ -207,7 +217,44 @@ class _Stages:
         longest = [max(lengths)] * len(self.kinds)
         if not self.clock.padded(self.layout):
             longest = [self._longest(lengths, kind) for kind in range(len(self.kinds))]
+        if self.clock.mechanisms.lockstep:
+            return self._in_ticks(longest)
         return [self._time(kind, layers) for kind, layers in enumerate(longest)]
+
+    def _in_ticks(self, longest: Sequence[int]) -> list[StepTime]:
+        """What each kind takes of a step in uniform ticks, with longest chunks of so many layers."""
+        parts = [self._parts(kind, layers) for kind, layers in enumerate(longest)]
+        makespan = self._makespan([part.pieces for part in parts], longest)
+        found = []
+        for part in parts:
+            stragglers = makespan * (part.jitter - 1)
+            spent = {**part.spent, "bubble": makespan - part.ideal, "stragglers": stragglers}
+            seconds = sum(spent.values())
+            tokens = self.clock.global_batch * self.clock.sequence_length / seconds / self.layout.devices
+            found.append(StepTime(seconds, spent, tokens, 0.0))
+        return found
+
+    def _makespan(self, pieces: Sequence[Pieces], longest: Sequence[int]) -> float:
+        """Of a pipeline in which all wait for whoever takes longest, for each kind of work."""
+        layout, clock = self.layout, self.clock
+        each = list(zip(pieces, longest, strict=True))
+        weight = max(piece.weight * layers for piece, layers in each)
+        backward = max(piece.backward * layers for piece, layers in each)
+        if SCHEDULES[layout.schedule].splits_backward:
+            backward = weight + max((piece.backward - piece.weight) * layers for piece, layers in each)
+        chunks = len(self.kind_of)
+        stages = Stages(
+            layout.schedule, layout.pipe, max(1, layout.microbatches(clock.global_batch)), layout.virtual_stages,
+            chunks, lockstep=True, overlap=clock.mechanisms.overlap_pipe,
+        )  # fmt: skip
+        slowest = Pieces(
+            forward=max(piece.forward * layers for piece, layers in each),
+            backward=backward,
+            weight=weight,
+            head=max(piece.head for piece in pieces),
+            transfer=max(piece.transfer for piece in pieces),
+        )
+        return pipeline_seconds(stages, slowest)
 
     def in_proportion(self) -> tuple[Lengths, StepTime]:
         """Lengths by the speed of each kind's layers, then layers taken from whoever all wait for while that helps."""
@@ -229,19 +276,16 @@ class _Stages:
         return max(time.seconds for time in self.of_kinds(lengths))
 
     def _moved(self, lengths: Lengths) -> list[Lengths]:
-        """A layer of each of the longest chunks of the slowest kind, given to the shortest chunks of another."""
-        times = self.of_kinds(lengths)
-        slowest = max(range(len(times)), key=lambda kind: times[kind].seconds)
-        top = self._longest(lengths, slowest)
-        givers = [c for c, kind in enumerate(self.kind_of) if kind == slowest and lengths[c] == top]
+        """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
         found = []
-        for other in range(len(self.kinds)):
-            if other == slowest or top == 1:
+        for kind, other in permutations(range(len(self.kinds)), 2):
+            top = self._longest(lengths, kind)
+            if top == 1:
                 continue
             new = list(lengths)
-            for giver in givers:
+            for giver in (c for c, own in enumerate(self.kind_of) if own == kind and lengths[c] == top):
                 new[giver] -= 1
-                new[min((c for c, kind in enumerate(self.kind_of) if kind == other), key=new.__getitem__)] += 1
+                new[min((c for c, own in enumerate(self.kind_of) if own == other), key=new.__getitem__)] += 1
             found.append(tuple(new))
         return found
 
@@ -255,6 +299,11 @@ class _Stages:
             network = None if self.networks is None else self.networks[kind]
             self.times[key] = self.clock.of_kind(layers * len(self.kind_of), self.layout, self.kinds[kind], network)
         return self.times[key]
+
+    def _parts(self, kind: int, layers: int) -> Step:
+        """The parts of that."""
+        network = None if self.networks is None else self.networks[kind]
+        return self.clock.parts(layers * len(self.kind_of), self.layout, self.kinds[kind], network)
 
 
 def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:

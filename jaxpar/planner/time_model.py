@@ -16,10 +16,10 @@ from jaxpar.planner.hardware_model import HardwareModel
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.planner.time_messages import Network
-from jaxpar.planner.time_step import Steps, StepTime
+from jaxpar.planner.time_step import Step, Steps, StepTime
 from jaxpar.planner.time_update import ADAMW, Update
 
-__all__ = ["StepTime", "floor_time", "step_time"]
+__all__ = ["Step", "StepTime", "floor_time", "step_parts", "step_time"]
 
 KEPT = 256
 """Models on clusters whose steps are remembered: a search asks for thousands of one of them, or, where hosts are of
@@ -69,6 +69,22 @@ def floor_time(
     """As `step_time`, with a pipeline in which no rank waits: below it for every schedule, and simulates nothing."""
     where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, None)
     return where.time(layout, waits=False)
+
+
+def step_parts(
+    model: ModelConfig,
+    sequence_length: int,
+    global_batch: int,
+    layout: Layout,
+    cluster: Cluster,
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    hardware: HardwareModel | None = None,
+    update: Update = ADAMW,
+    network: Network | None = None,
+) -> Step:
+    """What `step_time` is put together from."""
+    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
+    return where.step(layout)
 
 
 def _steps(

@@ -55,7 +55,7 @@ class Steps:
         self.network = network_of(cluster, self.hardware) if network is None else network
         self._layers: dict[tuple[int, int, int, str, bool, str], Layers] = {}
         self._rings: dict[tuple[int, int, bool], Ring] = {}
-        self._steps: dict[tuple[object, ...], _Step] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
         case = layer_case(model, sequence, 1, 1, 1, "allgather", False, "bfloat16")
         self._flops = flops_per_step(model, batch * sequence, round(batch * sequence * case.keys), self.vocab)
         self._peak = cluster.training_peak
@@ -63,14 +63,7 @@ class Steps:
 
     def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
         """The step of a layout; if it does not wait, of a pipeline in which every rank works all the time."""
-        key = (
-            layout.pipe, layout.replica, layout.fsdp, layout.expert, layout.context, layout.tensor, layout.microbatch,
-            layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
-            layout.sequence_parallel, layout.precision,
-        )  # fmt: skip
-        if key not in self._steps:
-            self._steps[key] = _Step(self, layout)
-        spent = self._steps[key].spent_in(layout, waits)
+        spent = self.step(layout).spent_in(layout, waits)
         seconds = sum(spent.values())
         devices = layout.devices
         return StepTime(
@@ -79,6 +72,17 @@ class Steps:
             tokens_per_s_per_gpu=self.batch * self.sequence / seconds / devices,
             mfu=self._flops / (seconds * devices * self._peak),
         )
+
+    def step(self, layout: Layout) -> Step:
+        """The parts of the step of a layout, which those that differ in the schedule alone share."""
+        key = (
+            layout.pipe, layout.replica, layout.fsdp, layout.expert, layout.context, layout.tensor, layout.microbatch,
+            layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
+            layout.sequence_parallel, layout.precision,
+        )  # fmt: skip
+        if key not in self._steps:
+            self._steps[key] = Step(self, layout)
+        return self._steps[key]
 
     def layers(self, layout: Layout) -> Layers:
         """The layers of a layout, and its head."""
@@ -146,7 +150,7 @@ class Layers:
         return self.time.again(names)
 
 
-class _Step:
+class Step:
     """The parts of a step's time."""
 
     def __init__(self, where: Steps, layout: Layout):
@@ -163,6 +167,8 @@ class _Step:
         self.jitter = where.jitter(layout.devices)
         self.spent: dict[str, float] = {}
         """But for the bubble and for waiting for the slowest host."""
+        self.once: dict[str, float] = {}
+        """Of that, what comes once a step, after the pipeline."""
         self._microbatches(self.spent, self.layers.forward, self.layers.backward)
         self._after(self.spent)
 
@@ -266,14 +272,15 @@ class _Step:
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
             exposed += times * left + replicas.reduce(item * held)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
-        spent["data"] += exposed
         moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
-        spent["optimizer"] = self.device.bytes_seconds(moved * held)
+        update = self.device.bytes_seconds(moved * held)
         if layout.optimizer_offload:
-            copies = 12.0 * held / self.where.host_bandwidth
-            spent["optimizer"] = max(spent["optimizer"], copies)
+            update = max(update, 12.0 * held / self.where.host_bandwidth)
         if self.update.iterations:
-            spent["optimizer"] += self._orthogonal(sharded if layout.zero else 1)
+            update += self._orthogonal(sharded if layout.zero else 1)
+        self.once = {"data": exposed, "optimizer": update}
+        spent["data"] += exposed
+        spent["optimizer"] = update
 
     def _orthogonal(self, sharded: int) -> float:
         """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""

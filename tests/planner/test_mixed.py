@@ -83,6 +83,28 @@ def test_twice_the_speed_is_twice_the_layers_and_saves_what_the_simulator_says()
     assert step.seconds == pytest.approx(sum(step.breakdown.values()))
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-uniform"])
+def test_one_kind_may_be_slowest_in_layers_and_another_in_the_loss(schedule: str):
+    """The fast GPUs take longer for 24 layers than the others for 8, which take longer for a head of many words."""
+    model = replace(CONFIG.model, layers=32, vocab=128256)
+    clock = replace(clock_of(cluster_of(2.0)), model=model)
+    layout = replace(LAYOUT, schedule=schedule, stage_layers=(24, 8))
+    kinds = list(zip((24, 8), clock.kinds(layout), strict=True))
+    fast, slow = (clock.parts(2 * layers, layout, group).pieces for layers, group in kinds)
+    assert 24 * fast.forward > 8 * slow.forward and fast.head < slow.head
+    both = lambda name: (24 * getattr(fast, name), 8 * getattr(slow, name))
+    said = simulate(
+        make_schedule(schedule, ranks=2, microbatches=32),
+        Durations(both("forward"), both("backward"), both("weight"), slow.head, max(fast.transfer, slow.transfer)),
+        mode="lockstep",
+    )
+    step = clock.step(layout)
+    after = sum(step.breakdown[name] for name in ("data", "optimizer", "stragglers"))
+    assert step.seconds - after == pytest.approx(said.makespan, rel=1e-9)
+    alone = [clock.of_kind(2 * layers, layout, group) for layers, group in kinds]
+    assert step.seconds > 1.02 * max(time.seconds for time in alone)
+
+
 @pytest.mark.parametrize("slower", [1.3, 2.3])
 def test_no_other_lengths_are_faster(slower: float):
     clock = clock_of(cluster_of(slower))
