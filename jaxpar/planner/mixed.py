@@ -55,7 +55,7 @@ class Clock:
     """What GPUs of the kind `cluster.gpu` reach; None is what was fitted for them."""
     update: Update
     padding: bool = True
-    """Whether what pads short chunks is counted."""
+    """Whether what pads short chunks is counted, where one program pads them all to the longest."""
     _lengths: dict[Hashable, Lengths | None] = field(default_factory=dict, repr=False, compare=False)
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -218,17 +218,22 @@ class _Stages:
         if not self.clock.padded(self.layout):
             longest = [self._longest(lengths, kind) for kind in range(len(self.kinds))]
         if self.clock.mechanisms.lockstep:
-            return self._in_ticks(longest)
+            return self._in_ticks(longest, max(lengths))
         return [self._time(kind, layers) for kind, layers in enumerate(longest)]
 
-    def _in_ticks(self, longest: Sequence[int]) -> list[StepTime]:
-        """What each kind takes of a step in uniform ticks, with longest chunks of so many layers."""
+    def _in_ticks(self, longest: Sequence[int], padded: int) -> list[StepTime]:
+        """What each kind takes of a step in uniform ticks, with longest chunks of so many layers.
+
+        Rows that pad are left out of ticks; in what comes once a step, messages and the update, they take part.
+        """
         parts = [self._parts(kind, layers) for kind, layers in enumerate(longest)]
         makespan = self._makespan([part.pieces for part in parts], longest)
         found = []
-        for part in parts:
+        for kind, part in enumerate(parts):
+            once = self._parts(kind, padded).once if self.clock.padding else part.once
             stragglers = makespan * (part.jitter - 1)
             spent = {**part.spent, "bubble": makespan - part.ideal, "stragglers": stragglers}
+            spent |= {name: spent[name] + once[name] - part.once[name] for name in once}
             seconds = sum(spent.values())
             tokens = self.clock.global_batch * self.clock.sequence_length / seconds / self.layout.devices
             found.append(StepTime(seconds, spent, tokens, 0.0))

@@ -105,6 +105,17 @@ def test_one_kind_may_be_slowest_in_layers_and_another_in_the_loss(schedule: str
     assert step.seconds > 1.02 * max(time.seconds for time in alone)
 
 
+def test_rows_that_pad_take_part_in_what_comes_once_a_step():
+    """All ranks reduce and update as many rows as the longest chunk has."""
+    clock = clock_of(cluster_of(2.0))
+    layout = replace(LAYOUT, stage_layers=(18, 6))
+    whole, own = (clock.parts(2 * layers, layout, clock.kinds(layout)[1]).once for layers in (18, 6))
+    step, unpadded = clock.step(layout), replace(clock, padding=False).step(layout)
+    assert {name: step.breakdown[name] for name in whole} == pytest.approx(whole)
+    assert whole["data"] > 2 * own["data"] and whole["optimizer"] > 2 * own["optimizer"]
+    assert unpadded.seconds < step.seconds
+
+
 @pytest.mark.parametrize("slower", [1.3, 2.3])
 def test_no_other_lengths_are_faster(slower: float):
     clock = clock_of(cluster_of(slower))
