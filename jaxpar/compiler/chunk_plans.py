@@ -33,6 +33,7 @@ from jaxpar.mesh.build import abstract_mesh
 from jaxpar.observe.amounts import seconds, size
 from jaxpar.training.auto_remat import ESTIMATED
 from jaxpar.training.memory_check import pinned_state_bytes, state_bytes
+from jaxpar.training.resting_state import gradient_fetches
 from jaxpar.training.room import memory_room
 from jaxpar.training.step import TrainStep
 from jaxpar.training.weight_update import weight_states
@@ -154,7 +155,7 @@ def _layer_plans(step: TrainStep, cluster: Cluster, name: str, budget: int) -> C
         plan = plan_chunks([each] * layers, uses, budget + 2 * each, pinned=pinned)
         if pinned or way == PROGRAM_OF_LAYERS:
             away, times = layers - len(stays), step.plan.microbatches
-            loads, fetched, sent = 2.0 * times * away, (times - 1) * away, times * away
+            loads, fetched, sent = 2.0 * times * away, gradient_fetches(times) * away, times * away
         else:
             loads, (fetched, sent) = plan.loads, _gradient_moves(plan)
         there, back = loads * sizes.master + fetched * sizes.gradients, sent * sizes.gradients

@@ -24,8 +24,9 @@ from jaxpar.training.memory_check import (
 from jaxpar.training.memory_estimate import MemoryEstimate, estimate_memory, estimated_bytes
 from jaxpar.training.nearest_fit import MORE_DEVICES, Search, nearest_fit, told
 from jaxpar.training.resolve import make_plan
-from jaxpar.training.resting_state import check_resting_state
+from jaxpar.training.resting_state import check_resting_state, less_on_the_host
 from jaxpar.training.step import TrainStep
+from jaxpar.training.weights_away import away_gradient_bytes
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA begins to say that memory did not suffice."""
@@ -93,13 +94,14 @@ def _explanation(step: TrainStep, error: str, needed: int | None) -> str:
 def _host_explanation(step: TrainStep, found: str) -> str:
     devices = sum(device.process_index == jax.process_index() for device in step.mesh.devices.flat)
     state = 0 if step.filed is not None else pinned_state_bytes(step)
-    activations = offloaded_bytes(step)
+    activations, gradients = offloaded_bytes(step), away_gradient_bytes(step)
+    of_layers = f", {mebibytes(gradients)} of gradients of {step.layers_away} layers" if gradients else ""
     return (
         f"memory: XLA found no room {found} in the host's pinned memory; for each of {devices} devices the step keeps "
-        f"there {mebibytes(state)} of master weights and moments and {mebibytes(activations)} of activations, "
-        f"{mebibytes((state + activations) * devices)} in all, and {limit_words(step)} "
+        f"there {mebibytes(state)} of master weights and moments{of_layers} and {mebibytes(activations)} of "
+        f"activations, {mebibytes((state + gradients + activations) * devices)} in all, and {limit_words(step)} "
         f"{mebibytes(host_limit(step, devices))}; expected a larger {PINNED_VARIABLE} where the machine has more, "
-        "memory.optimizer_offload: file, fewer offloaded activations, or more machines"
+        f"{less_on_the_host(step)}, fewer offloaded activations, or more machines"
     )
 
 

@@ -20,8 +20,9 @@ def streamed_bytes(step: TrainStep) -> tuple[int, int]:
 
     All that does not stay there goes there and comes back. From host memory the master weights go a second time, at
     the beginning of a step, which makes the weights of the forward from them; from files those are made by the update.
-    Layers that rest in host memory come for each forward and each backward instead, and their gradients go and come for
-    each backward but the first, and come for the norm and for the update.
+    Layers that rest in host memory come for each forward and each backward instead. Their gradients go after each
+    backward; with several microbatches they come in each (what comes in the first is not used, for one program runs in
+    all), and always for the norm and for the update.
     """
     state = pinned_state_bytes(step)
     if step.plan.optimizer_offload == "none":
@@ -29,7 +30,12 @@ def streamed_bytes(step: TrainStep) -> tuple[int, int]:
     there = state + (pinned_state_bytes(step, master_alone=True) if step.filed is None else 0)
     times, gradients = step.plan.microbatches, away_gradient_bytes(step)
     masters = step.layers_away * layer_bytes(step).master if step.layers_away else 0
-    return there + (2 * times - 1) * masters + (times + 1) * gradients, state + times * gradients
+    return there + (2 * times - 1) * masters + (gradient_fetches(times) + 2) * gradients, state + times * gradients
+
+
+def gradient_fetches(microbatches: int) -> int:
+    """How often in a step the gradients of a layer come from host memory to be added to."""
+    return microbatches if microbatches > 1 else 0
 
 
 def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
@@ -64,8 +70,15 @@ def check_resting_state(step: TrainStep, limit: int | None = None) -> None:
         beside += f", and offloaded activations {mebibytes(activations)}" if activations else ""
         raise UserError(
             f"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for {devices}{beside}, and "
-            f"{limit_words(step)} {mebibytes(limit)}; expected memory.optimizer_offload: file, or more machines"
+            f"{limit_words(step)} {mebibytes(limit)}; expected {less_on_the_host(step)}, or more machines"
         )
+
+
+def less_on_the_host(step: TrainStep) -> str:
+    """Settings with which a state leaves room in the host's memory, as far as they go with the others of `step`."""
+    if not step.layers_away:
+        return "memory.optimizer_offload: file"
+    return "a larger memory.weights_resident, or memory.weights_offload: none"
 
 
 def require_pinned_state(device: str, memories: list[str]) -> None:

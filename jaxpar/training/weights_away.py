@@ -2,7 +2,7 @@
 
 A layer's weights come from the float32 master weights, which rest there anyway, before its forward and again before its
 backward, and are cast on the device. Its gradients go to the host as soon as they are made, and return twice, a piece
-at a time: for their norm, and for the update.
+at a time: for their norm, and for the update. With several microbatches each fetches a layer's before that, to add to.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: pytes
 
 def test_of_weights_and_gradients_the_program_keeps_the_last_layers(capfd: pytest.CaptureFixture[str]):
     """2 + 4 bytes a parameter of 218 million in a layer. One that leaves comes with 4 for each forward and backward of
-    8 microbatches; its gradients go 8 times and come 7."""
+    8 microbatches; its gradients go 8 times and come 8, what the first brings for nothing."""
     settings = ("--set", "memory.optimizer_offload=host", "--set", "memory.weights_offload=host")
     plans = found(capfd, *settings, "--chunks", "3GiB")
     layer = 218_112_000 / 8
@@ -85,7 +85,7 @@ def test_of_weights_and_gradients_the_program_keeps_the_last_layers(capfd: pytes
     stay, times = int(3 * GIB // (6 * layer)), 8
     away = 32 - stay
     assert program["stays"] == [f"layer {number}" for number in range(32 - stay, 32)]
-    assert program["bytes_in"] == pytest.approx(away * 4 * layer * (2 * times + times - 1), rel=0.001)
+    assert program["bytes_in"] == pytest.approx(away * 4 * layer * (2 * times + times), rel=0.001)
     assert program["bytes_out"] == pytest.approx(away * 4 * layer * times, rel=0.001)
     assert furthest["loads"] < program["loads"] == 2 * times * away
     assert furthest["bytes_in"] < program["bytes_in"] and furthest["bytes_out"] < program["bytes_out"]

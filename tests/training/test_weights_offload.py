@@ -12,6 +12,7 @@ from jaxpar.config.validate import validate
 from jaxpar.memory import streaming
 from jaxpar.training.memory_check import mebibytes, pinned_state_bytes
 from jaxpar.training.memory_estimate import estimate_memory
+from jaxpar.training.out_of_memory import explained
 from jaxpar.training.resting_state import check_resting_state, resting_rows, streamed_bytes
 from jaxpar.training.weights_away import away_gradient_bytes, layer_bytes
 from tests.small_run import SmallRun, small
@@ -104,12 +105,38 @@ def test_the_plan_says_where_they_rest_and_what_moves():
     assert there == state + masters + 3 * layer_bytes(step).master + 2 * gradients
 
 
+def test_gradients_come_with_each_of_several_microbatches():
+    """The first has no use for them, but all run one program."""
+    step = run_of("host", parallel={"microbatches": 2}).step
+    there, back = streamed_bytes(step)
+    state, masters = pinned_state_bytes(step), pinned_state_bytes(step, master_alone=True)
+    gradients = away_gradient_bytes(step)
+    assert back == state + 2 * gradients
+    assert there == state + masters + 3 * LAYERS * layer_bytes(step).master + (2 + 2) * gradients
+
+
 def test_a_machine_without_room_for_the_gradients_is_one_sentence():
+    """A state in files is no way out here: layers come from the master weights in host memory."""
     step = run_of("host").step
     needed = pinned_state_bytes(step) + away_gradient_bytes(step)
     check_resting_state(step, limit=needed)
-    with pytest.raises(UserError, match=r"host takes .* of host memory for 1 devices with gradients of 4 layers, and "):
+    sentence = (
+        r"host takes .* of host memory for 1 devices with gradients of 4 layers, and .*; expected a larger "
+        r"memory\.weights_resident, or memory\.weights_offload: none, or more machines"
+    )
+    with pytest.raises(UserError, match=sentence):
         check_resting_state(step, limit=needed - 1)
+
+
+def test_pinned_memory_that_runs_out_is_told_with_the_gradients():
+    step = run_of("host").step
+    state, gradients = pinned_state_bytes(step), away_gradient_bytes(step)
+    sentence = (
+        f"{mebibytes(state)} of master weights and moments, {mebibytes(gradients)} of gradients of 4 layers and "
+        f"0.0 MiB of activations, {mebibytes(state + gradients)} in all, .*a larger memory.weights_resident, or"
+    )
+    with pytest.raises(UserError, match=sentence), explained(step):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 8 bytes.")
 
 
 REFUSED: dict[str, dict[str, dict[str, Any]]] = {
