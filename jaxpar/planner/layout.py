@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 type Treatments = Mapping[str, str]
@@ -58,6 +58,17 @@ class Layout:
     def data(self) -> int:
         """Ranks that have rows of their own."""
         return self.replica * self.fsdp * self.expert
+
+    def first_layers(self, layers: int) -> Layout:
+        """With what the first so many layers of a chunk keep: a short one runs the first rows of the longest."""
+        if isinstance(self.remat, str):
+            return self
+        kept, left = [], layers
+        for count, treatments in self.remat:
+            if left > 0:
+                kept.append((min(count, left), treatments))
+            left -= count
+        return self if tuple(kept) == self.remat else replace(self, remat=tuple(kept))
 
     def microbatches(self, global_batch: int) -> int:
         """Microbatches of a step; `global_batch` in sequences, a multiple of what all data ranks take at once."""

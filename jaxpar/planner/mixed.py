@@ -302,13 +302,15 @@ class _Stages:
         key = kind, layers
         if key not in self.times:
             network = None if self.networks is None else self.networks[kind]
-            self.times[key] = self.clock.of_kind(layers * len(self.kind_of), self.layout, self.kinds[kind], network)
+            layout = self.layout.first_layers(layers)
+            self.times[key] = self.clock.of_kind(layers * len(self.kind_of), layout, self.kinds[kind], network)
         return self.times[key]
 
     def _parts(self, kind: int, layers: int) -> Step:
         """The parts of that."""
         network = None if self.networks is None else self.networks[kind]
-        return self.clock.parts(layers * len(self.kind_of), self.layout, self.kinds[kind], network)
+        layout = self.layout.first_layers(layers)
+        return self.clock.parts(layers * len(self.kind_of), layout, self.kinds[kind], network)
 
 
 def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:

@@ -105,6 +105,16 @@ def test_one_kind_may_be_slowest_in_layers_and_another_in_the_loss(schedule: str
     assert step.seconds > 1.02 * max(time.seconds for time in alone)
 
 
+def test_short_chunks_make_again_what_the_first_rows_do():
+    """Of a map whose first eight layers make something again, chunks of eight layers run no others."""
+    again, kept = (("mlp_input", "recompute"), ("mlp_hidden", "recompute")), (("mlp_input", "save"),)
+    of_slow = lambda *runs: clock_of(cluster_of(2.0)).step(replace(LAYOUT, remat=runs, stage_layers=(16, 8)))
+    first, every, last = of_slow((8, again), (8, kept)), of_slow((16, again)), of_slow((8, kept), (8, again))
+    assert first.breakdown["recomputation"] == pytest.approx(every.breakdown["recomputation"]) != 0
+    assert last.breakdown["recomputation"] == 0
+    assert LAYOUT.first_layers(8) is LAYOUT
+
+
 def test_rows_that_pad_take_part_in_what_comes_once_a_step():
     """All ranks reduce and update as many rows as the longest chunk has."""
     clock = clock_of(cluster_of(2.0))
