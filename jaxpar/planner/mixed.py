@@ -85,7 +85,8 @@ class Clock:
     def _free_floor(self, layers: int, layout: Layout, kinds: Sequence[Group]) -> StepTime:
         """Were layers spread, in parts of one even, so that all kinds take as long: no lengths have a shorter longest.
 
-        The head is that of the fastest GPU, and messages once a step those of the fastest network.
+        The head is that of the fastest GPU, and messages once a step those of the fastest network; in uniform ticks
+        those of whoever takes longest for as many rows as equal stages have, the fewest that the longest can.
         """
         clusters = [self._cluster_of(group) for group in kinds]
         own = [self._floor(layers, layout, cluster) for cluster in clusters]
@@ -100,7 +101,17 @@ class Clock:
         spent = dict(least.breakdown)
         for name in spent.keys() - PER_LAYER:
             spent[name] = min(time.breakdown[name] for time in (*own, least))
+        if self.mechanisms.lockstep and self.padding:
+            once = [{name: time.breakdown[name] for name in ("data", "optimizer")} for time in own]
+            spent |= max(once, key=lambda of_kind: sum(of_kind.values()))
         return replace(least, seconds=sum(spent.values()), breakdown=spent)
+
+    def head(self, layout: Layout) -> float | None:
+        """Seconds of loss and head of a microbatch where all ranks wait for whoever takes longest; None elsewhere."""
+        kinds = self.kinds(layout)
+        if not kinds or not self.mechanisms.lockstep:
+            return None
+        return max(self.parts(self.model.layers, layout, group).pieces.head for group in kinds)
 
     def kinds(self, layout: Layout) -> tuple[Group, ...]:
         """The groups that stages are in, if hosts differ and all stages are of one group each; else none."""
@@ -121,13 +132,14 @@ class Clock:
     def lengths(self, layout: Layout) -> Lengths | None:
         """Stages in proportion to speed, where that saves time; None for stages as equal as can be.
 
-        Speeds are those of layers of the same shape, whatever they keep and however their weights are sharded.
+        The same for layouts that differ only in what they keep: the lengths are those of the first of them.
         """
         kinds = self.kinds(layout)
         if not kinds or self.padded(layout):
             return None
         shape = layout.microbatch, layout.context, layout.context_strategy, layout.tensor
-        key = *shape, layout.virtual_stages, ranks_of(layout)
+        data = layout.replica, layout.fsdp, layout.expert, layout.zero, layout.optimizer_offload
+        key = *shape, *data, layout.schedule, layout.pipe, layout.virtual_stages
         if key not in self._lengths:
             found, _ = _Stages(self, layout, kinds).in_proportion()
             equal = chunk_layers(self.model.layers, len(found))

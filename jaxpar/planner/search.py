@@ -224,14 +224,18 @@ class Search:
         return waits + head * (1 - 1 / group.pipe)
 
     def _head(self, group: Group) -> float:
-        """Seconds of head and loss of all microbatches: what twice the layers would not double."""
+        """Seconds of head and loss of all microbatches: what twice the layers would not double.
+
+        On hosts of several kinds those of the slowest, where all wait for it.
+        """
         if group.pipe == 1:
             return 0.0
         if group not in self._heads:
             layers = self.space.config.model.layers
             bare = self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
             work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
-            self._heads[group] = group.pipe * max(0.0, 2 * work(layers) - work(2 * layers))
+            slowest = (self.clock.head(bare) or 0.0) * bare.microbatches(self.space.config.data.batch_size)
+            self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
         return self._heads[group]
 
     def _simulated(self, keeper: Keeper) -> Iterator[tuple[float, Any]]:

@@ -177,7 +177,7 @@ def test_every_kind_is_timed_on_its_own_network_and_edges_on_the_slower(tmp_path
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_search_finds_what_timing_every_layout_finds(padded: bool):
-    config = model_of(model={"layers": 4, "activation": "gelu"}, data={"batch_size": 8})
+    config = model_of(model={"layers": 4, "activation": "gelu", "vocab": 32768}, data={"batch_size": 8})
     space = Space(config, cluster_of(2.0, gpus=2), {"context": "1", "offload": "none"})
     search = Search(space, mechanisms=replace(FREE, padded=padded), limit=2**30)
     found: list[Found] = []
