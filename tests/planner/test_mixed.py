@@ -175,9 +175,10 @@ def test_every_kind_is_timed_on_its_own_network_and_edges_on_the_slower(tmp_path
     assert clusters["apart"].step(across).breakdown["data"] > 5 * ib.breakdown["data"]
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_the_search_finds_what_timing_every_layout_finds(padded: bool):
-    config = model_of(model={"layers": 4, "activation": "gelu", "vocab": 32768}, data={"batch_size": 8})
+@pytest.mark.parametrize(("padded", "words"), [(True, 8192), (False, 8192), (False, 32768)])
+def test_the_search_finds_what_timing_every_layout_finds(padded: bool, words: int):
+    """With many words all wait for the loss of the slower GPUs, and uneven stages save less."""
+    config = model_of(model={"layers": 4, "activation": "gelu", "vocab": words}, data={"batch_size": 8})
     space = Space(config, cluster_of(2.0, gpus=2), {"context": "1", "offload": "none"})
     search = Search(space, mechanisms=replace(FREE, padded=padded), limit=2**30)
     found: list[Found] = []
@@ -190,7 +191,7 @@ def test_the_search_finds_what_timing_every_layout_finds(padded: bool):
     wanted = sorted(found, key=lambda one: one.seconds)[:20]
     met = list(islice(search.by_time(), 20))
     assert [one.seconds for one in met] == pytest.approx([one.seconds for one in wanted], rel=1e-9)
-    assert any(one.layout.stage_layers for one in met) is not padded
+    assert any(one.layout.stage_layers for one in met) is (not padded and words == 8192)
 
 
 def test_who_holds_which_stages_is_said():
