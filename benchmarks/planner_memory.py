@@ -94,6 +94,15 @@ def row(case: Case, predicted: float, allocated: float) -> str:
     return f"| {case.file} | {layout} | {case.cluster} | {predicted:.1f} | {allocated:.1f} | {ratio:.3f} |"
 
 
+def with_table(page: str, lines: Sequence[str]) -> str:
+    """The page with these lines between its marks. Raises `UserError` where it has not one pair of them."""
+    before, begin, rest = page.partition(BEGIN)
+    old, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in old + after or END in before + after:
+        raise UserError(f"{PAGE.name}: expected {BEGIN} and, after it, {END}, each once")
+    return "\n".join([before + BEGIN, "", *lines, "", END + after])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner_memory", description=__doc__)
@@ -106,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     errors = []
     try:
+        if options.write:
+            with_table(PAGE.read_text(), [])  # a page without marks is known before all the compiles
         for case in CASES:
             predicted, allocated = compared(case)
             errors.append(abs(predicted / allocated - 1))
@@ -117,9 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = f"The median error is {100 * statistics.median(errors):.1f}%, the worst {100 * max(errors):.1f}%."
     print(told)
     if options.write:
-        page = PAGE.read_text()
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        PAGE.write_text("\n".join([before + BEGIN, "", *lines, "", told, "", END + after]))
+        PAGE.write_text(with_table(PAGE.read_text(), [*lines, "", told]))
     return 0
 
 
