@@ -104,9 +104,10 @@ def judged(
 ) -> Verified:
     """A plan with the memory and the messages of its program in place of what was predicted.
 
-    A message that compute hides takes from it what the hardware model says (`overlap_slowdown`), as in the prediction.
-    Ranks of a pipeline send in ticks in which they have nothing to do, too; those are in the predicted bubble, and so
-    the messages count by the share of the step that is none.
+    The program's messages are timed at one bandwidth between hosts, the median where several were measured, whatever
+    the places of its nodes. A message that compute hides takes from it what the hardware model says
+    (`overlap_slowdown`), as in the prediction. Ranks of a pipeline send in ticks in which they have nothing to do, too;
+    those are in the predicted bubble, and so the messages count by the share of the step that is none.
     """
     time, memory = planned.found.time, planned.found.memory
     busy = 1 - time.breakdown["bubble"] / time.seconds
@@ -133,7 +134,8 @@ def judged(
         ),
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
-    return Verified(replace(planned, found=better), planned, fits, sent, notes)
+    default = planned.default_seconds / faster  # taken to be changed as much by the program
+    return Verified(replace(planned, found=better, default_seconds=default), planned, fits, sent, notes)
 
 
 def _part(row: Collective) -> str:

@@ -88,25 +88,26 @@ def host(layout: Layout) -> str:
 
 def stages(planned: Planned, clock: Clock) -> list[str]:
     """On hosts of several kinds: who holds which stages, and what other lengths or none would take."""
-    cluster, layout, found = planned.cluster, planned.found.layout, planned.found
+    cluster, layout = planned.cluster, planned.found.layout
     if not cluster.is_mixed:
         return []
     if layout.pipe == 1:
         return [f"no pipeline: all wait for the slowest GPUs ({cluster.gpu.name}) and the slowest network"]
     lines = [str(one) for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), planned.plan.stage_layers)]
+    own = clock.step(layout)  # as other lengths are predicted, whatever a program or the places of nodes changed
     if layout.stage_layers is not None:
         equal = clock.step(replace(layout, stage_layers=None))
-        longer = share(equal.seconds / found.seconds - 1, 1.0)
+        longer = share(equal.seconds / own.seconds - 1, 1.0)
         lines.append(f"as long as GPUs are fast: equal stages would take {longer} more")
     elif clock.padded(layout) and (free := replace(clock, padding=False).in_proportion(layout)) is not None:
         lengths, step = free
-        if step.seconds < 0.99 * found.seconds:
+        if step.seconds < 0.99 * own.seconds:
             held = [
                 str(one).rpartition(", ")[2] for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), lengths)
             ]
             lines.append(
                 f"equal, since all chunks are padded to the longest; were they not, {' and '.join(held)} would take "
-                f"{share(1 - step.seconds / found.seconds, 1.0)} less"
+                f"{share(1 - step.seconds / own.seconds, 1.0)} less"
             )
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,13 @@ def test_memory_and_waiting_are_those_of_the_program(plans: list[Planned]):
     assert after.memory.device == 3 * GIB
     assert one.exposed_bytes == pytest.approx(1e6 * (1 / 2 + 1 + 1 + 1 / 2))
     assert one.predicted.found is before
+
+
+def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):
+    placed = replace(plans[0], order=(1, 0), default_seconds=1.25 * plans[0].found.seconds)
+    after = judged(placed, HOPPER, GIB, True, [sent("fsdp", "gather_weight", exposed=1e-1)]).planned
+    assert after.found.seconds > 1.01 * placed.found.seconds
+    assert after.default_seconds == pytest.approx(1.25 * after.found.seconds)
 
 
 @pytest.mark.long
