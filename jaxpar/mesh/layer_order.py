@@ -81,6 +81,11 @@ class LayerOrder:
         return bool((self.numbers == PADDING).any())
 
     @property
+    def shortest(self) -> int:
+        """Layers of the shortest chunk: as many rows hold a layer in every chunk, the first ones."""
+        return int((self.numbers != PADDING).sum(axis=2).min())
+
+    @property
     def in_order(self) -> bool:
         """Whether the rows are the layers in order."""
         return bool((self.numbers.ravel() == np.arange(self.rows)).all())

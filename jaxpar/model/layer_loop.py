@@ -267,10 +267,14 @@ class LayerLoop:
             number = self.order.own(gradients.chunk)[layer]
             return self._accumulate(total, dw, self._row(gradients, layer), number, counts)
 
-        def left_out(total: Tree, layer: jax.Array) -> tuple[Tree, None]:
-            return self._left_out_of_padding(gradients.chunk, layer, lambda total: step(total, layer), total), None
+        def left_out(total: Tree, layer: jax.Array) -> Tree:
+            return self._left_out_of_padding(gradients.chunk, layer, lambda total: step(total, layer), total)
 
-        return lax.scan(left_out, gradients.stack, jnp.arange(self.order.layers_per_chunk))[0]
+        total, shortest = gradients.stack, self.order.shortest
+        for act, first, end in ((step, 0, shortest), (left_out, shortest, self.order.layers_per_chunk)):
+            body = lambda total, layer, act=act: (act(total, layer), None)
+            total = lax.scan(body, total, jnp.arange(first, end))[0] if first < end else total
+        return total
 
     # ---- one layer
 
@@ -318,10 +322,9 @@ class LayerLoop:
 
         Ranks of a pipeline branch apart, and members of a group together, so groups may send each other what they
         like. What permutes is run in every row (see `permutes`), and so is what passes host memory on, which XLA would
-        not move through a branch.
+        not move through a branch. On a GPU the host waits for what a branch depends on, so rows that hold a layer in
+        every chunk do not come here.
         """
-        if not self.order.padded:
-            return act(carry)
         program = jax.make_jaxpr(act)(carry).jaxpr
         if permutes(program) or any(map(on_host, jax.tree.leaves(carry))):
             return act(carry)
@@ -376,7 +379,8 @@ class LayerLoop:
         self, weights: Chunk, stretches: Sequence[_Stretch], carry: Carry, *, reverse: bool = False
     ) -> Carry:
         """Run each layer of a chunk, stretch after stretch, or all from the last to the first."""
-        ordered = list(stretches)[:: -1 if reverse else 1]
+        parts = [part for stretch in stretches for part in stretch.split(self.order.shortest)]
+        ordered = parts[::-1] if reverse else parts
         fetched = None
         for stretch, following in zip(ordered, [*ordered[1:], None], strict=True):
             after = None if following is None else partial(self._fetch, weights, following, following.order(reverse)[0])
@@ -404,7 +408,7 @@ class LayerLoop:
                 own = self.load(weights.stack, self._row(weights, layer), stretch.away) if w is None else w
                 return stretch.step(own, brought, layer, carry)
 
-            return self._left_out_of_padding(weights.chunk, layer, act, carry)
+            return self._left_out_of_padding(weights.chunk, layer, act, carry) if stretch.padded else act(carry)
 
         fetch = partial(self._fetch, weights, stretch)
         if not _has_arrays(partial(fetch, layers[0])) and not _has_arrays(after):
@@ -440,6 +444,17 @@ class _Stretch(NamedTuple):
     """What lies in host memory for a layer, moved to the device."""
     away: bool = False
     """Whether the layers' weights rest in host memory."""
+    padded: bool = False
+    """Whether their rows only pad the stack in some chunks."""
+
+    def split(self, shortest: int) -> list[_Stretch]:
+        """The layers that every chunk has, `shortest` being those of the shortest one, and the others."""
+        held = max(0, min(self.layers, shortest - self.first))
+        parts = (
+            self._replace(layers=held),
+            self._replace(first=self.first + held, layers=self.layers - held, padded=True),
+        )
+        return [part for part in parts if part.layers]
 
     def order(self, reverse: bool) -> jax.Array:
         """Numbers in the chunk, in the order in which they run."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.plan import AxisSizes, Dtypes
@@ -259,25 +261,98 @@ def test_no_gathered_layer_is_kept_under_full_recomputation():
     assert layers_held(in_child("tests.model.gpu_layers:measure", "full")["full"]) < FEW
 
 
-@pytest.mark.parametrize("permutes", [False, True])
-def test_rows_that_pad_are_left_out_unless_a_layer_permutes(permutes: bool):
-    """A permute that some ranks leave out is matched with another one, so there every row runs."""
-    order, sizes, ran = LayerOrder.of_chunks((0, 1), (1, 3)), AxisSizes(pipe=2), Counter()
+PADDED = LayerOrder.of_chunks((0, 1), (1, 3))
+"""A rank with one layer, and one with three."""
 
-    def counted(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> jax.Array:
-        jax.debug.callback(lambda rank: ran.update([int(rank)]), jax.lax.axis_index("pipe"))
-        return layer(w, jax.lax.ppermute(x, "context", [(0, 0)]) if permutes else x, index, tokens, tap)
 
-    placements = place(specs(order.rows), sizes, 0, DTYPES, kv_heads=1)
+@dataclass(frozen=True)
+class Rows:
+    """A layer of two groups of matmuls, that says on which rank it runs forward, backward and for its weights."""
 
-    def program(master: Any, x: jax.Array) -> jax.Array:
-        loop = LayerLoop(counted, placements, (Keep(3),), order)
-        chunk = Chunk(to_storage(master, placements)["layers"], 0, 0)
-        return jax.lax.pmax(loop.run(chunk, vary(x), vary(tokens_of(8))), tuple(dict(sizes)))
+    ran: Counter[tuple[str, int]]
+    permutes: bool = False
 
-    split = placements.optimizer.layout, PartitionSpec()
-    run = jax.shard_map(program, mesh=mesh_of(**dict(sizes)), in_specs=split, out_specs=PartitionSpec())
-    weights, x, _ = numbers(order.rows)
-    jax.block_until_ready(jax.jit(run)(weights, x))
+    def linear(self, w: Any, name: str, x: jax.Array) -> jax.Array:
+        """The loop's own way to a group, for gradients of matrices."""
+        if name == "down":
+            self._say("matrices")
+        return x @ w[name]
+
+    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap) -> jax.Array:
+        @jax.custom_vjp
+        def said(x: jax.Array) -> jax.Array:
+            self._say("run")
+            return x
+
+        def backward(_: None, dx: jax.Array) -> tuple[jax.Array]:
+            self._say("backward")
+            return (dx,)
+
+        def forward(x: jax.Array) -> tuple[jax.Array, None]:
+            self._say("forward")
+            return x, None
+
+        said.defvjp(forward, backward)
+        group = lambda name, x: x @ w[name]
+        x = said(jax.lax.ppermute(x, "context", [(0, 0)]) if self.permutes else x)
+        return x + tap("down", group, jnp.tanh(tap("up", group, x * w["scale"])))
+
+    def _say(self, what: str) -> None:
+        jax.debug.callback(lambda rank: self.ran.update([(what, int(rank))]), jax.lax.axis_index("pipe"))
+
+
+def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
+    """(A chunk's forward without derivative, forward, split backward and gradients of matrices, on the mesh; the
+    arguments of that)."""
+    sizes = AxisSizes(pipe=2)
+    placements = place(specs(PADDED.rows), sizes, 0, DTYPES, kv_heads=1)
+
+    def program(master: Any, x: jax.Array) -> Any:
+        matrices = {"up": True, "down": True, "scale": False}
+        loop = LayerLoop(rows.apply, placements, (keep,), PADDED, rows.linear, matrices)
+        weights, tokens, x = to_storage(master, placements)["layers"], vary(tokens_of(8)), vary(x)
+        chunk = Chunk(weights, 0, 0)
+        stash, kept = loop.stash(weights, x, tokens, 1), loop.kept(weights, x, tokens, 1)
+        alone = loop.run(chunk, x, tokens)
+        y, stash = loop.forward(chunk, x, tokens, stash, 0)
+        sinks = zero_sinks(weights, placements, part="layers")
+        dx, sinks, kept = loop.backward(chunk, y, tokens, stash, 0, Chunk(sinks, 0, 0), kept=kept)
+        sinks = loop.weight_gradients(weights, kept, 0, Chunk(sinks, 0, 0))
+        return jax.lax.pmax((alone, dx), tuple(dict(sizes))), to_optimizer({"layers": sinks}, placements)
+
+    layout, whole = placements.optimizer.layout, PartitionSpec()
+    results = (whole, whole), layout
+    run = jax.shard_map(program, mesh=mesh_of(**dict(sizes)), in_specs=(layout, whole), out_specs=results)
+    weights, x, _ = numbers(PADDED.rows)
+    return run, (weights, x)
+
+
+def branching_rows(program: Jaxpr, times: int = 1) -> int:
+    """How often a program comes to a branch."""
+    found = 0
+    for equation in program.eqns:
+        found += times * (equation.primitive.name == "cond")
+        repeated = times * equation.params.get("length", 1)
+        found += sum(branching_rows(inner, repeated) for inner in jaxprs_in_params(equation.params))
+    return found
+
+
+@pytest.mark.parametrize("why", ["", "a layer permutes", "inputs are in host memory"])
+def test_rows_that_pad_are_left_out_where_they_can_be(why: str):
+    """A permute that some ranks leave out is matched with another one, and host memory would not pass a branch: there
+    every row runs. Rows that hold a layer in every chunk do not branch."""
+    rows = Rows(Counter(), permutes="permutes" in why)
+    run, arguments = walks(rows, Keep(3, offload_inputs="host" in why))
+    jax.block_until_ready(jax.jit(run)(*arguments))
     jax.effects_barrier()
-    assert ran == ({0: 3, 1: 3} if permutes else {0: 1, 1: 3})
+    walked = ("run", "forward", "backward", "matrices")
+    found = {walk: (rows.ran[walk, 0], rows.ran[walk, 1]) for walk in walked}
+    left_out, every = (1, 3), (3, 3)
+    assert found == {
+        "run": every if rows.permutes else left_out,
+        "forward": every if why else left_out,
+        "backward": every if rows.permutes else left_out,
+        "matrices": left_out,
+    }
+    branching = 2 * sum(own == left_out for own in found.values())
+    assert branching_rows(jax.make_jaxpr(run)(*arguments).jaxpr) == branching
