@@ -385,6 +385,11 @@ def check_stages(cluster: Cluster, fixed: Mapping[str, str]) -> None:
         return
     each = cluster.gpus_per_host
     whole = [n for n in range(2, cluster.devices + 1) if cluster.stage_groups(n) is not None]
+    if stages > cluster.devices:
+        raise UserError(
+            f"--fix pipe={stages}: there are {cluster.devices} GPUs, and a stage is of one at least; expected "
+            f"{one_of(map(str, whole[:8]))}"
+        )
     size = cluster.devices / stages
     group = next((one for one in cluster.groups if (one.hosts * each) % size), cluster.groups[0])
     raise UserError(

@@ -204,6 +204,8 @@ def test_who_holds_which_stages_is_said():
 def test_stages_that_no_kind_can_make_are_a_sentence():
     three = replace(cluster_of(2.0), groups=tuple(replace(g, hosts=3) for g in cluster_of(2.0).groups))
     check_stages(three, {"pipe": "6"})
+    with pytest.raises(UserError, match="--fix pipe=48: there are 24 GPUs, and a stage is of one at least; expected 2"):
+        check_stages(three, {"pipe": "48"})
     with pytest.raises(
         UserError, match=r"--fix pipe=4: the 2 x 4 GPUs of group fast .* of 5 GPUs.*; expected 5, 10 or 20"
     ):
