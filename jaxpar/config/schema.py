@@ -210,8 +210,9 @@ class MemoryConfig:
     weights_offload: Literal["none", "host"] = "none"
     """Where weights and gradients of layers rest in a step: `none` on the device; under `host` those of the first
     layers rest in the host's pinned memory, come to the device before their forward and again before their backward,
-    and leave it when they are made. It needs `optimizer_offload: host`. Losses and gradients are the same bits; the
-    norm of the gradient adds them up in another order, so that its last bit may differ."""
+    and leave it when they are made. It needs `optimizer_offload: host`. Losses and gradients are the same bits (seen
+    on CPU devices); the norm of the gradient adds them up in another order, so that its last bit may differ. What
+    replicas have to sum is sent twice, for the norm and for the update."""
     weights_resident: int = 0
     """Bytes of each device in which weights and gradients of the last layers may stay under `weights_offload: host`;
     two layers that come and go have room besides."""

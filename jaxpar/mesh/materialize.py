@@ -115,6 +115,7 @@ def to_storage(master: Tree, placements: Placements) -> Tree:
 def to_optimizer(gradients: Tree, placements: Placements) -> Tree:
     """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
 
+    Those of layers that rest in host memory go by `reduced_gradient` instead, twice per step.
     Bytes per weight: `scatter_gradient` where the optimizer placement shards what the gradient placement does not, then
     `reduce_sum` of the result over the other axes that hold partial sums.
     """
