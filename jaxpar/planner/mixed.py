@@ -120,14 +120,24 @@ class Clock:
         return () if self.cluster.stage_groups(layout.pipe) is None else self.cluster.groups
 
     def padded(self, layout: Layout) -> bool:
-        """Whether short chunks take as long as the longest.
+        """Whether short chunks take as long as the longest."""
+        return self.padding and self.why_padded(layout) is not None
+
+    def why_padded(self, layout: Layout) -> str | None:
+        """What makes rows that only pad a chunk take time; None where they are left out.
 
         Where one program runs on all ranks, rows that pad run if a layer permutes or what it keeps goes to the host,
         and their weights are gathered under ZeRO-3 (`model.layer_loop`).
         """
-        permutes = layout.context > 1 and layout.context_strategy in ("ring", "usp")
-        kept = permutes or layout.offload_fraction > 0 or layout.zero == 3
-        return self.padding and (self.mechanisms.padded or (self.mechanisms.lockstep and kept))
+        if self.mechanisms.padded:
+            return "all chunks are padded to the longest"
+        if not self.mechanisms.lockstep:
+            return None
+        if layout.context > 1 and layout.context_strategy in ("ring", "usp"):
+            return f"layers permute ({layout.context_strategy})"
+        if layout.offload_fraction > 0:
+            return "layers keep something on the host"
+        return "ZeRO-3 gathers the weights of every row" if layout.zero == 3 else None
 
     def lengths(self, layout: Layout) -> Lengths | None:
         """Stages in proportion to speed, where that saves time; None for stages as equal as can be.

@@ -141,7 +141,7 @@ class Space:
                 if stages < low or (high is not None and stages > high):
                     continue
                 if self.config.model.layers % (pipe * stages) and (stages > 1 or self.config.model.layers < pipe):
-                    continue  # a chunk of fewer layers is padded to the longest, in time and memory
+                    continue  # a chunk of fewer layers has the memory of the longest, and saves no time: all wait
                 try:
                     check_sizes(name, pipe, microbatches, stages)
                 except ScheduleError:

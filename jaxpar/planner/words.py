@@ -106,7 +106,8 @@ def stages(planned: Planned, clock: Clock) -> list[str]:
                 str(one).rpartition(", ")[2] for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), lengths)
             ]
             lines.append(
-                f"equal, since all chunks are padded to the longest; were they not, {' and '.join(held)} would take "
+                f"equal, since {clock.why_padded(layout)}, so that rows that pad a shorter chunk take time; were they "
+                f"left out, {' and '.join(held)} would take "
                 f"{share(1 - step.seconds / own.seconds, 1.0)} less"
             )
     return lines
