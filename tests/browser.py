@@ -154,6 +154,10 @@ class Browser:
             f"(found => found.innerText ?? found.textContent)(document.querySelector({json.dumps(selector)}))"
         )
 
+    def hears(self, text: str) -> None:
+        """Wait until the page has said something with `text` in it: what a click throws comes after its answer."""
+        self._until(lambda: any(text in said for said in self.console), f"the page to say {text!r}")
+
     def count(self, selector: str) -> int:
         """How many elements there are."""
         return self.read(f"document.querySelectorAll({json.dumps(selector)}).length")

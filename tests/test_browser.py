@@ -40,8 +40,8 @@ def test_errors_exceptions_and_requests_of_a_page_are_heard(tmp_path: Path) -> N
     with browser() as shown:
         shown.open(page)
         shown.click("button")
-        said = " | ".join(shown.console)
-        assert "told 1" in said and "missing is not defined" in said
+        shown.hears("missing is not defined")
+        assert "told 1" in shown.console
         assert shown.requests == ["http://127.0.0.1:9/"]
         with pytest.raises(AssertionError, match="no such element"):
             shown.click("#nothing")

@@ -11,10 +11,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
-
-from jaxpar.compiler.no_machine_code import options_without_machine_code
-from jaxpar.compiler.wheels import cuda_release, toolkit
 
 LAYERS, BATCH, SEQUENCE, EMBED, HIDDEN = 4, 4, 512, 1024, 4096
 MESH = {"pipe": 2, "fsdp": 2, "tensor": 2}
@@ -83,11 +79,15 @@ def compile_into(folder: Path) -> None:
     x = shape((BATCH, SEQUENCE, EMBED), P("fsdp", "tensor"))
     lowered = run.trace(weights, x).lower(lowering_platforms=("cuda",))
     _write(lowered.compile(), folder)
+    # Imported here: above, lines would move that recorded programs name.
+    from jaxpar.compiler.no_machine_code import options_without_machine_code
+    from jaxpar.compiler.wheels import cuda_release, toolkit
+
     options = options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
     _write(lowered.compile(compiler_options=options), folder / "without_machine_code")
 
 
-def _write(compiled: Any, folder: Path) -> None:
+def _write(compiled, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "program.txt").write_text(compiled.as_text())
     memory = compiled.memory_analysis()
