@@ -7,10 +7,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.reference import help_text
 from jaxpar.mesh.liveness import depart
+
+if TYPE_CHECKING:
+    from jaxpar.planner.document import PlanDocument
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,15 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
     from jaxpar.config import load_config
+    from jaxpar.config.overrides import with_overrides
 
     if file is not None and plan is not None:
         raise UserError(
             f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it"
         )
-    config = load_config(file, overrides) if plan is None else _planned(plan, overrides)
+    document = None if plan is None else _document(plan)
+    config = load_config(file, overrides) if document is None else with_overrides(document.config, overrides)
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
     if config.parallel.auto:
         config = _plan_here(config)
+    elif document is not None and config.parallel == document.config.parallel:
+        _check_kinds(document, config)
     from jaxpar.training.errors import TrainingError
     from jaxpar.training.trainer import Trainer
 
@@ -65,12 +73,25 @@ def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _planned(plan: str, overrides: Sequence[str]) -> Config:
-    """The configuration of a plan, with overrides."""
-    from jaxpar.config.overrides import with_overrides
+def _document(plan: str) -> PlanDocument:
+    """What `plan.json` says."""
     from jaxpar.planner.document import read_document
 
-    return with_overrides(read_document(Path(plan)).config, overrides)
+    return read_document(Path(plan))
+
+
+def _check_kinds(document: PlanDocument, config: Config) -> None:
+    """Where a plan has stages for GPUs of several kinds, they must be on those kinds. Raises `UserError`."""
+    stages = document.predicted.get("stages") or []
+    if len({stage["gpu"] for stage in stages}) < 2:
+        return
+    from jaxpar.config.validate import validate
+    from jaxpar.mesh.devices import find_devices, prepare_devices
+    from jaxpar.planner.machine import check_stage_kinds
+
+    validate(config)
+    prepare_devices(document.plan.axes.devices, config.distributed)
+    check_stage_kinds(stages, document.plan.axes.pipe, find_devices())
 
 
 def _plan_here(config: Config) -> Config:

@@ -109,6 +109,9 @@ def _check(path: Path, plain: Mapping[str, Any]) -> None:
     for name in NUMBERS:
         if not is_number(plain[name]) or plain[name] <= 0:
             raise UserError(f"{path}: {name}: expected a number above 0, got {plain[name]!r}")
+    for stage in plain.get("stages") or []:
+        if not isinstance(stage, dict) or not {"group", "gpu", "first", "layers"} <= set(stage):
+            raise UserError(f"{path}: stages: expected group, gpu, first and layers of each, got {stage!r}")
     for table in TABLES:
         for name, value in plain[table].items():
             if not is_number(value):

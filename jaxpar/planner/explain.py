@@ -19,6 +19,7 @@ def print_explanation(path: Path, console: Console) -> None:
     """All that `plan.json` says, in words. Raises `UserError` where it is none."""
     document = read_document(path)
     plan, told = document.plan, document.predicted
+    order = told.get("node_order")
     mesh = " x ".join(f"{axis} {n}" for axis, n in dict(plan.axes).items() if n > 1) or "one device"
     console.print(f"{path}: {document.config.run.name} on {document.cluster}", style="bold", highlight=False)
     lines = [
@@ -26,6 +27,7 @@ def print_explanation(path: Path, console: Console) -> None:
         ("batch", f"{plan.axes.data} data ranks x {plan.microbatch_rows} rows x {plan.microbatches} microbatches"),
         ("schedule", f"{plan.schedule}, {plan.virtual_stages} chunks a rank of {_layers(plan.stage_layers)} layers"),
         *[("stages", line) for line in _stages(document)],
+        *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
         ("ZeRO", f"stage {plan.zero}"),
         ("attention", f"{plan.attention.name}: {plan.attention.reason}"),
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),

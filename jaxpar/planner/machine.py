@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -60,10 +60,16 @@ def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) ->
 
 
 def cluster_at_hand(devices: Sequence[Device]) -> Cluster:
-    """The devices of this job as a cluster. Raises `UserError` for a GPU that is not in the catalogue."""
+    """The devices of this job as a cluster. Raises `UserError` for a GPU not in the catalogue, or for several kinds."""
     each = devices_per_node(devices)
     if devices[0].platform == "cpu":
         return cpu_cluster(each, len(devices) // each)
+    kinds = {device.device_kind for device in devices}
+    if len(kinds) > 1:
+        raise UserError(
+            f"parallel: auto plans for GPUs of one kind, and this job has {_names(kinds)}; describe the hosts in a "
+            "cluster's YAML (docs/clusters.md), plan with python -m jaxpar.plan --cluster FILE, and train --plan"
+        )
     gpu = gpu_of(devices[0].device_kind)
     if gpu is None:
         raise UserError(
@@ -71,6 +77,36 @@ def cluster_at_hand(devices: Sequence[Device]) -> Cluster:
             "a layout, for example parallel: {fsdp: -1}"
         )
     return parse_cluster(f"{gpu.short}:{len(devices) // each}x{each}")
+
+
+def check_stage_kinds(stages: Sequence[Mapping[str, Any]], pipe: int, devices: Sequence[Device]) -> None:
+    """Each stage of a plan for GPUs of several kinds must be on GPUs of the kind that it was planned for.
+
+    Args:
+        stages: those of plan.json, by group of hosts.
+        pipe: pipeline ranks.
+        devices: those of the whole job. On CPUs, where a plan may be tried out, nothing is compared.
+
+    Raises:
+        UserError: a stage would be elsewhere; the sentence says where.
+    """
+    if len({stage["gpu"] for stage in stages}) < 2 or devices[0].platform == "cpu" or len(devices) % pipe:
+        return  # the mesh says that devices are too few or too many
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))  # as a mesh has them
+    each = len(ordered) // pipe
+    for rank in range(pipe):
+        planned = [stage for stage in stages if stage["first"] <= rank][-1]
+        kinds = {device.device_kind for device in ordered[rank * each : (rank + 1) * each]}
+        if _names(kinds) != planned["gpu"]:
+            raise UserError(
+                f"--plan: stage {rank} is planned for {planned['gpu']} (group {planned['group']}) and would be on "
+                f"{_names(kinds)}; start processes in the order of the cluster's groups (docs/clusters.md)"
+            )
+
+
+def _names(kinds: Iterable[str]) -> str:
+    """What the catalogue calls them, where it knows them."""
+    return " and ".join(sorted({kind if (gpu := gpu_of(kind)) is None else gpu.name for kind in kinds}))
 
 
 def named_cluster(text: str) -> Cluster:

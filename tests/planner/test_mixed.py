@@ -5,24 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from jaxpar.config import UserError
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.links import GIGA
+from jaxpar.mesh import devices
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.simulate import simulate
+from jaxpar.planner.document import write_document
+from jaxpar.planner.explain import print_explanation
 from jaxpar.planner.hardware_model import HOPPER
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import check_stage_kinds, cluster_at_hand
 from jaxpar.planner.mechanisms import GENERATIONS
 from jaxpar.planner.mixed import Clock, check_stages, stage_lengths, stages_by_group
+from jaxpar.planner.planning import screen
 from jaxpar.planner.search import Found, Search
 from jaxpar.planner.space import Space
 from jaxpar.planner.time_model import StepTime
 from jaxpar.planner.time_update import ADAMW
+from jaxpar.train import main as train
 from tests.planner.spaces import model_of
 
 LAYERS = 24
@@ -199,6 +206,54 @@ def test_who_holds_which_stages_is_said():
     assert [(one.first, one.ranks, one.layers) for one in words] == [(0, 2, (8, 8)), (2, 2, (4, 4))]
     assert str(words[0]) == "stages 0 to 1: fast (1 host, H100-SXM-80GB), 8 layers each"
     assert not stages_by_group(parse_cluster("h100:2x4"), 4, (0, 1, 2, 3), (6, 6, 6, 6))
+
+
+def devices_of(order: str) -> list[Any]:
+    """Two GPUs of each host, of H100 and A100."""
+    kinds = {"H": "NVIDIA H100 80GB HBM3", "A": "NVIDIA A100-SXM4-80GB"}
+    return [
+        SimpleNamespace(platform="gpu", device_kind=kinds[letter], process_index=host, id=2 * host + own)
+        for host, letter in enumerate(order)
+        for own in range(2)
+    ]
+
+
+def test_stages_must_be_on_the_gpus_that_they_were_planned_for():
+    stages = [
+        {"group": "new", "gpu": "H100-SXM-80GB", "first": 0, "layers": [12, 12]},
+        {"group": "old", "gpu": "A100-SXM-80GB", "first": 2, "layers": [4, 4]},
+    ]
+    check_stage_kinds(stages, 4, devices_of("HHAA")[::-1])
+    check_stage_kinds(stages[:1], 4, devices_of("AHHA"))
+    for order, said in (
+        ("AAHH", r"stage 0 is planned for H100-SXM-80GB \(group new\) and would be on A100-SXM-80GB; start"),
+        ("HAHA", r"stage 1 is planned for H100-SXM-80GB \(group new\) and would be on A100"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check_stage_kinds(stages, 4, devices_of(order))
+    with pytest.raises(UserError, match=r"stage 0 .* on A100-SXM-80GB and H100-SXM-80GB; start"):
+        check_stage_kinds([stages[0], {**stages[1], "first": 1}], 2, devices_of("HAHA"))
+
+
+def test_auto_takes_gpus_of_one_kind():
+    with pytest.raises(UserError, match="auto plans for GPUs of one kind, and this job has A100-SXM-80GB and H100"):
+        cluster_at_hand(devices_of("HA"))
+
+
+def test_train_refuses_hosts_in_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    groups = "{new: {gpu: h100, hosts: 1}, old: {gpu: a100-80, hosts: 1}}"
+    (tmp_path / "two.yaml").write_text(f"gpus_per_host: 2\ngroups: {groups}\n")
+    config = model_of(model={"layers": 4, "activation": "gelu"}, data={"batch_size": 8})
+    planned = Search(Space(config, parse_cluster(str(tmp_path / "two.yaml")), {"pipe": "2"})).best(1)[0]
+    write_document(tmp_path / "plan.json", replace(planned, order=(0, 1)), "two")
+    print_explanation(tmp_path / "plan.json", screen())
+    assert "nodes      start processes on them in this order: 0 1" in capsys.readouterr().out
+    monkeypatch.setattr(devices, "prepare_devices", lambda *_: None)
+    monkeypatch.setattr(devices, "find_devices", lambda: devices_of("AH"))
+    assert train(["--plan", str(tmp_path / "plan.json")]) == 2
+    assert "stage 0 is planned for H100-SXM-80GB (group new)" in capsys.readouterr().err
 
 
 def test_stages_that_no_kind_can_make_are_a_sentence():
