@@ -73,6 +73,8 @@ def layers_away(step: TrainStep) -> int:
     """How many layers, from the first on, have their weights and gradients in host memory."""
     if step.plan.weights_offload == "none":
         return 0
+    storage, master = step.placements.storage.layout["layers"], step.placements.optimizer.layout["layers"]
+    assert storage == master, "a layer that comes from the master weights is laid out as they are"
     return step.order.layers_per_chunk - len(layers_that_stay(step, step.plan.weights_resident))
 
 
