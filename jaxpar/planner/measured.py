@@ -32,7 +32,11 @@ SWAPS = 4000
 
 @dataclass(frozen=True)
 class MeasuredNetwork(Network):
-    """The links of neighbouring devices of a cluster, each node in its place."""
+    """The links of neighbouring devices of a cluster, each node in its place.
+
+    An all-to-all between hosts uses the links of every pair; of these only those of the ring are looked at, as for the
+    other verbs.
+    """
 
     between: tuple[tuple[float, ...], ...] = ()
     """Bytes per second from the node in one place to the node in another."""
