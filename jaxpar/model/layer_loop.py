@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float
 
@@ -35,12 +35,12 @@ from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, Parted
 from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements, added_dim
+from jaxpar.mesh.tracing import equations, traced
 from jaxpar.model.context import TokenContext
-from jaxpar.model.linear import Tap, recording, tapping, untapped
-from jaxpar.model.parts import merge, select
+from jaxpar.model.layer_derivative import Apply, LayerDerivative, Policy
+from jaxpar.model.linear import untapped
+from jaxpar.model.parts import merge
 from jaxpar.model.stash import Stash, at, bring, in_order, on_host, put, stacked, taken, to_host
-
-type Policy = Callable[..., Any]
 
 type Stashes = tuple[Stash, ...]
 """A `Stash` for each `Keep`."""
@@ -77,8 +77,7 @@ def split_keeps(keeps: Sequence[Keep], away: int) -> tuple[Keep, ...]:
 class LayerLoop:
     """How to run the layers of one pipeline rank."""
 
-    apply: Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], jax.Array]
-    """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> x."""
+    apply: Apply
     placements: Placements
     keeps: tuple[Keep, ...]
     """What the layers of a chunk keep, in their order."""
@@ -139,7 +138,8 @@ class LayerLoop:
 
         def empty(keep: Keep) -> Stash:
             def kept(weights: Tree, x: jax.Array, tokens: TokenContext) -> Stash:
-                return _kept(keep, x, self.vjp(keep, self._load_any(weights), x, vary(jnp.int32(0)), tokens)[1])
+                _, pullback = self._layer.vjp(keep.policy, self._load_any(weights), x, vary(jnp.int32(0)), tokens)
+                return _kept(keep, x, pullback)
 
             return stacked((slots, keep.layers), kept, weights, x, tokens)
 
@@ -176,7 +176,7 @@ class LayerLoop:
             def step(w: Tree, _: None, layer: jax.Array, carry: tuple[jax.Array, Stashes]) -> Any:
                 x, stashes = carry
                 number = self.order.own(weights.chunk)[layer]
-                y, pullback = self.vjp(keep, w, x, number, tokens)
+                y, pullback = self._layer.vjp(keep.policy, w, x, number, tokens)
                 with jax.named_scope("saved_activations"):
                     own = put(stashes[place], in_order(_kept(keep, x, pullback)), slot, layer - first)
                 stashes = (*stashes[:place], own, *stashes[place + 1 :])
@@ -218,10 +218,7 @@ class LayerLoop:
                 dx, total, kept = carry
                 number = self.order.own(weights.chunk)[layer]
                 x, residuals = in_order(at(stash, slot, layer - first, instead=brought))
-                _, pullback = jax.eval_shape(partial(self.vjp, keep), w, x, number, tokens)
-                diff, fixed = self._halves(w)
-                pullback.args_res = jax.tree.leaves((diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens))
-                pullback.opaque_residuals = residuals
+                pullback = self._layer.pullback(keep.policy, residuals, w, x, number, tokens)
                 dw, through, taps, *_ = pullback(dx)
                 row = self._row(gradients, layer)
                 if keep.away:
@@ -262,7 +259,7 @@ class LayerLoop:
 
             with jax.named_scope("weight_gradients"):
                 # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered for it.
-                _, pullback = jax.vjp(groups, self._halves(zeros)[1])
+                _, pullback = jax.vjp(groups, self._layer.halves(zeros)[1])
                 (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
             number = self.order.own(gradients.chunk)[layer]
             return self._accumulate(total, dw, self._row(gradients, layer), number, counts)
@@ -278,42 +275,12 @@ class LayerLoop:
 
     # ---- one layer
 
-    def vjp(self, keep: Keep, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext) -> tuple[jax.Array, Any]:
-        """One layer and its pullback, which holds none of the arguments."""
-        diff, fixed = self._halves(w)
-
-        def function(
-            diff: Tree, x: jax.Array, taps: Any, fixed: Tree, number: jax.Array, tokens: TokenContext
-        ) -> jax.Array:
-            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
-
-        if keep.policy is not None:
-            # Forward and recomputation stand in different loops, so there is nothing to keep the compiler from merging.
-            function = jax.checkpoint(function, policy=keep.policy, prevent_cse=False)
-        arguments = diff, x, self._zero_taps(w, x, tokens), fixed, number, tokens
-        return jax.vjp(function, *arguments, saveable_args=False, in_nzs=(True, True, True, False, False, False))
-
-    def _halves(self, w: Tree) -> tuple[Tree, Tree]:
-        """(weights that the backward differentiates, the others)."""
-        if self.matrices is None:
-            return w, {}
-        return select(w, self.matrices, False), select(w, self.matrices, True)
-
-    def _zero_taps(self, w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
-        if self.matrices is None:
-            return {}
-        return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), self._tap_shapes(w, x, tokens))
-
-    def _tap_shapes(self, w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
-        def groups(w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
-            found: dict[str, tuple[Any, Any]] = {}
-            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found))
-            return found
-
-        return jax.eval_shape(groups, w, x, tokens)
+    @cached_property
+    def _layer(self) -> LayerDerivative:
+        return LayerDerivative(self.apply, self.matrices)
 
     def _taps_of_row(self, weights: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
-        return self._zero_taps(self._load_any(weights), x, tokens)
+        return self._layer.zero_taps(self._load_any(weights), x, tokens)
 
     def _left_out_of_padding[Carry](
         self, chunk: Index, layer: jax.Array, act: Callable[[Carry], Carry], carry: Carry
@@ -325,10 +292,10 @@ class LayerLoop:
         not move through a branch. On a GPU the host waits for what a branch depends on, so rows that hold a layer in
         every chunk do not come here.
         """
-        program = jax.make_jaxpr(act)(carry).jaxpr
-        if permutes(program) or any(map(on_host, jax.tree.leaves(carry))):
-            return act(carry)
-        return lax.cond(self.order.own(chunk)[layer] != PADDING, act, lambda carry: carry, carry)
+        program = traced(act, carry)
+        if permutes(program.closed.jaxpr) or any(map(on_host, jax.tree.leaves(carry))):
+            return program(carry)
+        return lax.cond(self.order.own(chunk)[layer] != PADDING, program, lambda carry: carry, carry)
 
     def _unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array) -> jax.Array:
         """`y`, but `x` from a row that only pads the stack."""
@@ -464,10 +431,7 @@ class _Stretch(NamedTuple):
 def permutes(program: Jaxpr) -> bool:
     """Whether a program has a collective permute, which XLA matches with an unrelated one where some ranks leave it
     out."""
-    return any(
-        equation.primitive.name == "ppermute" or any(map(permutes, jaxprs_in_params(equation.params)))
-        for equation in program.eqns
-    )
+    return any(equation.primitive.name == "ppermute" for equation in equations(program))
 
 
 def _kept(keep: Keep, x: jax.Array, pullback: Any) -> Stash:

@@ -9,13 +9,14 @@ while B computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr
 from jaxtyping import Array, Float
 
 from jaxpar.config.errors import UserError
@@ -23,6 +24,7 @@ from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import shift_stage, sum_over_stages
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.tracing import TracedOnce, equations, traced
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 
@@ -72,7 +74,7 @@ def execute(
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...]; `gradients` are the zeros in
     gradient placement that gradients accumulate in; `seed` is the cotangent of the objective (loss scale / tokens).
     """
-    return _Executor(program, stages, weights, microbatches).train(gradients, seed)
+    return _Executor(program, stages).train(gradients, Given(weights, weights["layers"], microbatches, seed))
 
 
 def evaluate(
@@ -86,17 +88,30 @@ def evaluate(
 
     Counted on the last chunk's rank and zero on the others, or counted on all where they share the vocabulary.
     """
-    return _Executor(program, stages, weights, microbatches).evaluate(result)
+    return _Executor(program, stages).evaluate(result, Given(weights, weights["layers"], microbatches, None))
+
+
+class Given(NamedTuple):
+    """What every tick reads."""
+
+    weights: Tree
+    """In storage placement."""
+    layers: Tree
+    """The layers' weights: all of them in storage placement, or the chunks that are held."""
+    microbatches: Tree
+    """Arrays [microbatch, ...]."""
+    seed: jax.Array | None
+    """Cotangent of the objective; None where nothing goes backward."""
+
+
+type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]
+"""One action of a tick: its value, and the carry after it."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Executor:
     program: PipelineProgram
     stages: Stages
-    weights: Tree
-    microbatches: Tree
-    layers: Tree = None
-    """The layers' weights that ticks use: all of them in storage placement, or the chunks that are held."""
 
     def __post_init__(self) -> None:
         ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
@@ -109,10 +124,10 @@ class _Executor:
 
     # ---- the whole table
 
-    def train(self, gradients: Tree, seed: jax.Array) -> tuple[Tree, jax.Array]:
+    def train(self, gradients: Tree, given: Given) -> tuple[Tree, jax.Array]:
         loop, slots = self.stages.loop, self.program.slots
-        x, tokens = self._shapes()
-        layers = self.weights["layers"]
+        x, tokens = self._shapes(given)
+        layers = given.layers
         carry = Carry(
             stash=loop.stash(layers, x, tokens, slots["stash"]),
             kept=loop.kept(layers, x, tokens, slots["kept"]) if slots["kept"] else None,
@@ -123,40 +138,41 @@ class _Executor:
         )
         held, holds = None, self.program.holds
         if holds:
-            held = self.stages.no_chunks(self.weights, slots["weights"])
-            totals = self.stages.no_chunks(self.weights, slots["gradients"], gradients=True)
+            held = self.stages.no_chunks(given.weights, slots["weights"])
+            totals = self.stages.no_chunks(given.weights, slots["gradients"], gradients=True)
             carry = carry._replace(held=totals)
         for part in self.program.loops:
-            held, carry = self._between(part.first, held, carry)
-            executor = replace(self, layers=held if holds else layers)
-            tick = lambda run, row, carry, executor=executor: executor._tick(run, row, carry, seed)
+            held, carry = self._between(part.first, held, carry, given)
+            now = given._replace(layers=held) if holds else given
+            tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
             carry = self._loop_over(part, tick, carry)
-        _, carry = self._between(self.program.ticks, held, carry)
+        _, carry = self._between(self.program.ticks, held, carry, given)
         return carry.gradients, carry.reported
 
-    def _between(self, tick: int, held: Tree, carry: Carry) -> tuple[Tree, Carry]:
+    def _between(self, tick: int, held: Tree, carry: Carry, given: Given) -> tuple[Tree, Carry]:
         """What happens to the chunks that are held before `tick`: (their weights, carry)."""
         for window in self.program.releases.get(tick, []):
             totals, gradients = self.stages.release(carry.held, window.slot, carry.gradients, window.chunk)
             carry = carry._replace(held=totals, gradients=gradients)
         for window in self.program.loads.get(tick, []):
-            held = self.stages.hold(held, window.slot, self.weights, window.chunk, carry.arrivals)
+            held = self.stages.hold(held, window.slot, given.weights, window.chunk, carry.arrivals)
         return held, carry
 
-    def evaluate(self, result: Callable[[jax.Array, Tree], jax.Array]) -> jax.Array:
-        x, _ = self._shapes()
-        like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), self._microbatch(jnp.int32(0))))
+    def evaluate(self, result: Callable[[jax.Array, Tree], jax.Array], given: Given) -> jax.Array:
+        x, _ = self._shapes(given)
+        first = lambda: self._microbatch(given, jnp.int32(0))
+        like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
         carry = self._buffers(x)["arrivals"], vary(jnp.zeros(like.shape, like.dtype), like.manual_axis_type.varying)
 
         def tick(run: Run, row: Row, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             arrivals, total = carry
-            data = self._microbatch(row["f_microbatch"])
-            x = self._input(row, arrivals, None)
-            chunk = Chunk(self.weights["layers"], row["f_chunk"], row["f_chunk"])
+            data = self._microbatch(given, row["f_microbatch"])
+            x = self._input(row, given, arrivals, None)
+            chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
             y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
             if run.head:
                 last = (row["f_counts"] & row["f_last"]) == 1
-                found = result(self._shared(y, last), self._last(row, "f"))
+                found = result(self._shared(y, last), self._last(row, given, "f"))
                 total += found if self._shares_ends else jnp.where(last, found, 0)
             return self._arrive(run, "y", row, y, arrivals), total
 
@@ -184,23 +200,23 @@ class _Executor:
 
     # ---- one tick
 
-    def _tick(self, run: Run, row: Row, carry: Carry, seed: jax.Array) -> Carry:
+    def _tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
         y = g = None
         if Kind.FORWARD in run.kinds:
-            y, carry = self._act(row["f_counts"], ("stash", "outputs"), lambda carry: self._forward(row, carry), carry)
+            y, carry = self._act(row["f_counts"], ("stash", "outputs"), "forward", row, carry, given)
         if Kind.BACKWARD in run.kinds:
             at = self._at(carry.cotangents, row["b_cotangent"])
             if run.head:
                 last = row["b_counts"] & row["b_last"]
-                g, carry = self._act(last, ("gradients", "reported"), lambda c: self._loss(row, c, seed), carry)
+                g, carry = self._act(last, ("gradients", "reported"), "loss", row, carry, given)
                 at = jnp.where(row["b_last"] == 1, g, at)
             changed = ("gradients", "held", "kept")
-            g, carry = self._act(row["b_counts"], changed, lambda carry: self._backward(row, carry, at), carry)
+            g, carry = self._act(row["b_counts"], changed, "backward", row | {"b_dy": at}, carry, given)
             # What comes after writes over what was read here; unless that is said, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
         if Kind.WEIGHT in run.kinds:
-            _, carry = self._act(row["w_counts"], ("gradients",), lambda carry: ((), self._weight(row, carry)), carry)
+            _, carry = self._act(row["w_counts"], ("gradients",), "weight", row, carry, given)
             kept, layers = lax.optimization_barrier((carry.kept, carry.gradients["layers"]))
             carry = _with_layers(carry._replace(kept=kept), layers)
         if y is not None:
@@ -209,42 +225,51 @@ class _Executor:
             carry = carry._replace(cotangents=self._arrive(run, "g", row, g, carry.cotangents))
         return carry
 
+    @cached_property
+    def _actions(self) -> dict[str, Act]:
+        """What a tick can do, each traced once where several runs of ticks do it."""
+        actions = {"forward": self._forward, "loss": self._loss, "backward": self._backward, "weight": self._weight}
+        return {name: TracedOnce(act) for name, act in actions.items()} if len(self.program.runs) > 1 else actions
+
     def _act(
-        self, counts: jax.Array, changed: Sequence[str], action: Callable[[Carry], tuple[Any, Carry]], carry: Carry
+        self, counts: jax.Array, changed: Sequence[str], name: str, row: Row, carry: Carry, given: Given
     ) -> tuple[Any, Carry]:
         """(value, carry) of an action that changes some fields of the carry.
 
         In a branching program a rank whose action does not count leaves it out, and has zeros for the value.
         """
+        action = self._actions[name]
         if not self.program.branching:
-            return action(carry)
+            return action(row, carry, given)
 
         def act(state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            value, after = action(carry._replace(**state))
+            value, after = action(row, carry._replace(**state), given)
             return vary(value), {name: getattr(after, name) for name in changed}
 
         state = {name: getattr(carry, name) for name in changed}
-        program, (like, _) = jax.make_jaxpr(act, return_shape=True)(state)
-        refuse_permutes(program.jaxpr)
+        program = traced(act, state)
+        refuse_permutes(program.closed.jaxpr)
+        like, _ = program.like
         skip = lambda state: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), state)
-        value, state = lax.cond(counts == 1, act, skip, state)
+        value, state = lax.cond(counts == 1, program, skip, state)
         return value, carry._replace(**state)
 
-    def _forward(self, row: Row, carry: Carry) -> tuple[jax.Array, Carry]:
-        data = self._microbatch(row["f_microbatch"])
-        x = self._input(row, carry.arrivals, carry.stash)
-        chunk = self._chunk(self.layers, row, "f", "weights")
+    def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        data = self._microbatch(given, row["f_microbatch"])
+        x = self._input(row, given, carry.arrivals, carry.stash)
+        chunk = self._chunk(given.layers, row, "f", "weights")
         y, stash = self._loop.forward(chunk, x, self.stages.token_context(data), carry.stash, row["f_slot"])
         last = (row["f_counts"] & row["f_last"]) == 1
         return y, carry._replace(stash=stash, outputs=self._put(carry.outputs, y, row["f_output"], last))
 
-    def _loss(self, row: Row, carry: Carry, seed: jax.Array) -> tuple[jax.Array, Carry]:
+    def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
         counts = (row["b_counts"] & row["b_last"]) == 1
-        data = self._last(row, "b")
+        data, seed = self._last(row, given, "b"), given.seed
+        assert seed is not None, "a backward starts from the cotangent of the objective"
 
         def objective(sinks: Tree, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return self.stages.loss(self.weights, sinks, self._shared(y, counts), data)
+            return self.stages.loss(given.weights, sinks, self._shared(y, counts), data)
 
         # The sinks are zeros by their meaning; what has accumulated stands in for them, and is not read.
         ends = {part: tree for part, tree in carry.gradients.items() if part != "layers"}
@@ -256,32 +281,33 @@ class _Executor:
         reported = carry.reported + _where(mine, nll)
         return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
 
-    def _backward(self, row: Row, carry: Carry, dy: jax.Array) -> tuple[jax.Array, Carry]:
-        data = self._microbatch(row["b_microbatch"])
+    def _backward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        data = self._microbatch(given, row["b_microbatch"])
         counts = row["b_counts"] == 1
         totals = carry.held if self.program.holds else carry.gradients["layers"]
         dx, totals, kept = self._loop.backward(
-            self._chunk(self.layers, row, "b", "weights"), dy, self.stages.token_context(data),
+            self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
-            self._is_first(row),
+            self._is_first(row, given),
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
-        gradients = self.stages.embed_gradients(self.weights, self._first(row, "b"), into_embedding, carry.gradients)
+        first = self._first(row, given, "b")
+        gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
         return dx, carry._replace(gradients=gradients, kept=kept)
 
-    def _is_first(self, row: Row) -> jax.Array | bool:
+    def _is_first(self, row: Row, given: Given) -> jax.Array | bool:
         """Whether a tick's backward is the first of its chunk."""
-        several = jax.tree.leaves(self.microbatches)[0].shape[0] > 1
+        several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
         return row["b_microbatch"] == 0 if several else True
 
-    def _weight(self, row: Row, carry: Carry) -> Carry:
+    def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:
         assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
         totals = self._chunk(carry.gradients["layers"], row, "w", "weights")
-        totals = self._loop.weight_gradients(self.layers, carry.kept, row["w_kept"], totals, row["w_counts"] == 1)
-        return _with_layers(carry, totals)
+        totals = self._loop.weight_gradients(given.layers, carry.kept, row["w_kept"], totals, row["w_counts"] == 1)
+        return (), _with_layers(carry, totals)
 
-    @property
+    @cached_property
     def _loop(self) -> Any:
         """The layers, as training runs them."""
         return self.stages.over_held_chunks() if self.program.holds else self.stages.loop
@@ -293,9 +319,9 @@ class _Executor:
 
     # ---- what a rank computes with
 
-    def _input(self, row: Row, arrivals: jax.Array, stash: Any) -> jax.Array:
+    def _input(self, row: Row, given: Given, arrivals: jax.Array, stash: Any) -> jax.Array:
         """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
-        x = self.stages.embed(self.weights, self._first(row, "f"))
+        x = self.stages.embed(given.weights, self._first(row, given, "f"))
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
@@ -322,27 +348,27 @@ class _Executor:
         others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
         return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
 
-    def _microbatch(self, number: jax.Array) -> Tree:
-        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), self.microbatches)
+    def _microbatch(self, given: Given, number: jax.Array) -> Tree:
+        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
 
-    def _first(self, row: Row, kind: str) -> Tree:
+    def _first(self, row: Row, given: Given, kind: str) -> Tree:
         """The microbatch that the first chunk's rank has: the one to embed, whoever takes part in it."""
-        return self._microbatch(row[f"of_{kind}_first"])
+        return self._microbatch(given, row[f"of_{kind}_first"])
 
-    def _last(self, row: Row, kind: str) -> Tree:
+    def _last(self, row: Row, given: Given, kind: str) -> Tree:
         """The microbatch that the last chunk's rank has: the one whose loss is due."""
-        return self._microbatch(row[f"of_{kind}_last"])
+        return self._microbatch(given, row[f"of_{kind}_last"])
 
     # ---- buffers
 
-    def _shapes(self) -> tuple[Any, Any]:
+    def _shapes(self, given: Given) -> tuple[Any, Any]:
         """Shapes of a chunk's input and of a microbatch's tokens."""
 
         def first(weights: Tree) -> Any:
-            data = self._microbatch(vary(jnp.int32(0)))
+            data = self._microbatch(given, vary(jnp.int32(0)))
             return self.stages.embed(weights, data), self.stages.token_context(data)
 
-        return jax.eval_shape(first, self.weights)
+        return jax.eval_shape(first, given.weights)
 
     def _buffers(self, x: Any) -> dict[str, jax.Array]:
         with jax.named_scope("saved_activations"):
@@ -369,7 +395,7 @@ def refuse_permutes(jaxpr: Jaxpr) -> None:
     XLA matches a permute that only some ranks reach with an unrelated one, and corrupts data without a word. Group
     collectives are right: all members of a group are on one pipeline rank, and take the same branch.
     """
-    for equation in jaxpr.eqns:
+    for equation in equations(jaxpr):
         name, found = equation.primitive.name, equation.params.get("axis_name", equation.params.get("axes", ()))
         axes = [found] if isinstance(found, str) else [axis for axis in found or () if isinstance(axis, str)]
         if name == "ppermute" or ("pipe" in axes and name not in TYPE_ONLY):
@@ -379,8 +405,6 @@ def refuse_permutes(jaxpr: Jaxpr) -> None:
                 f"{' and '.join(axes)}, which XLA would match with an unrelated one where ranks branch; expected "
                 "uniform"
             )
-        for inner in jaxprs_in_params(equation.params):
-            refuse_permutes(inner)
 
 
 def _with_layers(carry: Carry, gradients: Tree) -> Carry:

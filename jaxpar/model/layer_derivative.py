@@ -1,0 +1,95 @@
+"""One layer, its pullback, and what a split backward taps: functions that JAX traces once, however many loops use them.
+
+JAX remembers what it traced by the function's identity. A layer is one function object per remat policy, so that all
+loops of a step, forward and backward, share one trace of it and one derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.parameters import Tree
+from jaxpar.model.context import TokenContext
+from jaxpar.model.linear import Tap, recording, tapping, untapped
+from jaxpar.model.parts import merge, select
+
+type Policy = Callable[..., Any]
+
+type Apply = Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], jax.Array]
+"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> x."""
+
+
+class LayerDerivative:
+    """`apply` and its pullbacks, differentiated with respect to all weights, or to all but the `matrices`."""
+
+    def __init__(self, apply: Apply, matrices: Tree | None):
+        self.apply, self.matrices = apply, matrices
+        self._functions: dict[Policy | None, Callable[..., jax.Array]] = {}
+        self._vjps: dict[Policy | None, Callable[..., tuple[jax.Array, Any]]] = {}
+
+    def vjp(
+        self, policy: Policy | None, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext
+    ) -> tuple[jax.Array, Any]:
+        """The layer's output and its pullback, which holds none of the arguments.
+
+        `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
+        """
+        diff, fixed = self.halves(w)
+        arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens
+        in_nzs = (True, True, True, False, False, False)
+        return jax.vjp(self._function(policy), *arguments, saveable_args=False, in_nzs=in_nzs)
+
+    def pullback(
+        self, policy: Policy | None, residuals: Any, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext
+    ) -> Any:
+        """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...)."""
+        if policy not in self._vjps:
+            self._vjps[policy] = partial(self.vjp, policy)
+        _, pullback = jax.eval_shape(self._vjps[policy], w, x, number, tokens)
+        diff, fixed = self.halves(w)
+        pullback.args_res = jax.tree.leaves((diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens))
+        pullback.opaque_residuals = residuals
+        return pullback
+
+    def halves(self, w: Tree) -> tuple[Tree, Tree]:
+        """(weights that the backward differentiates, the others)."""
+        if self.matrices is None:
+            return w, {}
+        return select(w, self.matrices, False), select(w, self.matrices, True)
+
+    def zero_taps(self, w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+        """Zeros like the input and the outputs of each group of matmuls; nothing unless the backward is split."""
+        if self.matrices is None:
+            return {}
+        like = jax.eval_shape(self._groups, w, x, tokens)
+        return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
+
+    @cached_property
+    def _groups(self) -> Callable[[Tree, jax.Array, TokenContext], Tree]:
+        def groups(w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+            found: dict[str, tuple[Any, Any]] = {}
+            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found))
+            return found
+
+        return groups
+
+    def _function(self, policy: Policy | None) -> Callable[..., jax.Array]:
+        if policy in self._functions:
+            return self._functions[policy]
+
+        def function(
+            diff: Tree, x: jax.Array, taps: Any, fixed: Tree, number: jax.Array, tokens: TokenContext
+        ) -> jax.Array:
+            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
+
+        if policy is not None:
+            # Forward and recomputation stand in different loops, so there is nothing to keep the compiler from merging.
+            function = jax.checkpoint(function, policy=policy, prevent_cse=False)
+        self._functions[policy] = function
+        return function
