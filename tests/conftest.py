@@ -1,10 +1,18 @@
-"""Eight virtual CPU devices for every test, quiet while JAX is imported, and the longest tests first."""
+"""Eight virtual CPU devices for every test, what runs when, what it took, and memory that is given back."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import time
+from typing import Any
 
 import pytest
+
+from tests import patience, selection
+from tests.selection import Selection
+from tests.spent import Spent, resident_mib
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
@@ -31,14 +39,88 @@ _import_jax_silently()
 
 LONGEST = 600
 """Seconds; a test that asks for a longer limit is among the longest."""
+LIMIT = 300
+"""Seconds after which a test has hung, on a quiet machine."""
+LET_GO_MIB = 1500
+"""What a worker may hold when it goes on to another file; beyond it, compiled programs are dropped."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
+    parser.getgroup("jaxpar").addoption("--spent", metavar="FILE", help="write what each test took, as lines of JSON")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("timeout") is None:
+        config.option.timeout = patience.seconds(LIMIT)
+    config.pluginmanager.register(Selection(config), "selection")
+    config.pluginmanager.register(Spent(config), "spent")
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    chosen: Selection = config.pluginmanager.get_plugin("selection")
+    last = config.cache.get(f"jaxpar/seconds-{chosen.level}", None) if config.cache else None
+    took = "" if last is None else f"; last time that took {last / 60:.1f} minutes"
+    slow = patience.slowness()
+    machine = (
+        "" if slow < 1.5 else f"; this machine is {slow:.1f} times slower than a quiet one, and limits as much longer"
+    )
+    return [f"{chosen.before()}{took}{machine}"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest, so that at the end no worker waits for another that has just begun with one."""
+    """Begin with the longest, so that at the end no worker waits for another that has just begun with one.
+
+    Limits that tests ask for themselves grow with the machine, as the common one does.
+    """
 
     def limit(item: pytest.Item) -> float:
         marker = item.get_closest_marker("timeout")
         asked = float(marker.args[0]) if marker else 0.0
+        if asked:
+            item.add_marker(pytest.mark.timeout(patience.seconds(asked)), append=False)
         return asked if asked > LONGEST else 0.0
 
     items.sort(key=limit, reverse=True)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Between files, a large worker drops what it has compiled."""
+    if (nextitem is not None and nextitem.path == item.path) or resident_mib() < LET_GO_MIB:
+        return
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _is_worker(session.config):
+        session.config.workeroutput["left"] = session.config.pluginmanager.get_plugin("selection").left
+    session.config.stash[SECONDS] = time.monotonic() - STARTED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker left out: with xdist only workers collect, all of them the same."""
+    node.config.pluginmanager.get_plugin("selection").left = getattr(node, "workeroutput", {}).get("left", {})
+
+
+STARTED = time.monotonic()
+SECONDS = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    chosen: Selection = config.pluginmanager.get_plugin("selection")
+    whole = not config.option.file_or_dir and not config.option.keyword
+    if config.cache and whole:
+        config.cache.set(f"jaxpar/seconds-{chosen.level}", round(config.stash[SECONDS]))
+    if left := chosen.after():
+        terminalreporter.write_line(left)

@@ -1,0 +1,125 @@
+"""Which tests run when: three levels, and rows of matrices drawn by the commit.
+
+- `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows.
+- `ci` (`make test-ci`, beside `make test` in `.ci/run`): the `long` ones, and of each matrix other rows, drawn.
+- `all` (`make test-all`): everything, the `release` ones too.
+
+A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`. The draw is a function of a seed, the
+commit's hash by default, so that each commit tries other rows and anyone can repeat it: `--draw SEED`. Rows named in
+`tests/fixed_rows.txt` (those that failed, until they are mended) run in every draw. Tests asked for by their ids run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+LEVELS = ("quick", "ci", "all")
+FIXED = Path(__file__).with_name("fixed_rows.txt")
+QUICK_SEED = "quick"
+RELEASES, LONG, ROWS = "that take minutes each", "that are long", "rows of matrices"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """`--level` and `--draw`."""
+    group = parser.getgroup("jaxpar", "which tests run")
+    group.addoption("--level", choices=LEVELS, default="quick", help="quick: before a commit; ci: the rest; all")
+    group.addoption("--draw", metavar="SEED", help="seed of the rows that are drawn (default: the commit's hash)")
+
+
+def commits_hash() -> str:
+    """Hash of the commit that is checked out; "no git" outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()[:12]
+    except (OSError, subprocess.CalledProcessError):
+        return "no git"
+
+
+def drawn[T](rows: Sequence[T], count: int, seed: str, name: str = "") -> list[T]:
+    """`count` of `rows` as `seed` has them, in their own order; all if there are no more."""
+    rank = lambda row: hashlib.sha256(f"{seed} {name} {row}".encode()).digest()
+    chosen = set(sorted(map(str, rows), key=rank)[:count])
+    return [row for row in rows if str(row) in chosen]
+
+
+def fixed_rows() -> set[str]:
+    """Ids of the rows that run in every draw."""
+    lines = FIXED.read_text().splitlines()
+    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+class Selection:
+    """The plugin: leaves out what a level does not run, and says so."""
+
+    def __init__(self, config: pytest.Config):
+        self.level: str = config.getoption("--level")
+        self.seed: str = config.getoption("--draw") or commits_hash()
+        self.asked = [Path(argument.split("::")[0]).name for argument in config.args if "::" in argument]
+        self.left: dict[str, int] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        kept = self.kept(items)
+        left = [item for item in items if item not in kept]
+        items[:] = [item for item in items if item in kept]
+        if left:
+            config.hook.pytest_deselected(items=left)
+
+    def kept(self, items: Sequence[pytest.Item]) -> set[pytest.Item]:
+        """What this level runs."""
+        if self.level == "all":
+            return set(items)
+        matrices: dict[str, list[pytest.Item]] = defaultdict(list)
+        kept, left = set(), defaultdict(int)
+        for item in items:
+            if item.path.name in self.asked:
+                kept.add(item)
+            elif item.get_closest_marker("matrix"):
+                matrices[item.nodeid.split("[")[0]].append(item)
+            elif item.get_closest_marker("release"):
+                left[RELEASES] += 1
+            elif (item.get_closest_marker("long") is not None) == (self.level == "ci"):
+                kept.add(item)
+            elif self.level == "quick":
+                left[LONG] += 1
+        for rows in matrices.values():
+            chosen = self._rows(rows)
+            kept |= set(chosen)
+            left[ROWS] += len(rows) - len(chosen)
+        self.left = {what: number for what, number in left.items() if number}
+        return kept
+
+    def _rows(self, rows: list[pytest.Item]) -> list[pytest.Item]:
+        marker = rows[0].get_closest_marker("matrix")
+        assert marker is not None and set(marker.kwargs) <= {"quick", "ci"} and not marker.args
+        ids = [row.nodeid for row in rows]
+        quick = set(drawn(ids, marker.kwargs.get("quick", 0), QUICK_SEED))
+        if self.level == "quick":
+            return [row for row in rows if row.nodeid in quick]
+        others = [name for name in ids if name not in quick]
+        chosen = set(drawn(others, marker.kwargs.get("ci", 0), self.seed)) | (fixed_rows() & set(others))
+        return [row for row in rows if row.nodeid in chosen]
+
+    def before(self) -> str:
+        """What a run is about to do."""
+        rows = "" if self.level != "ci" else f"; rows drawn by {self.seed} (to repeat them: --draw {self.seed!r})"
+        what = {
+            "quick": "all but long tests, and a few rows of each matrix",
+            "ci": "the long tests, and other rows of each matrix",
+            "all": "every test",
+        }[self.level]
+        return f"level {self.level}: {what}{rows}"
+
+    def after(self) -> str | None:
+        """What was not run, and how to run it."""
+        if not self.left:
+            return None
+        numbers = ", ".join(f"{number} {what}" for what, number in self.left.items())
+        how = "`make test-ci` runs the long ones and draws rows, " if self.level == "quick" else ""
+        return f"not run: {numbers}; {how}`make test-all` runs everything"
