@@ -1,6 +1,6 @@
 # `make train` and `make test` do all their own set-up. `make` alone lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test train test test-long lint format types imports
+.PHONY: help setup setup-test train test test-ci test-all test-faults lint format types imports
 
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
@@ -18,8 +18,10 @@ PYTEST := $(TEST_ENV) $(TEST_BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 help:
 	@echo "make train [CONFIG=configs/quickstart.yaml] [ARGS='--set optimizer.name=muon']   train a model"
-	@echo "make test                          the tests, without the long ones"
-	@echo "make test-long                     the long tests; both: make test ARGS=\"-m 'long or not long'\""
+	@echo "make test [ARGS=tests/mesh]        the tests, without the long ones: some minutes"
+	@echo "make test-ci                       the long ones, and rows of matrices drawn by the commit"
+	@echo "make test-all                      every test: an hour, before a release"
+	@echo "make test-faults                   every seeded fault, and notes which turned their tests red"
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import floors"
 	@echo "make setup setup-test              make .venv and .venv-test, and nothing else"
 
@@ -35,8 +37,14 @@ train: setup
 test: setup-test
 	@$(PYTEST) $(ARGS)
 
-test-long: setup-test
-	@$(PYTEST) -m long $(ARGS)
+test-ci: setup-test
+	@$(PYTEST) --level ci $(ARGS)
+
+test-all: setup-test
+	@$(PYTEST) --level all $(ARGS)
+
+test-faults: setup-test
+	@$(PYTEST) --level all --record-faults tests/faults $(ARGS)
 
 lint: setup-test
 	@$(TEST_BIN)/ruff check .

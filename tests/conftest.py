@@ -47,7 +47,9 @@ LET_GO_MIB = 1500
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_options(parser)
-    parser.getgroup("jaxpar").addoption("--spent", metavar="FILE", help="write what each test took, as lines of JSON")
+    group = parser.getgroup("jaxpar")
+    group.addoption("--spent", metavar="FILE", help="write what each test took, as lines of JSON")
+    group.addoption("--record-faults", action="store_true", help="note in tests/faults/red.json which faults were red")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,13 +60,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Spent(config), "spent")
 
 
+def _cache(config: pytest.Config) -> pytest.Cache | None:
+    return getattr(config, "cache", None)
+
+
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     chosen: Selection = config.pluginmanager.get_plugin("selection")
-    last = config.cache.get(f"jaxpar/seconds-{chosen.level}", None) if config.cache else None
+    last = cache.get(f"jaxpar/seconds-{chosen.level}", None) if (cache := _cache(config)) else None
     took = "" if last is None else f"; last time that took {last / 60:.1f} minutes"
     slow = patience.slowness()
     machine = (
@@ -120,7 +126,7 @@ SECONDS = pytest.StashKey[float]()
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     chosen: Selection = config.pluginmanager.get_plugin("selection")
     whole = not config.option.file_or_dir and not config.option.keyword
-    if config.cache and whole:
-        config.cache.set(f"jaxpar/seconds-{chosen.level}", round(config.stash[SECONDS]))
+    if (cache := _cache(config)) and whole:
+        cache.set(f"jaxpar/seconds-{chosen.level}", round(config.stash[SECONDS]))
     if left := chosen.after():
         terminalreporter.write_line(left)

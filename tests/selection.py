@@ -4,9 +4,11 @@
 - `ci` (`make test-ci`, beside `make test` in `.ci/run`): the `long` ones, and of each matrix other rows, drawn.
 - `all` (`make test-all`): everything, the `release` ones too.
 
-A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`. The draw is a function of a seed, the
+A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
+`quick=("ring",)`. The draw is a function of a seed, the
 commit's hash by default, so that each commit tries other rows and anyone can repeat it: `--draw SEED`. Rows named in
-`tests/fixed_rows.txt` (those that failed, until they are mended) run in every draw. Tests asked for by their ids run.
+`tests/fixed_rows.txt` (those that failed, until they are mended), and rows that are `long`, run in every draw. Tests
+asked for by their ids run.
 """
 
 from __future__ import annotations
@@ -41,11 +43,19 @@ def commits_hash() -> str:
         return "no git"
 
 
-def drawn[T](rows: Sequence[T], count: int, seed: str, name: str = "") -> list[T]:
-    """`count` of `rows` as `seed` has them, in their own order; all if there are no more."""
-    rank = lambda row: hashlib.sha256(f"{seed} {name} {row}".encode()).digest()
-    chosen = set(sorted(map(str, rows), key=rank)[:count])
-    return [row for row in rows if str(row) in chosen]
+def drawn(rows: Sequence[str], count: int, seed: str) -> list[str]:
+    """`count` of `rows` as `seed` has them, in their own order; all if there are no more.
+
+    Tests that have the same rows draw the same ones, and so share what is compiled for them.
+    """
+    rank = lambda row: hashlib.sha256(f"{seed} {row}".encode()).digest()
+    chosen = set(sorted(rows, key=rank)[:count])
+    return [row for row in rows if row in chosen]
+
+
+def case_of(item: pytest.Item) -> str:
+    """The id of a test's case: what stands in brackets."""
+    return item.nodeid.partition("[")[2].removesuffix("]")
 
 
 def fixed_rows() -> set[str]:
@@ -98,13 +108,15 @@ class Selection:
     def _rows(self, rows: list[pytest.Item]) -> list[pytest.Item]:
         marker = rows[0].get_closest_marker("matrix")
         assert marker is not None and set(marker.kwargs) <= {"quick", "ci"} and not marker.args
-        ids = [row.nodeid for row in rows]
-        quick = set(drawn(ids, marker.kwargs.get("quick", 0), QUICK_SEED))
+        named, asked = {case_of(row): row for row in rows}, marker.kwargs.get("quick", 0)
+        quick = drawn(list(named), asked, QUICK_SEED) if isinstance(asked, int) else asked
+        assert set(quick) <= named.keys(), f"{rows[0].nodeid}: no case is named {quick}"
         if self.level == "quick":
-            return [row for row in rows if row.nodeid in quick]
-        others = [name for name in ids if name not in quick]
-        chosen = set(drawn(others, marker.kwargs.get("ci", 0), self.seed)) | (fixed_rows() & set(others))
-        return [row for row in rows if row.nodeid in chosen]
+            return [named[name] for name in quick if name in named]
+        others = [name for name in named if name not in quick]
+        always = {n for n in others if named[n].nodeid in fixed_rows() or named[n].get_closest_marker("long")}
+        chosen = always | set(drawn([n for n in others if n not in always], marker.kwargs.get("ci", 0), self.seed))
+        return [named[name] for name in others if name in chosen]
 
     def before(self) -> str:
         """What a run is about to do."""

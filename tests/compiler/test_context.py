@@ -37,11 +37,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "usp": {"parallel": {"context": 8, "ulysses": 4, "microbatches": 2}, "model": {"kv_heads": 2}},
     "usp, full remat": {"parallel": {"context": 8, "ulysses": 2}, "memory": {"remat": "full"}},
 }
-QUICK = ("allgather", "ring", "usp")
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in LAYOUTS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.matrix(quick=("ring",), ci=3)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_device_sends_what_the_formula_of_its_strategy_says(name: str):
     strategy = name.split(",")[0]
     sections = LAYOUTS[name]

@@ -30,11 +30,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "all axes": {"parallel": {"fsdp": 2, "context": 2, "tensor": 2, "zero": 3}},
 }
-QUICK = ("fsdp, ZeRO-3", "tensor and context")
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in LAYOUTS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.matrix(quick=("fsdp, ZeRO-3",), ci=3)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_the_program_moves_what_the_verbs_say_and_multiplies_what_the_model_says(name: str):
     config, plan = plan_for(wide(**LAYOUTS[name]), parse_cluster(CLUSTER))
     analysis, report = inspected(wide(**LAYOUTS[name]))

@@ -28,8 +28,6 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "gpipe": {"parallel": {"pipe": 4, "fsdp": 2, "zero": 2, "pipe_ends": "shared"}},
     "zb-v": {"parallel": {"pipe": 2, "fsdp": 4, "zero": 3}},
 }
-QUICK = ("1f1b", "breadth-first")
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in PIPELINES]
 MICROBATCHES = 4
 ALMOST = 0.95
 """XLA merges like gathers of one tick, and leaves out what a single tick's row masks on every rank."""
@@ -69,7 +67,8 @@ def expected_flops(step: TrainStep) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.matrix(quick=("1f1b",), ci=2)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_runs_sends_and_keeps_what_its_table_says(name: str):
     step = step_of(name)
     _, report = inspected(config_of(name))

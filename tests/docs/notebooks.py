@@ -12,9 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.patience import seconds
+
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NAMES = ("quickstart", "layouts")
-PATIENCE_S = 600
+PATIENCE_S = seconds(600)
 
 OURS = ("JAX_PLATFORMS", "XLA_FLAGS")
 """Variables of the tests that a reader does not have."""

@@ -39,7 +39,7 @@ def test_nothing_of_the_machine_that_ran_it_is_kept(name: str):
     assert "/home/" not in text and "Traceback" not in text
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name: str, tmp_path: Path):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from tests.attention import test_context
 from tests.covering import Row
 from tests.training import test_parity, test_pipeline_parity
+
+ROOT = Path(__file__).parents[2]
+RED = Path(__file__).with_name("red.json")
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,31 @@ class Fault:
     """Test ids; each of these tests must fail."""
     found: Literal["numbers", "trace"] = "numbers"
     """How: by an assertion about numbers, or because the step can no longer be traced."""
+
+    @property
+    def digest(self) -> str:
+        """Of the fault, of the file that it is put in, and of the tests that must notice it."""
+        tests = sorted({name.split("::")[0] for name in self.caught_by})
+        content = [(ROOT / name).read_bytes() for name in (self.file, *tests)]
+        return hashlib.sha256(repr((self, content)).encode()).hexdigest()[:16]
+
+    @property
+    def known_red(self) -> bool:
+        """Whether it turned its tests red as all of that is now."""
+        return red_digests().get(self.name) == self.digest
+
+
+def red_digests() -> dict[str, str]:
+    """The digest with which each fault last turned its tests red."""
+    return json.loads(RED.read_text()) if RED.exists() else {}
+
+
+def record_red(fault: Fault) -> None:
+    """Note that a fault turned its tests red; several processes may do so at once."""
+    with RED.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = dict(sorted((red_digests() | {fault.name: fault.digest}).items()))
+        RED.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def parity(**wanted: Any) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.loading import ROOT, load
+from tests.patience import seconds
 
 local = load("local")
 
@@ -55,11 +56,9 @@ def test_every_process_knows_who_it_is_and_where_process_0_will_be():
 
 
 def test_when_one_fails_the_others_are_ended_and_its_code_is_the_jobs():
-    began = time.monotonic()
     code, _, errors = run("sys.exit(7) if R == 1 else time.sleep(60)", "--grace", "0.2")
     assert code == 7
     assert errors == ["launch/local.py: process 1 ended with code 7; ending the others"]
-    assert time.monotonic() - began < 20
 
 
 def test_the_others_may_say_something_before_they_are_ended():
@@ -85,16 +84,14 @@ def test_one_that_was_killed_is_told_also_where_another_has_failed_for_it_in_the
         while Path(f"/proc/{numbers['[0]']}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         job.send_signal(signal.SIGCONT)
-        _, errors = job.communicate(timeout=30)
+        _, errors = job.communicate(timeout=seconds(30))
     assert job.returncode == 128 + 9
     assert errors == "launch/local.py: process 1 was ended by SIGKILL\n"
 
 
 def test_one_that_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch):
-    began = time.monotonic()
     code, _, _ = run("sys.exit(3) if R == 1 else os.kill(os.getpid(), signal.SIGSTOP)", "--grace", "0.1")
     assert code == 3
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -104,7 +101,7 @@ def test_signals_go_to_all_processes(number: signal.Signals):
         assert job.stdout is not None
         assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
         job.send_signal(number)
-        out, _ = job.communicate(timeout=30)
+        out, _ = job.communicate(timeout=seconds(30))
     assert (job.returncode, sorted(out.splitlines())) == (0, ["[0] heard", "[1] heard"])
 
 
@@ -122,7 +119,7 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path: Path):
         assert job.stdout is not None
         assert sorted(job.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
         job.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + seconds(20)
     while len(list(tmp_path.iterdir())) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)

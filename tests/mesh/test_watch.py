@@ -16,6 +16,7 @@ from jaxpar.mesh.activity import Activity
 from jaxpar.mesh.meeting import Peer
 from jaxpar.mesh.verdicts import Mark
 from jaxpar.mesh.watch import Watch
+from tests.patience import seconds
 
 START = Mark(0, "starting", 60.0, "distributed.pause_timeout_s")
 
@@ -32,8 +33,8 @@ class Member:
         self.ended.append(sentence)
         self.heard.set()
 
-    def verdict(self, within_s: float = 20.0) -> str:
-        assert self.heard.wait(within_s), "no verdict"
+    def verdict(self) -> str:
+        assert self.heard.wait(seconds(20)), "no verdict"
         [sentence] = self.ended
         return sentence
 
@@ -59,7 +60,7 @@ class Stage:
     def leave(self) -> None:
         with ThreadPoolExecutor(len(self.members)) as pool:
             for left in [pool.submit(member.watch.leave) for member in self.members.values()]:
-                left.result(timeout=20)
+                left.result(timeout=seconds(20))
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_one_that_dies_while_the_others_are_at_their_end_is_named(stage: Callabl
         job.loose[2].close()
         [said] = job.verdicts()
         for left in waiting:
-            left.result(timeout=10)
+            left.result(timeout=seconds(10))
     assert said.startswith("process 2 on node-2 died")
 
 
@@ -144,7 +145,7 @@ def test_one_that_is_silent_is_named_after_the_timeout(stage: Callable[..., Stag
     began = time.monotonic()
     job = stage(3, without=(1,), timeout_s=1.5)
     [said] = job.verdicts()
-    assert 1.5 < time.monotonic() - began < 8
+    assert time.monotonic() - began > 1.5
     assert said.startswith("process 1 on node-1 gave no sign of life for 1.5 s")
 
 
@@ -211,14 +212,14 @@ def test_one_that_fails_tells_the_others_why(stage: Callable[..., Stage]):
 def test_process_0_that_fails_tells_the_others_why_before_it_ends(stage: Callable[..., Stage]):
     job = stage(3)
     job.members[0].watch.fail("the disk is full")
-    assert all("the disk is full" in job.members[number].verdict(0.5) for number in (1, 2))
+    assert all("the disk is full" in job.members[number].verdict() for number in (1, 2))
 
 
 def test_processes_that_all_fail_for_one_reason_each_speak_for_themselves(stage: Callable[..., Stage]):
     job = stage(3)
     with ThreadPoolExecutor(3) as pool:
         for told in [pool.submit(member.watch.fail, "no such file") for member in job.members.values()]:
-            told.result(timeout=10)
+            told.result(timeout=seconds(10))
     time.sleep(0.5)
     assert job.quiet()
 

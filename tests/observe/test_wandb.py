@@ -15,6 +15,7 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.observe.wandb import WeightsAndBiases
 from tests.observe.records import run_info
+from tests.patience import seconds
 
 OPENING = """
 import sys
@@ -39,7 +40,7 @@ def alone(folder: Path, program: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=seconds(120),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

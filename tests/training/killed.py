@@ -40,6 +40,7 @@ from jaxpar.observe.summary import SummaryFile
 from jaxpar.observe.tensorboard import TensorBoard
 from jaxpar.training.loop import fit
 from jaxpar.training.trainer import Trainer
+from tests.patience import seconds
 from tests.training.runs import folder_of, losses, run_config
 
 STEPS = 48
@@ -47,7 +48,7 @@ PLACES = {"starting": "", "in a step": "in step ", "evaluating": "evaluating ", 
 """What a kill is aimed at, and how that begins in the words of the loop; starting has no words."""
 STARTING_S, AFTER_S = 2.0, 0.03
 """Longest time from the start, and from the moment that was aimed at, to the kill."""
-PATIENCE_S = 300
+PATIENCE_S = seconds(300)
 
 
 class Board:

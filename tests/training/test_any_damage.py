@@ -134,7 +134,7 @@ def outcome(config: Config) -> tuple[str, list[str]]:
         return said, heard.messages
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("finished", [False, True], ids=["interrupted", "finished"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_no_trouble_or_named(tmp_path: Path, whole: Config, name: str, finished: bool):

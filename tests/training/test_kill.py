@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config import Config
+from tests.patience import seconds
 from tests.training.runs import (
     MESH,
     assert_same_bits,
@@ -24,7 +25,7 @@ from tests.training.runs import (
     write_config,
 )
 
-PATIENCE_S = 240
+PATIENCE_S = seconds(240)
 
 
 def killed_after(config: Config, file: Path, lines: int, delay_s: float) -> bool:
@@ -96,7 +97,7 @@ def test_the_command_ends_with_code_0_on_sigterm_and_goes_on_when_given_again(tm
     check_against_uninterrupted(config, tmp_path / "whole", optimizer={"decay_steps": 300})
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(tmp_path: Path, seed: int):
     draw = random.Random(seed)

@@ -16,11 +16,12 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.mesh.meeting import meet
+from tests.patience import seconds
 from tests.training.runs import MESH, ROOT, folder_of, run_config, start, write_config
 from tests.training.test_processes import PATIENCE_S, free_port, outputs
 
-SOON_S = 60
-"""Within which everything must be over."""
+SOON_S = seconds(60)
+"""Within which everything must be over: what takes longer is ended, and fails."""
 ENDS = "; the job ends here, and the same command continues it from its newest checkpoint"
 HOST = socket.gethostname()
 
@@ -60,14 +61,13 @@ def last_words(process: subprocess.Popen[str], within_s: float = SOON_S) -> tupl
     return process.returncode, errors.splitlines()[-1]
 
 
-def hit(config: Config, victim: int, number: signal.Signals, *more: str) -> tuple[int, str, float]:
-    """Send a signal to one of two processes that train; the other's exit code, last line, and the seconds it took."""
+def hit(config: Config, victim: int, number: signal.Signals, *more: str, within_s: float = SOON_S) -> tuple[int, str]:
+    """Send a signal to one of two processes that train; the other's exit code and last line."""
     job = start_two(config, *more)
     try:
         wait_for_steps(config, job)
-        began = time.monotonic()
         os.kill(job[victim].pid, number)
-        return *last_words(job[1 - victim]), time.monotonic() - began
+        return last_words(job[1 - victim], within_s)
     finally:
         for process in job:
             process.kill()
@@ -75,32 +75,29 @@ def hit(config: Config, victim: int, number: signal.Signals, *more: str) -> tupl
 
 
 def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config):
-    code, said, seconds = hit(config, 1, signal.SIGKILL)
+    code, said = hit(config, 1, signal.SIGKILL, within_s=seconds(10))
     assert code == 1
     assert said.startswith(f"jaxpar: process 1 on {HOST} died (it was ")
     assert " step " in said and said.endswith(ENDS)
-    assert seconds < 10
 
 
 @pytest.mark.long
 def test_process_0_killed_in_a_step_is_named_by_the_other(config: Config):
     """JAX's coordination service dies with it, which ends the others with SIGABRT where nothing prevents it."""
-    code, said, seconds = hit(config, 0, signal.SIGKILL)
+    code, said = hit(config, 0, signal.SIGKILL, within_s=seconds(10))
     assert code == 1
     assert said.startswith(f"jaxpar: process 0 on {HOST} died (it was ") and said.endswith(ENDS)
-    assert seconds < 10
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim: int):
-    code, said, seconds = hit(config, victim, signal.SIGSTOP, "distributed.heartbeat_timeout_s=8")
+    code, said = hit(config, victim, signal.SIGSTOP, "distributed.heartbeat_timeout_s=8", within_s=seconds(30))
     assert code == 1
     silent = (
         f"jaxpar: process {victim} on {HOST} gave no sign of life for 8 s (distributed.heartbeat_timeout_s; it was "
     )
     assert said.startswith(silent) and said.endswith(ENDS)
-    assert 7 < seconds < 30
 
 
 @pytest.mark.long
@@ -126,12 +123,12 @@ def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_
     asleep = start(file, *overrides(port, 1), devices=4, program="tests.training.stuck", environment=sleep)
     try:
         words = [last_words(process, PATIENCE_S) for process in (awake, asleep)]
-        seconds = time.time() - float(bell.read_text())
+        took = time.time() - float(bell.read_text())
     finally:
         for process in (awake, asleep):
             process.kill()
     assert words == [(1, f"jaxpar: {said}{ENDS}")] * 2
-    assert 45 < seconds < SOON_S
+    assert took > 45, "the limit of a step is kept, and not cut short"
 
 
 def guest(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
@@ -224,13 +221,11 @@ def test_a_job_of_local_processes_ends_with_the_one_that_was_killed(config: Conf
     try:
         wait_for_steps(config, [job])
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        began = time.monotonic()
         os.kill(int(children[1]), signal.SIGKILL)
-        _, errors = job.communicate(timeout=SOON_S)
+        _, errors = job.communicate(timeout=seconds(15))
     finally:
         job.kill()
         job.communicate()
     assert job.returncode == 128 + 9
     assert f"[0] jaxpar: process 1 on {HOST} died (it was " in errors
     assert "launch/local.py: process 1 was ended by SIGKILL" in errors
-    assert time.monotonic() - began < 15

@@ -49,9 +49,8 @@ CASES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if place else ()) for place, name in enumerate(CASES)]
-)
+@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_the_same_bits_as_without(name: str):
     names, preset, parallel = CASES[name]
     on_device, on_host = (run_of(remat, parallel=parallel) for remat in offloading(*names, preset=preset))

@@ -73,9 +73,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if place > 2 else ()) for place, name in enumerate(CASES)]
-)
+@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.parametrize("name", CASES)
 def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
     sections = {"model": {"layers": 4}} | CASES[name]
     told, state = states_of("none", **sections)

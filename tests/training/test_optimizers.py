@@ -24,14 +24,8 @@ def train(optimizer: str, parallel: dict[str, int]) -> tuple[list[float], Any]:
     return run.train(STEPS)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "zero"),
-    [
-        ("adafactor", 3),
-        *(pytest.param("adafactor", zero, marks=pytest.mark.long) for zero in (2, 1, 0)),
-        pytest.param("lion", 3, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.parametrize(("optimizer", "zero"), [*(("adafactor", zero) for zero in (3, 2, 1, 0)), ("lion", 3)])
 def test_a_split_mesh_trains_as_one_device(optimizer: str, zero: int):
     if optimizer not in _whole:
         _whole[optimizer] = train(optimizer, {"zero": 0})

@@ -155,6 +155,7 @@ def _name(row: Row) -> str:
     return f"{pipeline}{axes}-zero{row['zero']}-{row['model']}-{row['memory']}"
 
 
+@pytest.mark.matrix(quick=2, ci=4)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: Row):
     loss, gradients, weights = reference(row["model"])
@@ -165,6 +166,7 @@ def test_loss_and_gradients_equal_one_device(row: Row):
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize(
     ("model", "parallel"),
     [
@@ -184,6 +186,7 @@ def test_context_strategies_inside_pipelines_equal_one_device(model: str, parall
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
+@pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize(
     "parallel",
     [

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jaxpar.config import Config
+from tests.patience import seconds
 from tests.training.runs import (
     MESH,
     assert_same_bits,
@@ -26,7 +27,7 @@ from tests.training.runs import (
     write_config,
 )
 
-PATIENCE_S = 240
+PATIENCE_S = seconds(240)
 
 
 def free_port() -> int:

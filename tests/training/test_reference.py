@@ -46,9 +46,8 @@ OPTIMIZER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if "tied" in name else name for name in TRAINED]
-)
+@pytest.mark.matrix(quick=1, ci=1)
+@pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_equal_the_float64_trainer(name: str):
     model, optimizer = TRAINED[name]
     run = SmallRun(small(model=SHAPE | model, parallel=SPLIT, optimizer=OPTIMIZER | optimizer, run={"steps": STEPS}))
@@ -99,6 +98,7 @@ def option_case(name: str) -> tuple[SmallRun, dict[str, Any], Any, dict[str, np.
     return run, options, weights, into_documents(run.rows(0), 0)
 
 
+@pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradients_of_options_equal_float64(name: str):
     run, options, weights, rows = option_case(name)
@@ -115,7 +115,7 @@ def test_loss_and_gradients_of_options_equal_float64(name: str):
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_of_these_options_changes_the_loss_by_far_more_than_the_tolerance(name: str):
     _, options, weights, rows = option_case(name)

@@ -61,9 +61,8 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if place else ()) for place, name in enumerate(CASES)]
-)
+@pytest.mark.matrix(quick=1, ci=1)
+@pytest.mark.parametrize("name", CASES)
 def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
     """Without clipping: the norm adds up the layers in another order, so its last bit may differ."""
     stay, sections = CASES[name]

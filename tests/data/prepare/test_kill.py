@@ -14,6 +14,7 @@ import pytest
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.job import WORK
 from tests.data.folders import contents, options, quiet, texts, write_jsonl
+from tests.patience import seconds
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,7 +44,7 @@ def test_the_workers_of_a_killed_command_end_with_it_and_the_command_goes_on(tmp
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
         units = asked.out / WORK / "units"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + seconds(60)
         while not (units.exists() and len(list(units.glob("*.json"))) >= 3):
             assert time.monotonic() < deadline and killed.poll() is None, "the preparation does not get on"
             time.sleep(0.002)

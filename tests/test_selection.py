@@ -1,0 +1,116 @@
+"""What runs at which level, on a small suite of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import patience
+from tests.selection import drawn
+from tests.spent import union
+
+ROOT = Path(__file__).parents[1]
+
+SUITE = """
+import pytest
+
+@pytest.mark.matrix(quick=2, ci=3)
+@pytest.mark.parametrize("row", range(20))
+def test_rows(row): pass
+
+@pytest.mark.matrix(quick=("b",), ci=1)
+@pytest.mark.parametrize("row", ["a", "b", pytest.param("c", marks=pytest.mark.long), "d"])
+def test_named(row): pass
+
+def test_plain(): pass
+
+@pytest.mark.long
+def test_long(): pass
+
+@pytest.mark.release
+def test_release(): pass
+"""
+
+
+def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
+    """Names of the tests that a command runs, and what it prints."""
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    (folder / "test_suite.py").write_text(SUITE)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  long\n  release\n")
+    command = [sys.executable, "-m", "pytest", "-v", "--spent", "spent.jsonl", *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = set(re.findall(r"^test_suite\.py::(\S+) PASSED", done.stdout, re.MULTILINE))
+    assert {json.loads(line)["test"] for line in (folder / "spent.jsonl").read_text().splitlines()} == {
+        f"test_suite.py::{name}" for name in names
+    }
+    return names, done.stdout
+
+
+def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: Path):
+    quick, said = chosen(tmp_path)
+    assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]"}
+    assert len(quick) == 4
+    assert "level quick: all but long tests" in said
+    assert "not run: 1 that are long, 1 that take minutes each, 21 rows of matrices; `make test-ci` runs" in said
+
+    first, said = chosen(tmp_path, "--level", "ci", "--draw", "one")
+    again, _ = chosen(tmp_path, "--level", "ci", "--draw", "one")
+    other, _ = chosen(tmp_path, "--level", "ci", "--draw", "two")
+    assert "rows drawn by one (to repeat them: --draw 'one')" in said
+    assert first == again != other
+    for names in (first, other):
+        assert not names & quick
+        assert "test_long" in names and "test_named[c]" in names and "test_release" not in names
+        assert len([name for name in names if "rows" in name]) == 3
+        assert len([name for name in names if "named" in name]) == 2
+
+
+def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
+    whole, said = chosen(tmp_path, "--level", "all")
+    assert len(whole) == 27 and "not run" not in said and "slowest tests" in said
+    by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
+    assert by_id == {"test_named[a]", "test_release"}
+
+
+def test_rows_of_one_matrix_are_the_same_for_all_its_tests_whatever_the_order():
+    rows = [f"row {number}" for number in range(30)]
+    once = drawn(rows, 4, "seed")
+    assert len(once) == 4 and drawn(rows[::-1], 4, "seed")[::-1] == once
+    assert drawn(rows, 50, "seed") == rows
+    counts = {row: sum(row in drawn(rows, 4, str(seed)) for seed in range(300)) for row in rows}
+    assert min(counts.values()) > 15, "each row has its turn"
+
+
+def test_every_matrix_has_a_row_in_every_run_of_ci():
+    marks = {
+        (file.name, mark)
+        for file in Path(__file__).parent.rglob("test_*.py")
+        if file != Path(__file__)
+        for mark in re.findall(r"^@pytest\.mark\.matrix\((.*)\)$", file.read_text(), re.MULTILINE)
+    }
+    assert len(marks) > 10
+    assert [mark for mark in marks if not re.search(r"\bci=[1-9]", mark[1])] == []
+
+
+def test_what_is_traced_within_what_is_traced_counts_once():
+    assert union([(2, 3), (1, 5), (4, 7), (10, 11)]) == 7
+
+
+def test_limits_grow_with_the_machine_and_never_shrink(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(patience.VARIABLE, "3.5")
+    assert patience.seconds(60) == 210
+    monkeypatch.delenv(patience.VARIABLE)
+    monkeypatch.setattr(patience, "QUIET_S", 1e9)
+    assert patience.seconds(60) == 60
+    monkeypatch.delenv(patience.VARIABLE)
+    monkeypatch.setattr(patience, "QUIET_S", 1e-9)
+    assert patience.seconds(60) == 60 * patience.MOST
