@@ -32,6 +32,7 @@ ABSENT = ("grain", "jax_triton", "tokamax", "pydantic", "tyro", "tensorboardX")
 H200 = {"device": "NVIDIA H200", "platform": "gpu", "compute_capability": "9.0", "count": 1, "versions": {"jax": "1"}}
 
 
+@pytest.mark.long
 def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machines_lack(tmp_path: Path):
     file = tmp_path / "gpu.json"
     program = (
