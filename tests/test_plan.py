@@ -57,6 +57,7 @@ def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.Capture
     assert '"seconds"' in page
 
 
+@pytest.mark.long
 def test_a_plan_for_this_machine_trains(planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sets = [f"run.dir={tmp_path}", "run.steps=2", "evaluation.batches=0", "watch.spike=null"]
     assert train(["--plan", str(planned), *(word for one in sets for word in ("--set", one))]) == 0

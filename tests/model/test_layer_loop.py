@@ -140,6 +140,7 @@ def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
     equals_a_plain_loop(zero, Keep(layers, POLICIES[policy]))
 
 
+@pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("zero", [0, 3])
 def test_layers_that_keep_different_things_are_a_loop_each(zero: int):
     """One layer, two, one and two again; inputs of some in host memory, so that they are brought ahead."""
@@ -234,6 +235,7 @@ FEW = 8
 """Gathered layers: two of weights (one ahead), a float32 gradient that counts as two, and the activations."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["none", "gemm_last"])
 def test_no_gathered_layer_is_kept_for_the_backward(remat: str, compiled: dict[str, Any]):
     assert layers_held(compiled[remat]) < FEW

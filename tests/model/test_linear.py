@@ -86,6 +86,7 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
     return step.shard_map(function, (step.master_layout, step.batch_layout()), layout)
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize(("family", "remat"), [("gpt2", "none"), ("qwen3", "full"), ("llama", "gemm_last")])
 def test_gradients_in_two_halves_equal_those_of_the_whole_backward(family: str, remat: str):
     run = run_of(family, remat)
@@ -103,6 +104,7 @@ def test_gradients_in_two_halves_equal_those_of_the_whole_backward(family: str, 
         np.testing.assert_array_equal(c, np.zeros_like(c) if matrix else b, name)
 
 
+@pytest.mark.matrix(quick=1, ci=2)
 @pytest.mark.parametrize("family", MATRICES)
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_both_halves_multiply_what_the_whole_backward_multiplies(family: str, remat: str):

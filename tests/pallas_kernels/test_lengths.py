@@ -66,7 +66,7 @@ ROWS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_triton_is_as_near_to_float64_as_plain_jax(row: Row) -> None:
     tokens, rng = tokens_of(row.length, 100), np.random.default_rng(0)
@@ -89,7 +89,7 @@ CHECKED = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize(("length", "mask"), CHECKED.values(), ids=CHECKED)
 def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
     length: int, mask: Mask, monkeypatch: pytest.MonkeyPatch

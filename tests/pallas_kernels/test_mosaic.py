@@ -119,6 +119,7 @@ def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
     assert SAID not in capfd.readouterr().out
 
 
+@pytest.mark.matrix(quick=1, ci=2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
     case: Case, capfd: pytest.CaptureFixture[str]
@@ -126,7 +127,7 @@ def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
     check(case, capfd)
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("case", LONG.values(), ids=LONG)
 def test_so_are_they_for_more_lengths_widths_and_masks(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
     check(case, capfd)

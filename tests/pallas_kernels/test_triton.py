@@ -114,12 +114,13 @@ def check(case: Case, tokens: Tokens) -> None:
     assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
 
 
+@pytest.mark.matrix(quick=1, ci=2)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(case: Case) -> None:
     check(case, tokens_of(case))
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("case", LONG.values(), ids=LONG)
 def test_so_are_they_for_more_lengths_widths_and_masks(case: Case) -> None:
     check(case, tokens_of(case))
@@ -142,6 +143,7 @@ def test_what_lies_past_the_end_of_an_array_is_nan_here() -> None:
     assert np.array_equal(np.isnan(read), np.arange(8, 24) >= 12)
 
 
+@pytest.mark.long
 def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_every_run() -> None:
     case = Case(Mask(segmented=True), 48, 2, 1)
     tokens = tokens_of(case)

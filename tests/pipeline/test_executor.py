@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.matrix(quick=3, ci=4)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_reports_are_summed_over_the_microbatches(case: str):
     name, sizes, options = CASES[case]
@@ -141,6 +142,7 @@ def test_ranks_do_not_branch_around_a_permute():
     refuse_permutes(jax.make_jaxpr(jnp.sin)(jnp.zeros(2)).jaxpr)
 
 
+@pytest.mark.long
 def test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole():
     """Rows differ in how many of their tokens count: a mean of the microbatches' means would be another number."""
     one, four = (SmallRun(small(parallel={"microbatches": count, "fsdp": 2})) for count in (1, 4))

@@ -29,6 +29,7 @@ def percent(value: float | None) -> float:
     return 100 * value
 
 
+@pytest.mark.long
 def test_errors_of_fitted_runs_have_not_risen(fitted: Report):
     overall = fitted.overall
     assert percent(overall.median_error) <= 5.2

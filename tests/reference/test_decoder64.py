@@ -26,6 +26,7 @@ GPT = {
 SQUARED = {"layers": 1, "embed": 8, "heads": 2, "mlp": 6, "vocab": 11, "activation": "relu2", "rope_scaling": "linear"}
 
 
+@pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("options", [LLAMA, GPT, SQUARED], ids=["llama", "gpt", "relu2"])
 def test_gradient_equals_the_slope_of_the_loss_along_a_random_direction_of_every_leaf(options: dict) -> None:
     weights, batch = random_weights(options, padded_vocab=13), packed_batch(options["vocab"])

@@ -35,6 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
+@pytest.mark.long
 def test_a_continued_run_has_the_average_of_the_uninterrupted_one_bit_for_bit(tmp_path: Path, whole: Config):
     fit(averaged(tmp_path, 3))
     config = averaged(tmp_path, 6)
@@ -45,6 +46,7 @@ def test_a_continued_run_has_the_average_of_the_uninterrupted_one_bit_for_bit(tm
     assert np.abs(found.optimizer.average["head"]["weight"] - found.master["head"]["weight"]).max() > 1e-3
 
 
+@pytest.mark.long
 def test_keeping_an_average_does_not_change_the_run(tmp_path: Path, whole: Config):
     config = run_config(tmp_path, 6, parallel=MESH)
     fit(config)

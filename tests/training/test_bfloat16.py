@@ -47,12 +47,14 @@ def check(found: tuple[float, Any], wanted: tuple[float, Any]) -> None:
     assert worst <= GRADIENT, f"gradient of {leaf} differs by {worst:.1e}"
 
 
+@pytest.mark.long
 def test_one_device_is_near_float32():
     found, wanted = loss_and_gradients("bfloat16", None), loss_and_gradients("float32", None)
     check(found, wanted)
     assert worst_difference(found[1], wanted[1])[0] > 1e-3, "or nothing was computed in bfloat16"
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_is_near_one_device_and_as_near_float32(layout: str):
     found = loss_and_gradients("bfloat16", layout)

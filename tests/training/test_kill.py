@@ -68,6 +68,7 @@ def check_against_uninterrupted(config: Config, folder: Path, **sections: dict[s
     assert (summary["steps"], summary["loss"]) == (steps, found[steps])
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tmp_path: Path):
     config = run_config(tmp_path, 12, parallel=MESH, checkpoint={"every": 3})
     file = write_config(config, tmp_path / "run.yaml")

@@ -74,6 +74,7 @@ def hit(config: Config, victim: int, number: signal.Signals, *more: str, within_
             process.communicate()
 
 
+@pytest.mark.long
 def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config):
     code, said = hit(config, 1, signal.SIGKILL, within_s=seconds(10))
     assert code == 1

@@ -123,6 +123,7 @@ def test_a_run_without_anomalies_tells_none(tmp_path: Path):
     assert not any("in all: " in message for message in ears.messages)
 
 
+@pytest.mark.long
 def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spike(tmp_path: Path):
     config = watched(tmp_path / "spiked", 18, **ROLLBACK)
     ears = fit_with(config, scrambled(14))
@@ -143,6 +144,7 @@ def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spik
     assert_same_bits(saved_state(config, 18), saved_state(clean, 18))
 
 
+@pytest.mark.long
 def test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses(tmp_path: Path):
     whole, parts = (watched(tmp_path / name, 20, **ROLLBACK) for name in ("whole", "parts"))
     fit_with(whole, scrambled(11, 18))

@@ -127,7 +127,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "whole", steps=6)
 
 
-@settings(max_examples=200, deadline=None, phases=[Phase.generate])
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_any_content_gives_a_page(whole: Path, data: st.DataObject) -> None:
     folder = whole.with_name("fuzzed")
