@@ -13,6 +13,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.mesh.collectives import shift_stage
 from jaxpar.pipeline.executor import refuse_permutes
 from jaxpar.pipeline.schedules import SCHEDULES, Kind, make_schedule
+from tests.pipeline import toy
 from tests.pipeline.toy import ToyRun, plain
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
@@ -46,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.matrix(quick=3, ci=4)
+@pytest.mark.matrix(quick=("gpipe", "1f1b, branching", "zb-h1, recomputing"), ci=4)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_and_reports_are_summed_over_the_microbatches(case: str):
     name, sizes, options = CASES[case]
@@ -68,6 +69,20 @@ def test_microbatches_are_loops_and_not_a_longer_program(name: str):
     runs = [ToyRun(make_schedule(name, ranks=ranks, microbatches=m)) for m in (8, 16)]
     few, many = (len(operations(run.function, *run.arguments)) for run in runs)
     assert few == many
+
+
+@pytest.mark.parametrize("branching", [False, True], ids=["uniform", "branching"])
+def test_a_layer_is_traced_no_more_often_where_more_runs_of_ticks_use_it(
+    branching: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Once for its output, once for what a split backward taps, once where nothing is kept: whatever the program."""
+    calls: list[ToyRun] = []
+    monkeypatch.setattr(toy, "layer", lambda *given, layer=toy.layer: (calls.append(run), layer(*given))[1])
+    for ranks, microbatches in ((1, 2), (2, 3), (4, 9)):
+        schedule = make_schedule("zb-h1", ranks=ranks, microbatches=microbatches)
+        run = ToyRun(schedule, layers=(2,) * ranks, policy=KEEP_NONE, branching=branching)
+        jax.make_jaxpr(run.function)(*run.arguments)
+        assert len(run.program.runs) >= ranks and calls.count(run) <= 4
 
 
 def counted(run: ToyRun) -> Counter[str]:
