@@ -13,6 +13,9 @@ from jaxpar.config.spelling import did_you_mean
 from jaxpar.config.typed import field_types, spell
 from jaxpar.config.yaml_text import parse_document, to_yaml
 
+SHOWN = 10
+"""Mistakes of a file that are told at once."""
+
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration. Later wins: defaults, the model's preset, the file, the overrides.
@@ -41,21 +44,25 @@ def read_sections(path: str | Path) -> Written:
     """What a YAML file writes, checked for names and types.
 
     Raises:
-        UserError: the file cannot be read, or a name or value is wrong.
+        UserError: the file cannot be read, or names or values are wrong: a line for each, up to `SHOWN`.
     """
     written: Written = {}
+    mistakes: list[str] = []
     for section, found in parse_document(_read_text(Path(path)), str(path)).items():
-        with _Place(f"{path}:{found.line}"):
+        with _Mistakes(mistakes, f"{path}:{found.line}"):
             check_section(section)
             if (section, found.value) == ("parallel", "auto"):
                 written[section] = {"auto": True}
                 continue
             if found.value is not None and not isinstance(found.value, dict):
                 raise UserError(f"{section}: expected a mapping of keys, got {spell(found.value)}")
-        written[section] = {}
-        for key, leaf in (found.value or {}).items():
-            with _Place(f"{path}:{leaf.line}"):
+            written[section] = {}
+        for key, leaf in (found.value or {}).items() if section in written else ():
+            with _Mistakes(mistakes, f"{path}:{leaf.line}"):
                 written[section][key] = check_value(section, key, leaf.value)
+    if mistakes:
+        more = [f"and {len(mistakes) - SHOWN} more mistakes in {path}"] if len(mistakes) > SHOWN else []
+        raise UserError("\n".join([*mistakes[:SHOWN], *more]))
     return written
 
 
@@ -64,18 +71,19 @@ def config_to_yaml(config: Config) -> str:
     return to_yaml(config_to_dict(config))
 
 
-class _Place:
-    """Puts a file and line before the sentence of a `UserError` raised within."""
+class _Mistakes:
+    """Notes the sentence of a `UserError` raised within, with its file and line, and goes on behind."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, mistakes: list[str], place: str) -> None:
+        self.mistakes, self.place = mistakes, place
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, UserError):
-            raise UserError(f"{self.place}: {error}") from None
+            self.mistakes.append(f"{self.place}: {error}")
+        return isinstance(error, UserError)
 
 
 def _read_text(path: Path) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from jaxpar.config.aliases import known_elsewhere
 from jaxpar.config.errors import UserError
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig
@@ -27,9 +28,7 @@ def check_section(section: str) -> None:
     """
     if section in SECTIONS:
         return
-    homes = [f"{name}.{section}" for name, record in SECTIONS.items() if section in field_types(record)]
-    meant = f"; did you mean {homes[0]}?" if homes else did_you_mean(section, SECTIONS)
-    raise UserError(f"{section}: no such section{meant}")
+    raise UserError(f"{section}: no such section{_meant(section, SECTIONS)}")
 
 
 def check_key(section: str, key: str) -> Any:
@@ -42,10 +41,14 @@ def check_key(section: str, key: str) -> Any:
     known = field_types(SECTIONS[section])
     if key in known:
         return known[key]
-    homes = [f"{name}.{key}" for name, record in SECTIONS.items() if key in field_types(record)]
-    near = did_you_mean(key, known)
-    meant = f"; did you mean {homes[0]}?" if homes else near
-    raise UserError(f"{section}.{key}: no such key{meant}")
+    raise UserError(f"{section}.{key}: no such key{_meant(key, known)}")
+
+
+def _meant(name: str, near: Iterable[str]) -> str:
+    """A clause with the key that a wrong name stands for: ours in another section, another system's, or the nearest."""
+    homes = [f"{section}.{name}" for section, record in SECTIONS.items() if name in field_types(record)]
+    meant = homes[0] if homes else known_elsewhere(name)
+    return f"; did you mean {meant}?" if meant else did_you_mean(name, near)
 
 
 def check_value(section: str, key: str, value: object) -> Any:

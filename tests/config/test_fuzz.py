@@ -136,7 +136,10 @@ def outcomes(cases: list[bytes], file: Path) -> Counter[str]:
         except UserError as error:
             counted["refused"] += 1
             said = str(error)
-            assert said.isprintable() and 10 < len(said) < 1500, f"{said!r} for {content[:2000]!r}"
+            lines = said.split("\n")
+            assert all(line.isprintable() and 10 < len(line) < 1500 for line in lines), (
+                f"{said!r} for {content[:2000]!r}"
+            )
         except Exception as error:
             raise AssertionError(f"{content[:2000]!r} shows a traceback") from error
     return counted
