@@ -51,13 +51,18 @@ def check_state_fits(step: TrainStep) -> None:
 
 
 def check_step_fits(step: TrainStep, needed: int | None) -> None:
-    """Raises `UserError` when the compiled step needs `needed` bytes per device, and a GPU has less."""
+    """Raises `UserError` when the compiled step needs `needed` bytes per device, and there are less.
+
+    A GPU has memory of its own; virtual CPU devices share the machine's, which would be slow to say that it is full.
+    """
     limit, sharing = memory_limit(step)
-    if needed is not None and sharing == 1 and needed > limit:
-        raise UserError(
-            f"parallel: the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}; by shapes, "
-            f"{_by_class(estimate_memory(step))}; {told(_search(step, limit, needed))}"
-        )
+    if needed is None or needed * sharing <= limit:
+        return
+    shared = f", {mebibytes(needed * sharing)} for this machine's {sharing} devices" if sharing > 1 else ""
+    raise UserError(
+        f"parallel: the step needs {mebibytes(needed)} per device{shared}, and there are {mebibytes(limit)}; by shapes, "
+        f"{_by_class(estimate_memory(step))}; {told(_search(step, limit // sharing, needed))}"
+    )
 
 
 @contextmanager

@@ -58,6 +58,22 @@ def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(
     assert "the nearest that fits: parallel.microbatches: 2 (about " in text
 
 
+def test_virtual_devices_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
+    """What would fit one of them does not fit all: refused before anything is allocated."""
+    step = wide_step(memory={"remat": "none"})
+    needed = round(1.1 * estimate_memory(step).device)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (4 * needed, 4))
+    check_step_fits(step, needed)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda step: (4 * needed - 1, 4))
+    with pytest.raises(UserError) as raised:
+        check_step_fits(step, needed)
+    total, limit = mebibytes(4 * needed), mebibytes(4 * needed - 1)
+    assert f"{mebibytes(needed)} per device, {total} for this machine's 4 devices, and there are {limit}; by" in str(
+        raised.value
+    )
+    assert "the nearest that fits: " in str(raised.value)
+
+
 ONE_ROW = {"sequence_length": 1024, "batch_size": 1}
 
 
