@@ -113,6 +113,7 @@ def test_the_matrix_covers_every_feasible_pair():
         assert any(row[a] == x and row[b] == y for row in ROWS), f"{a}={x} with {b}={y}"
 
 
+@pytest.mark.matrix(quick=6, ci=8)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_output_and_gradients_equal_dense_attention(row: dict[str, Any]):
     errors = worst(*found_and_expected(row, segments_of(row["ranks"] * row["part"])))

@@ -112,6 +112,7 @@ def test_evaluation_is_the_same_on_every_layout_and_at_every_call(tmp_path: Path
     assert trainers[0].evaluate() == found[0]
 
 
+@pytest.mark.long
 def test_a_trace_of_the_named_steps_is_written(tmp_path: Path):
     config = run_config(tmp_path, 4, run={"profile": "2:3"}, parallel={"fsdp": 2})
     fit(config)

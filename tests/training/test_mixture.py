@@ -34,6 +34,7 @@ def config_of(tmp_path, steps, sources, **evaluation):
     )
 
 
+@pytest.mark.long
 def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folders):
     a, b = folders
     first = config_of(tmp_path, 4, {a: 3.0, b: 1.0})
