@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 import jaxpar
 from jaxpar.checkup.finding import Finding
+from jaxpar.config.install import install_command
 
 CUDA_RELEASES = ("12", "13")
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -72,7 +73,7 @@ def _plugin(gpu: bool) -> Iterator[Finding]:
         if gpu:
             yield Finding(
                 "plugin", "fail", "there is an NVIDIA driver, and JAX has no plugin for CUDA",
-                "make setup, or pip install -c constraints.txt 'jaxpar[cuda12]'",
+                f"make setup, or {install_command('cuda12')}",
             )  # fmt: skip
         return
     for name, found in plugins.items():

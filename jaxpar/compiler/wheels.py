@@ -10,8 +10,9 @@ from pathlib import Path
 import jaxpar
 import pallas_kernels
 from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
 
-INSTALL = "pip install 'jaxpar[compile]'"
+INSTALL = install_command("compile")
 CUDA_RELEASES = ("12", "13")
 """For which there are plugins of JAX; the first that is installed is used."""
 

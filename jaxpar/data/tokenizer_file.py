@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,7 +35,7 @@ def load_tokenizer(path: Path, said: str) -> Tokenizer:
         UserError: `tokenizers` is not installed, or the file cannot be read or is no tokenizer.
     """
     if not tokenizers_installed():
-        raise UserError(f"{said} needs the package tokenizers, which is not installed: pip install 'jaxpar[data]'")
+        raise UserError(f"{said} needs the package tokenizers, which is not installed: {install_command('data')}")
     from tokenizers import Tokenizer
 
     try:

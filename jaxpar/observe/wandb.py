@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
 from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import write_atomically
 from jaxpar.observe.scalars import evaluation_scalars, step_scalars
@@ -44,7 +45,7 @@ class WeightsAndBiases(Listener):
         if find_spec("wandb") is None:
             raise UserError(
                 f"run.wandb: {project!r} needs the package wandb, which is not installed; "
-                "pip install 'jaxpar[wandb]', or set run.wandb=null"
+                f"{install_command('wandb')}, or set run.wandb=null"
             )
         self._project = project
         self._run: Any = None

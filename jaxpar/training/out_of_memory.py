@@ -60,8 +60,8 @@ def check_step_fits(step: TrainStep, needed: int | None) -> None:
         return
     shared = f", {mebibytes(needed * sharing)} for this machine's {sharing} devices" if sharing > 1 else ""
     raise UserError(
-        f"parallel: the step needs {mebibytes(needed)} per device{shared}, and there are {mebibytes(limit)}; by shapes, "
-        f"{_by_class(estimate_memory(step))}; {told(_search(step, limit // sharing, needed))}"
+        f"parallel: the step needs {mebibytes(needed)} per device{shared}, and there are {mebibytes(limit)}; by "
+        f"shapes, {_by_class(estimate_memory(step))}; {told(_search(step, limit // sharing, needed))}"
     )
 
 

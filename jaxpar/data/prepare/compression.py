@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
 from jaxpar.data.prepare.inputs import Input
 
 _READ_BYTES = 2**20
@@ -51,7 +52,7 @@ class _ZstdFile(io.RawIOBase):
             import zstandard
         except ImportError:
             raise UserError(
-                f"{raw.name} needs the package zstandard, which is not installed: pip install 'jaxpar[data]'"
+                f"{raw.name} needs the package zstandard, which is not installed: {install_command('data')}"
             ) from None
         self._raw = raw
         self._library = zstandard

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
 from jaxpar.data.prepare.compression import open_bytes, reading
 from jaxpar.data.prepare.inputs import Input
 
@@ -156,7 +157,7 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise UserError(
-            f"{file.path} needs the package pyarrow, which is not installed: pip install 'jaxpar[data]'"
+            f"{file.path} needs the package pyarrow, which is not installed: {install_command('data')}"
         ) from None
     with _arrow_errors(file):
         parquet = ParquetFile(path, page_checksum_verification=True)

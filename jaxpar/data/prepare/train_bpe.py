@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
 from jaxpar.data.prepare.files import write_file
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.tokenize import held_out, unit_documents
@@ -32,7 +33,7 @@ def train_bpe(job: Job, vocab: int, separator: str | None, progress: Callable[[i
         OSError: the file cannot be written.
     """
     if not tokenizers_installed():
-        raise UserError("--train-bpe needs the package tokenizers, which is not installed: pip install 'jaxpar[data]'")
+        raise UserError(f"--train-bpe needs the package tokenizers, which is not installed: {install_command('data')}")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
