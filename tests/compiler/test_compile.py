@@ -145,7 +145,7 @@ def test_a_layout_that_does_not_divide_is_said_before_compiling():
 @pytest.mark.parametrize(
     ("installed", "says"),
     [
-        ({}, r"which is not installed: pip install -e '\.\[compile\]' -c constraints.txt"),
+        ({}, "which is not installed: pip install -e '.[compile]' -c constraints.txt"),
         ({"jax-cuda12-plugin": "0.0.1", "jax-cuda12-pjrt": "0.0.1"}, r"there is jax-cuda12-pjrt 0.0.1, .*pip install"),
     ],
 )

@@ -191,5 +191,5 @@ except UserError as error:
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxpar.observe.wandb.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"run.wandb: 'a-project' needs the package wandb.*jaxpar\[wandb\]"):
+    with pytest.raises(UserError, match=r"run.wandb: 'a-project' needs the package wandb.*\[wandb\]"):
         WeightsAndBiases("a-project")
