@@ -49,7 +49,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.matrix(quick=("input, one device",), ci=2)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_are_the_same_bits_as_without(name: str):
     names, preset, parallel = CASES[name]

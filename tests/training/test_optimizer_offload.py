@@ -73,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.matrix(quick=("adamw, one device",), ci=2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
     sections = {"model": {"layers": 4}} | CASES[name]

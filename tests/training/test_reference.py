@@ -46,7 +46,7 @@ OPTIMIZER = {
 }  # fmt: skip
 
 
-@pytest.mark.matrix(quick=1, ci=1)
+@pytest.mark.matrix(quick=("llama_muon",), ci=1)
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_equal_the_float64_trainer(name: str):
     model, optimizer = TRAINED[name]
