@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -96,10 +95,9 @@ class _Loop:
     def _summary(self) -> dict[str, Any] | None:
         return self.folder.summary(self.listeners.message)
 
-    def _train(self, first: int, asked_to_stop: Callable[[int], bool]) -> int | None:
+    def _train(self, first: int, asked_to_stop: Callable[[], bool]) -> int | None:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
         steps, number, previous = self.config.run.steps, first, None
-        turns = itertools.count(first)
         self.timer.turn()
         with self._profile() as profile:
             while number <= steps:
@@ -117,7 +115,7 @@ class _Loop:
                     number, previous = reached + 1, None
                     continue
                 previous = metrics
-                stop = asked_to_stop(next(turns)) and number < steps
+                stop = asked_to_stop() and number < steps
                 # A step whose state is in files is over when the call returns: nothing runs to account for it beside.
                 over = self.trainer.functions.filed is not None
                 if over or number in (first, steps) or self._pauses(number) or stop:

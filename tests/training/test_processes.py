@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config
 from tests.patience import seconds
 from tests.training.runs import (
@@ -36,11 +38,11 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def start_job(config: Config, file: Path, count: int) -> list[subprocess.Popen[str]]:
-    """Start the processes of a job; each has its share of eight devices."""
+def start_job(config: Config, file: Path, count: int, **how: Any) -> list[subprocess.Popen[str]]:
+    """Start the processes of a job, with `how` for each; each has its share of eight devices."""
     write_config(config, file)
     job = [f"distributed.coordinator=127.0.0.1:{free_port()}", f"distributed.processes={count}"]
-    return [start(file, *job, f"distributed.process_id={rank}", devices=8 // count) for rank in range(count)]
+    return [start(file, *job, f"distributed.process_id={rank}", devices=8 // count, **how) for rank in range(count)]
 
 
 def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
@@ -97,6 +99,43 @@ def test_sigterm_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: 
     fit(config)
     fit(whole := run_config(tmp_path / "whole", steps + 2, parallel=MESH, optimizer={"decay_steps": 1000}))
     assert losses(config) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def check_that_sigterm_stops_the_job(folder: Path, moment: str, resumed: bool) -> None:
+    """SIGTERM to one of two processes at `moment` (tests/training/signalled.py), and the run goes on from there."""
+    decay = {"optimizer": {"decay_steps": 10_000}}
+    if resumed:
+        fit(run_config(folder, 3, parallel=MESH, **decay))
+    config = run_config(folder, 600, parallel=MESH, **decay)
+    how = {"program": "tests.training.signalled", "environment": {"SIGNAL": moment}}
+    done = outputs(start_job(config, folder / "job.yaml", 2, **how))
+    assert [code for code, _, _ in done] == [0, 0], done
+    [stopped] = map(int, re.findall(r"Stopped by SIGTERM after step (\d+); the same command continues", done[0][1]))
+    assert (3 if resumed else 0) < stopped < 600
+    assert (folder_of(config) / "checkpoints" / f"{stopped:08d}" / MANIFEST).exists()
+    _, heard = fit(config := run_config(folder, stopped + 1, parallel=MESH, **decay))
+    assert [record.step for record in heard.records] == [stopped + 1]
+    assert list(losses(config)) == list(range(1, stopped + 2))
+
+
+@pytest.mark.long
+def test_sigterm_before_the_first_step_of_a_resumed_job_stops_it_with_a_checkpoint(tmp_path: Path):
+    check_that_sigterm_stops_the_job(tmp_path, "before the first step", resumed=True)
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize(
+    ("moment", "resumed"),
+    [
+        ("before the first step", False),
+        ("in a step", False),
+        ("in a step", True),
+        ("between steps", False),
+        ("between steps", True),
+    ],
+)
+def test_sigterm_at_any_moment_stops_a_job_with_a_checkpoint(tmp_path: Path, moment: str, resumed: bool):
+    check_that_sigterm_stops_the_job(tmp_path, moment, resumed)
 
 
 def test_a_process_that_never_arrives_is_one_sentence(tmp_path: Path):
