@@ -18,6 +18,9 @@ from jaxpar.checkpoint.pieces import Pieces
 
 FACTS = "facts.json"
 STATE = "state"
+SKIPPED_IN_ROW = "skipped_in_row"
+"""Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint with
+any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
 
 
 class Checkpointer:
@@ -26,9 +29,12 @@ class Checkpointer:
     With several processes all methods are collective and belong on the main thread; the folder is shared. Process 0
     writes the manifest, deletes what is no longer kept, and is the only one that calls `report`.
 
+    A checkpoint whose facts have a `skipped_in_row` above 0 is not healthy: nothing is deleted when it is saved, and it
+    does not count where the newest healthy ones are kept.
+
     Args:
         folder: where the checkpoints of this run lie; made when the first one is saved.
-        keep_last: how many of the newest checkpoints to keep, at least 1.
+        keep_last: how many of the newest checkpoints to keep, and of the newest healthy ones, at least 1.
         keep_every: keep every checkpoint whose step is a multiple of this, for ever; None keeps none for ever.
         report: takes one sentence for the user, such as why a checkpoint is skipped.
 
@@ -131,6 +137,14 @@ class Checkpointer:
         """
         self.wait()
         return processes.from_first(self._newest_intact)
+
+    def last_healthy(self, step: int) -> int | None:
+        """The newest step up to `step` whose checkpoint is complete and healthy; None where there is none.
+
+        Names, sizes and facts are checked, not every byte.
+        """
+        self.wait()
+        return processes.from_first(lambda: self._last_healthy(step))
 
     def facts(self, step: int) -> dict[str, Any]:
         """The facts that were saved with a step.
@@ -248,20 +262,29 @@ class Checkpointer:
         Broken checkpoints do not count and are left alone, and so is everything newer than `step`: after a corrupt
         newest checkpoint was skipped, the steps being saved are older than it.
         """
-        complete = []
-        for other in folders.listed_steps(self.folder):
-            try:
-                manifest.verify_sizes(self._path(other))
-            except Damage:
-                continue
-            if other <= step:
-                complete.append(other)
+        complete = self._complete(step)
         try:
             folders.remove_leftovers(self.folder)
             for old in folders.surplus(complete, self._keep_last, self._keep_every):
                 folders.remove(self._path(old))
         except OSError as error:
             self._notes.append(f"an old checkpoint in {self.folder} could not be deleted ({reason(error)})")
+
+    def _complete(self, last: int) -> dict[int, int]:
+        """Steps up to `last` with a complete checkpoint, ascending, to how many steps were skipped before it."""
+        found = {}
+        for step in folders.listed_steps(self.folder):
+            if step > last:
+                break
+            try:
+                manifest.verify_sizes(self._path(step))
+                found[step] = skipped_in_row(self._read_facts(step))
+            except (Damage, CheckpointError):
+                continue
+        return found
+
+    def _last_healthy(self, last: int) -> int | None:
+        return max((step for step, skipped in self._complete(last).items() if not skipped), default=None)
 
     def _newest_intact(self) -> int | None:
         try:
@@ -304,3 +327,8 @@ class Checkpointer:
         except Damage as damage:
             raise CheckpointError(f"checkpoint {path} cannot be used, because {damage}") from damage
         return json.loads((path / FACTS).read_text(encoding="utf-8"))
+
+
+def skipped_in_row(facts: dict[str, Any]) -> int:
+    """How many of the last steps before a checkpoint with these facts were skipped; 0 for a healthy one."""
+    return facts.get(SKIPPED_IN_ROW, 0)

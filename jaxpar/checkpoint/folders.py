@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 REMOVING = ".removing"
@@ -27,10 +28,24 @@ def listed_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in numbers if name == step_folder(folder, int(name)).name)
 
 
-def surplus(steps: list[int], keep_last: int, keep_every: int | None) -> list[int]:
-    """The steps among `steps` (ascending) that may go: neither among the last `keep_last` nor kept for ever."""
-    older = steps[:-keep_last]
-    return [step for step in older if keep_every is None or step % keep_every != 0]
+def surplus(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) -> list[int]:
+    """The checkpoints that may be deleted now that the last one of `skipped` is complete.
+
+    Kept are the last `keep_last` of all, the last `keep_last` of the healthy ones, and those kept for ever. None may be
+    deleted for a checkpoint that is not healthy.
+
+    Args:
+        skipped: step of each checkpoint, ascending, to the number of steps in a row whose update was not applied before
+            it was saved; a checkpoint is healthy where that is 0.
+        keep_last: as in `Checkpointer`.
+        keep_every: as in `Checkpointer`.
+    """
+    steps = list(skipped)
+    healthy = [step for step in steps if not skipped[step]]
+    if not steps or skipped[steps[-1]]:
+        return []
+    kept = {*steps[-keep_last:], *healthy[-keep_last:]}
+    return [step for step in steps if step not in kept and (keep_every is None or step % keep_every != 0)]
 
 
 def move_aside(path: Path) -> Path:

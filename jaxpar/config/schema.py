@@ -343,7 +343,7 @@ class CheckpointConfig:
     every: int = 0
     """Steps between saves; 0 saves at the end only (and on SIGTERM)."""
     keep_last: int = 2
-    """Newest checkpoints to keep."""
+    """Newest checkpoints to keep, and newest healthy ones: those saved after a step that was applied."""
     keep_every: int | None = None
     """Keep every checkpoint whose step is a multiple of this, for ever."""
 

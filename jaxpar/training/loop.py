@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxpar import __version__
+from jaxpar.checkpoint.checkpointer import SKIPPED_IN_ROW
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
@@ -290,12 +291,13 @@ class _Loop:
         if stop or number == last or (every and number % every == 0):
             liveness.at(f"saving step {number}")
             with self.timer.paused():
-                self._save(number, must=stop or number == last)
+                self._save(number, int(metrics.skipped_in_row), must=stop or number == last)
 
-    def _save(self, number: int, *, must: bool) -> None:
+    def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
         facts = strict_json(
             {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
         )
+        facts |= {SKIPPED_IN_ROW: skipped_in_row}
         facts |= {"lookout": self.lookout.facts(), "left_out": list(self.trainer.left_out)}
         facts |= {"mixture": self.trainer.data.facts, "data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}

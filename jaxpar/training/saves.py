@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.checkpoint.checkpointer import skipped_in_row
 from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import CheckpointConfig
 from jaxpar.memory.filed import FiledArray
@@ -32,6 +33,10 @@ class Saves:
         """Step of the newest complete checkpoint; 0 for none."""
         self._coming = 0
         """Step of the checkpoint in the making; 0 for none."""
+        self._healthy = 0
+        """Step of the newest healthy checkpoint, saved after a step that was applied; 0 for none."""
+        self._skipped: dict[int, int] = {}
+        """Step of each checkpoint that this process saved or restored to how many steps in a row were skipped then."""
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest intact state, laid out as `like`, and the facts saved with it; None where there is none.
@@ -43,7 +48,15 @@ class Saves:
             return None
         facts = self._checkpointer.facts(newest)
         state = self._checkpointer.restore(newest, _as_saved(like, facts))
-        self._newest = newest
+        self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
+        self._healthy = newest
+        if skipped := self._skipped[newest]:
+            self._healthy = self._checkpointer.last_healthy(newest) or 0
+            back = "; to go back to it, move the newer ones away" if self._healthy else ""
+            self._listeners.message(
+                f"The run continues from {self._name(newest)}, which was saved after {_steps(skipped)}; "
+                f"{self._last_healthy()}{back}."
+            )
         if like.optimizer.average is not None and state.optimizer.average is None:
             self._listeners.message(f"The moving average of the weights begins with those of step {newest}.")
         return _as_wanted(state, like), facts
@@ -62,7 +75,7 @@ class Saves:
         self._settle()
         try:
             self._checkpointer.save(step, state, facts)
-            self._coming = step
+            self._coming, self._skipped[step] = step, skipped_in_row(facts)
         except CheckpointError as error:
             if must:
                 raise
@@ -81,11 +94,14 @@ class Saves:
             self._tell(coming)
 
     def newest(self) -> str:
-        """Words for where the newest complete checkpoint is."""
+        """Words for where the newest complete checkpoint is, and the newest healthy one where that is another."""
         self._settle()
         if not self._newest:
             return "nothing was saved"
-        return f"the newest checkpoint is {step_folder(self._folder, self._newest)}"
+        words = f"the newest checkpoint is {step_folder(self._folder, self._newest)}"
+        if skipped := self._skipped[self._newest]:
+            words += f", which was saved after {_steps(skipped)}; {self._last_healthy()}"
+        return words
 
     def close(self) -> None:
         """Let go of the threads, waiting for the checkpoint in the making.
@@ -104,6 +120,24 @@ class Saves:
     def _tell(self, step: int) -> None:
         self._newest = step
         self._listeners.saved(step, str(step_folder(self._folder, step)))
+        if skipped := self._skipped[step]:
+            text = f"{self._name(step)} was saved after {_steps(skipped)}; {self._last_healthy()}"
+            self._listeners.message(f"{text}, and no checkpoint is deleted until a step is applied.")
+        else:
+            self._healthy = step
+
+    def _last_healthy(self) -> str:
+        if not self._healthy:
+            return "there is no healthy checkpoint"
+        return f"the last healthy checkpoint is {self._name(self._healthy)}"
+
+    def _name(self, step: int) -> str:
+        """A checkpoint as people find it in the run's folder."""
+        return f"{self._folder.name}/{step_folder(self._folder, step).name}"
+
+
+def _steps(skipped: int) -> str:
+    return f"{skipped} skipped step{'s' * (skipped > 1)}"
 
 
 def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:

@@ -159,6 +159,24 @@ def test_old_checkpoints_go_once_a_new_one_is_complete(checkpointer, tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000004", "00000006", "00000007"]
 
 
+def test_checkpoints_after_skipped_steps_push_no_healthy_one_out_also_after_a_restart(checkpointer, tmp_path):
+    mesh = mesh_of(fsdp=8)
+
+    def save(*skipped_at: tuple[int, int]) -> list[str]:
+        checkpoints = checkpointer(keep_last=1)
+        for step, skipped in skipped_at:
+            checkpoints.save(step, put({"x": np.float32(step)}, mesh), {"skipped_in_row": skipped})
+        checkpoints.wait()
+        assert checkpoints.last_healthy(2) is None
+        assert checkpoints.last_healthy(9) == (9 if skipped_at[-1] == (9, 0) else 4)
+        return sorted(os.listdir(tmp_path / "checkpoints"))
+
+    checkpointer().save(3, put({"x": np.float32(3)}, mesh), {})
+    assert save((4, 0), (5, 1), (6, 2)) == ["00000004", "00000005", "00000006"]
+    assert save((7, 3), (8, 4)) == ["00000004", "00000005", "00000006", "00000007", "00000008"]
+    assert save((9, 0)) == ["00000009"]
+
+
 def test_pruning_neither_counts_nor_deletes_broken_checkpoints(checkpointer, tmp_path):
     mesh = mesh_of(fsdp=8)
     checkpoints = checkpointer(keep_last=2)

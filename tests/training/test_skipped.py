@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from tests.training.runs import (
 )
 
 
-def fit_poisoned(config: Config, steps: set[int]) -> Heard:
+def fit_poisoned(config: Config, steps: Container[int], heard: Heard | None = None) -> Heard:
     """Fit with an infinity in the loss mask of the batches of some steps."""
-    trainer = make_trainer(config)
+    trainer, heard = make_trainer(config), heard or Heard()
     place = trainer.placer
 
     class Poisoned:
@@ -42,7 +43,7 @@ def fit_poisoned(config: Config, steps: set[int]) -> Heard:
             return place(rows)
 
     trainer.placer = Poisoned()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer.fit([JsonLines(), heard := Heard()])
+    trainer.fit([JsonLines(), heard])
     return heard
 
 
@@ -50,7 +51,9 @@ def test_a_skipped_step_is_counted_and_leaves_the_weights_as_they_were(tmp_path:
     config = run_config(tmp_path, 5, parallel=MESH, checkpoint={"every": 1, "keep_last": 9})
     heard = fit_poisoned(config, {3})
     assert [message for message in heard.messages if "skipped" in message] == [
-        "Step 3 skipped: loss nan, gradient norm nan."
+        "Step 3 skipped: loss nan, gradient norm nan.",
+        "checkpoints/00000003 was saved after 1 skipped step; the last healthy checkpoint is checkpoints/00000002, and "
+        "no checkpoint is deleted until a step is applied.",
     ]
     assert [record.skipped_steps for record in heard.records] == [0, 0, 1, 1, 1]
     assert [np.isfinite(record.loss) for record in heard.records] == [True, True, False, True, True]
@@ -94,8 +97,39 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run_with_a_diagnosis(
     assert found is not None, errors
     last, good = int(found["step"]), int(found["good"])
     assert (int(found["first"]), int(found["last"]), good) == (last - 2, last, last - 3)
-    assert found["where"] == str(folder_of(config) / "checkpoints" / f"{last - 1:08d}")
+    newest = folder_of(config) / "checkpoints" / f"{last - 1:08d}"
+    healthy = f"the last healthy checkpoint is checkpoints/{good:08d}"
+    assert found["where"] == f"{newest}, which was saved after 2 skipped steps; {healthy}"
     assert_same_bits(saved_state(config, last - 1).master, saved_state(config, good).master)
+
+
+def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_path: Path):
+    def config(steps: int, most: int) -> Config:
+        watch: dict[str, Any] = {"run": {"max_skipped_steps": most}, "checkpoint": {"every": 2, "keep_last": 1}}
+        return run_config(tmp_path, steps, parallel=MESH, **watch)
+
+    def saved() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+
+    healthy = "the last healthy checkpoint is checkpoints/00000004"
+    with pytest.raises(TrainingError, match=rf"00000008, which was saved after 4 skipped steps; {healthy}\)"):
+        fit_poisoned(config(30, 5), range(5, 31), heard := Heard())
+    assert saved() == ["00000004", "00000006", "00000008"]
+    told = "; " + healthy + ", and no checkpoint is deleted until a step is applied."
+    assert [message for message in heard.messages if "healthy" in message] == [
+        "checkpoints/00000006 was saved after 2 skipped steps" + told,
+        "checkpoints/00000008 was saved after 4 skipped steps" + told,
+    ]
+    with pytest.raises(TrainingError, match="10 steps in a row"):
+        fit_poisoned(config(30, 10), range(5, 31), heard := Heard())
+    goes_on = "The run continues from checkpoints/00000008, which was saved after 4 skipped steps"
+    assert heard.messages[0] == f"{goes_on}; {healthy}; to go back to it, move the newer ones away."
+    assert saved() == ["00000004", "00000006", "00000008", "00000010", "00000012"], "also after a restart"
+    for name in saved()[1:]:
+        (tmp_path / "run" / "checkpoints" / name).rename(tmp_path / name)
+    summary, _ = fit(config(6, 5))
+    assert np.isfinite(summary.loss)
+    assert saved() == ["00000006"]
 
 
 def test_a_single_good_step_starts_the_count_anew(tmp_path: Path):
