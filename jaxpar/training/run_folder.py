@@ -13,29 +13,11 @@ from jaxpar.config.plan import Plan
 from jaxpar.observe.files import remove_leftovers, write_atomically
 from jaxpar.observe.jsonl import METRICS_FILE, read_metrics
 from jaxpar.observe.summary import SUMMARY_FILE, read_summary
+from jaxpar.training.own_checkpoints import CHECKPOINTS, CONFIG, check_checkpoints
 from jaxpar.training.run_lock import RunLock
+from jaxpar.training.same_run import forbidden_changes
 
-CONFIG, PLAN, CHECKPOINTS = "config.yaml", "plan.json", "checkpoints"
-
-MAY_CHANGE = ("parallel.", "memory.", "attention.", "evaluation.", "checkpoint.", "watch.", "distributed.")
-"""Sections that change how a run is computed and watched, not what it computes."""
-
-MAY_CHANGE_KEYS = (
-    "run.steps",
-    "run.dir",
-    "run.log_every",
-    "run.profile",
-    "run.max_skipped_steps",
-    "run.compile_cache",
-    "run.wandb",
-    "data.prefetch",
-    "data.sources",
-    "optimizer.learning_rate",
-    "optimizer.muon_learning_rate",
-    "optimizer.clip_norm",
-    "optimizer.ema",
-)
-"""Keys that may change besides: the length of a run, and what a run that diverged is mended with."""
+PLAN = "plan.json"
 
 
 class RunFolder:
@@ -72,7 +54,8 @@ class RunFolder:
     def changes(self) -> list[str]:
         """How `config` differs from the one the folder was made with; empty for a new folder.
 
-        Raises `UserError` where the difference makes it another run, or the folder holds something else.
+        Raises `UserError` where the difference makes it another run, the folder holds something else, or its
+        checkpoints are gone or another run's.
         """
         file = self.path / CONFIG
         try:
@@ -83,14 +66,14 @@ class RunFolder:
             raise UserError(
                 f"run.dir is {self.config.run.dir!r}: {self.path} cannot be read ({error.strerror})"
             ) from error
-        changes = config_difference(self._recorded(file), self.config)
-        forbidden = [line for line in changes if not line.startswith(MAY_CHANGE) and _key(line) not in MAY_CHANGE_KEYS]
-        if forbidden:
+        recorded = self._recorded(file)
+        if forbidden := forbidden_changes(recorded, self.config):
             raise UserError(
                 f"run.name is {self.config.run.name!r}: {self.path} belongs to a run with another configuration "
                 f"({'; '.join(forbidden)}); choose another run.name, or restore these values to continue it"
             )
-        return changes
+        check_checkpoints(self.path, self.config)
+        return config_difference(recorded, self.config)
 
     def _recorded(self, file: Path) -> Config:
         """The configuration that the folder was made with."""
@@ -172,7 +155,3 @@ class RunFolder:
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})")
-
-
-def _key(line: str) -> str:
-    return line.split(":")[0]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,11 @@ from jaxpar.training.trainer import Trainer
 from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
 
 METRICS = {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_time_s"}
+ON: dict[str, Any] = {
+    "parallel": MESH,
+    "evaluation": {"every": 2, "batches": 1, "sample_tokens": 3},
+    "checkpoint": {"every": 2},
+}
 SUMMARY = {"steps", "loss", "eval_loss", "baseline_loss", "tokens", "train_seconds", "compile_seconds", "peak_bytes"}
 
 
@@ -28,13 +35,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A run with everything on, at its end."""
-    config = run_config(
-        tmp_path_factory.mktemp("finished"),
-        4,
-        parallel=MESH,
-        evaluation={"every": 2, "batches": 1, "sample_tokens": 3},
-        checkpoint={"every": 2},
-    )
+    config = run_config(tmp_path_factory.mktemp("finished"), 4, **ON)
     Trainer(config).fit()
     return config
 
@@ -123,6 +124,95 @@ def test_a_folder_in_which_a_kill_left_only_the_beginning_of_a_file_is_new(tmp_p
     summary, _ = fit(config)
     assert summary.steps == 1
     assert [path.name for path in folder_of(config).iterdir() if path.name.startswith(".")] == [".notes.tmp"]
+
+
+@pytest.fixture
+def saved(finished: Config, tmp_path: Path) -> Config:
+    """A copy of the finished run, to be continued."""
+    shutil.copytree(folder_of(finished), tmp_path / "runs" / "run")
+    return run_config(tmp_path / "runs", 5, **ON)
+
+
+def refused(config: Config) -> str:
+    """The sentence with which the run does not start, and writes nothing."""
+    before = contents(folder_of(config).parents[1])
+    with pytest.raises(UserError) as refusal:
+        fit(config)
+    assert contents(folder_of(config).parents[1]) == before
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty mount point", "a half-written one"])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_over_its_records(saved: Config, left: str):
+    checkpoints = folder_of(saved) / "checkpoints"
+    checkpoints.rename(away := folder_of(saved).parents[1] / "away")
+    if left != "nothing":
+        checkpoints.mkdir()
+    if left == "a half-written one":
+        (checkpoints / "00000004" / "state").mkdir(parents=True)
+    found = "is missing" if left == "nothing" else "has no complete checkpoint"
+    others = f"choose another run.name or move {folder_of(saved)} away to begin anew"
+    mend = f"mount the checkpoints or move them back to continue the run, or {others}"
+    told = "events.jsonl says that the checkpoint of step 4 was saved"
+    assert refused(saved) == f"run.name is 'run': {checkpoints} {found}, but {told}; {mend}"
+    (folder_of(saved) / "events.jsonl").unlink()
+    assert "summary.json says that the run ended, with a checkpoint, at step 4" in refused(saved)
+    if left != "nothing":
+        shutil.rmtree(checkpoints)
+    away.rename(checkpoints)
+    assert [record.step for record in fit(saved)[1].records] == [5]
+
+
+def test_a_run_that_was_killed_before_its_first_save_begins_anew(saved: Config):
+    shutil.rmtree(folder_of(saved) / "checkpoints")
+    (folder_of(saved) / "summary.json").unlink()
+    events = folder_of(saved) / "events.jsonl"
+    lines = [line for line in events.read_text().splitlines(keepends=True) if '"saved"' not in line]
+    events.write_text("".join(lines) + '{"event": "message", "text": "\\"saved\\""}\n{"event": "saved", "chec')
+    assert [record.step for record in fit(saved)[1].records] == [1, 2, 3, 4, 5]
+
+
+def test_checkpoints_on_a_larger_disk_are_found_through_a_symlink(saved: Config, tmp_path: Path):
+    checkpoints, disk = folder_of(saved) / "checkpoints", tmp_path / "disk"
+    checkpoints.rename(disk)
+    checkpoints.symlink_to(disk)
+    assert [record.step for record in fit(saved)[1].records] == [5]
+    assert (disk / "00000005" / "manifest.json").exists()
+    disk.rename(tmp_path / "elsewhere")
+    said = refused(run_config(tmp_path / "runs", 6, **ON))
+    assert said.startswith(f"run.name is 'run': {checkpoints} is a symlink to {disk}, which is not there; mount it, or")
+
+
+@pytest.mark.parametrize("whose", ["beside it", "another name", "another model", "a copy"])
+def test_a_symlink_to_the_checkpoints_of_another_run_is_not_followed(saved: Config, tmp_path: Path, whose: str):
+    checkpoints, disk = folder_of(saved) / "checkpoints", tmp_path / "disk"
+    checkpoints.rename(disk)
+    checkpoints.symlink_to(disk)
+    owner = f"the run in {tmp_path / 'other' / 'run'}"
+    if whose == "beside it":
+        folder_of(saved).rename(tmp_path / "kept")
+        shutil.copytree(tmp_path / "kept", tmp_path / "other" / "run")
+        shutil.copytree(tmp_path / "kept", folder_of(saved), symlinks=True)
+        checkpoints.unlink()
+        checkpoints.symlink_to(disk := tmp_path / "other" / "run" / "checkpoints")
+    elif whose == "a copy":
+        shutil.copytree(folder_of(saved), tmp_path / "other" / "run", symlinks=True)
+        change_facts(disk, "run", "dir", str(tmp_path / "other"))
+    else:
+        section, key, value = {"another name": ("run", "name", "b"), "another model": ("model", "mlp", 64)}[whose]
+        change_facts(disk, section, key, value)
+        owner = "run 'b'" if key == "name" else "a run with another configuration (model.mlp: 64 -> 48)"
+    assert f"{checkpoints} is a symlink to {disk}, which belongs to {owner}; let it lead to this run's own" in refused(
+        saved
+    )
+
+
+def change_facts(folder: Path, section: str, key: str, value: Any) -> None:
+    """Change the configuration that the newest checkpoint was saved with."""
+    file = max(folder.iterdir()) / "facts.json"
+    facts = json.loads(file.read_text())
+    facts["config"][section][key] = value
+    file.write_text(json.dumps(facts))
 
 
 @pytest.mark.parametrize("place", ["the run's folder", "its parent"])
