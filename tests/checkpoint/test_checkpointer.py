@@ -171,7 +171,9 @@ def test_checkpoints_after_skipped_steps_push_no_healthy_one_out_also_after_a_re
         assert checkpoints.last_healthy(9) == (9 if skipped_at[-1] == (9, 0) else 4)
         return sorted(os.listdir(tmp_path / "checkpoints"))
 
-    checkpointer().save(3, put({"x": np.float32(3)}, mesh), {})
+    before = checkpointer()
+    before.save(3, put({"x": np.float32(3)}, mesh), {})
+    before.wait()
     assert save((4, 0), (5, 1), (6, 2)) == ["00000004", "00000005", "00000006"]
     assert save((7, 3), (8, 4)) == ["00000004", "00000005", "00000006", "00000007", "00000008"]
     assert save((9, 0)) == ["00000009"]
