@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
 
 
@@ -50,7 +51,7 @@ class TracedOnce:
         types = structure, tuple(map(jax.typeof, leaves))
         if types not in self._programs:
             program = traced(self._function, *arguments)
-            outer = [const for const in program.closed.consts if isinstance(const, jax.core.Tracer)]
+            outer = [const for const in program.closed.consts if isinstance(const, Tracer)]
             assert not outer, f"{self._function} reads arrays beside its arguments: {outer}"
             self._programs[types] = program
         return self._programs[types]
