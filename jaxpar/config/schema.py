@@ -387,6 +387,9 @@ class DistributedConfig:
     """Index of this process; null asks the launcher."""
     devices_per_process: int | None = None
     """Devices that each process must have; null expects what the launcher and the layout say."""
+    secret_file: str | None = None
+    """A file with a secret that all processes must know to join; null takes `JAXPAR_SECRET`, and without it there is
+    none (`docs/clusters.md`)."""
     timeout_s: int = 50
     """How long to wait for the other processes at start-up, in seconds."""
     heartbeat_timeout_s: int = 30

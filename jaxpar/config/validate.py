@@ -290,8 +290,10 @@ def _check_distributed(config: Config) -> None:
         raise UserError(
             f"distributed.process_id: expected less than distributed.processes ({processes}), got {process_id}"
         )
-    if distributed.coordinator is not None and not re.fullmatch(r".+:\d{1,5}", distributed.coordinator):
+    if distributed.coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", distributed.coordinator):
         raise UserError(f"distributed.coordinator: expected host:port, got {distributed.coordinator!r}")
+    if distributed.secret_file == "":
+        raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got nothing")
 
 
 def _known(parallel: ParallelConfig, *axes: str) -> int:

@@ -25,6 +25,7 @@ from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
 from jaxpar.mesh import liveness
+from jaxpar.mesh.addresses import find_place
 from jaxpar.mesh.job import Job, find_job, visible_gpus
 from jaxpar.mesh.meeting import meet
 from jaxpar.mesh.relay import open_relay
@@ -210,8 +211,13 @@ def _virtual(needed: int, processes: int) -> int:
     return share
 
 
+def _listen_at(job: Job) -> str | None:
+    """Where JAX's service listens in process 0, as the meeting does; JAX's default is everywhere."""
+    return job.listen_at or find_place(job.coordinator).jax if job.process_id == 0 else None
+
+
 def _join(job: Job, limits: DistributedConfig) -> None:
-    peers = meet(job.coordinator, job.processes, job.process_id, limits.timeout_s)
+    peers = meet(job.coordinator, job.processes, job.process_id, limits.timeout_s, job.secret, listen_at=job.listen_at)
     liveness.watch_over(job.process_id, job.processes, peers, limits)
     liveness.at("joining the other processes")
     try:
@@ -219,6 +225,7 @@ def _join(job: Job, limits: DistributedConfig) -> None:
             coordinator_address=job.coordinator if job.process_id == 0 else open_relay(job.coordinator),
             num_processes=job.processes,
             process_id=job.process_id,
+            coordinator_bind_address=_listen_at(job),
             local_device_ids=job.local_devices,
             cluster_detection_method="deactivate",  # it would give each process of Slurm and Open MPI a single GPU
             initialization_timeout=CONNECT_S,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
 from jaxpar.mesh.launchers import Launch, find_launch
+from jaxpar.mesh.secret import find_secret
 
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS",
@@ -16,6 +17,10 @@ VARIABLES = {
     "process_id": "JAX_PROCESS_ID",
 }
 """Keys of `distributed` and the variables that stand for them where the key is null; launch/local.py sets these."""
+
+ADDRESS = r".+:[0-9]{1,5}"
+LISTEN_AT = "JAX_COORDINATOR_BIND_ADDRESS"
+"""JAX's variable for where process 0 listens, if not at the coordinator's address."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Job:
     """Devices that this process must then have; None where nobody said."""
     expected_by: str = ""
     """Who said so."""
+    listen_at: str | None = None
+    """`host:port` where process 0 listens; None: at `coordinator`."""
+    secret: bytes | None = field(default=None, repr=False)
+    """What all processes of the job must know; None for a job without."""
 
 
 def find_job(config: DistributedConfig, environment: Mapping[str, str], host_gpus: int = 0) -> Job | None:
@@ -60,7 +69,7 @@ def find_job(config: DistributedConfig, environment: Mapping[str, str], host_gpu
         raise UserError(_missing(missing, values, launch))
     coordinator = str(values["coordinator"])
     processes, process_id = _int(values["processes"]), _int(values["process_id"])
-    if not re.fullmatch(r".+:\d{1,5}", coordinator):
+    if not re.fullmatch(ADDRESS, coordinator):
         raise UserError(f"{VARIABLES['coordinator']}: expected host:port, got {coordinator!r}")
     if process_id >= processes:
         raise UserError(
@@ -71,7 +80,11 @@ def find_job(config: DistributedConfig, environment: Mapping[str, str], host_gpu
         return None
     share = None if launch is None else _share(launch, environment, host_gpus)
     expected, by = _expected(config, launch)
-    return Job(coordinator, processes, process_id, share, expected, by)
+    listen_at = environment.get(LISTEN_AT)
+    if listen_at is not None and not re.fullmatch(ADDRESS, listen_at):
+        raise UserError(f"{LISTEN_AT}: expected host:port, got {listen_at!r}")
+    secret = find_secret(config.secret_file, environment)
+    return Job(coordinator, processes, process_id, share, expected, by, listen_at, secret)
 
 
 def _int(value: str | int | None) -> int:
@@ -83,7 +96,7 @@ def _variable(environment: Mapping[str, str], key: str) -> str | int | None:
     text = environment.get(VARIABLES[key])
     if text is None or key == "coordinator":
         return text
-    if not re.fullmatch(r"\d{1,9}", text):
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UserError(f"{VARIABLES[key]}: expected a whole number in this variable of the environment, got {text!r}")
     return int(text)
 

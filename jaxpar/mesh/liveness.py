@@ -15,7 +15,7 @@ import time
 from types import TracebackType
 
 from jaxpar.config.schema import DistributedConfig
-from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.peer import Peer
 from jaxpar.mesh.step_limit import StepLimit
 from jaxpar.mesh.verdicts import Mark
 from jaxpar.mesh.watch import Watch

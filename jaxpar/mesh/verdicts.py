@@ -64,6 +64,11 @@ def failed(sign: Sign, why: str) -> str:
     return f"{sign.name} stopped (it was {sign.mark.at}) and said: {why}"
 
 
+def garbled(sign: Sign, what: str) -> str:
+    """The sentence about a process that sent what no process of a job sends."""
+    return f"{sign.name} sent something that is no message of the watch ({what}; it was {sign.mark.at}); {CONTINUES}"
+
+
 def silent(signs: Sequence[Sign], timeout_s: float) -> str | None:
     """The sentence about processes that have not been heard of for `timeout_s`; None when there are none."""
     lost = [sign for sign in signs if sign.silent_s > timeout_s]

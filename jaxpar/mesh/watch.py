@@ -14,18 +14,18 @@ the main thread waits inside a collective that nothing in Python can interrupt.
 from __future__ import annotations
 
 import contextlib
-import json
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxpar.mesh import verdicts
 from jaxpar.mesh.activity import Activity
-from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.messages import SENTENCE_LENGTH, Malformed, Report, clean, decode, encode, text
+from jaxpar.mesh.peer import Peer
 from jaxpar.mesh.verdicts import Mark, Sign
 
 BEATS = 30
@@ -38,6 +38,10 @@ GRACE_S = 2.0
 LINGER_S = 3.0
 """How long process 0 stays until the others have heard its last word: its end would cut them off."""
 WAKE_S = 0.125
+LINE_BYTES = 65536
+"""The longest line that is read."""
+VERDICT_LENGTH = 2 * SENTENCE_LENGTH
+"""The most characters of a verdict, in which a sentence of a process may be quoted."""
 
 
 @dataclass
@@ -110,6 +114,7 @@ class Watch:
     def fail(self, why: str) -> None:
         """Tell the others that this process ends now, and why. Returns once they heard it, or after some seconds."""
         self._failing.set()
+        why = clean(why, SENTENCE_LENGTH)
         if self._process == 0:
             self._say({"end": verdicts.failed(self._own_sign(), why), "may_end_itself": True})
             self._over.wait(GRACE_S + LINGER_S)
@@ -181,26 +186,32 @@ class Watch:
             return
         known.heard_at = now
         *lines, known.unread = (known.unread + said).split(b"\n")
-        for line in lines:
-            self._take(known, json.loads(line), now)
+        try:
+            for line in lines:
+                self._take(known, decode(line), now)
+            if len(known.unread) > LINE_BYTES:
+                raise Malformed(f"a line has more than {LINE_BYTES} bytes")
+        except Malformed as error:
+            self._selector.unregister(known.peer.connection)
+            self._conclude(verdicts.garbled(self._sign_of(known, now), str(error)))
 
     def _take(self, known: _Known, message: dict[str, Any], now: float) -> None:
         if "at" in message:
-            report = dict(message["at"])
-            known.set_at, known.idle_s = now - report.pop("age_s"), report.pop("idle_s", 0.0)
-            known.mark = Mark(**report)
+            report = Report.read(message["at"])
+            known.mark, known.set_at, known.idle_s = report.mark, now - report.age_s, report.idle_s
         if "left" in message:
             known.left = True
         if "over" in message:
             known.left = True
             self._over.set()
         if "failed" in message:
+            sentence = verdicts.failed(self._sign_of(known, now), text(message["failed"], SENTENCE_LENGTH))
             known.left = True
-            sentence = verdicts.failed(self._sign_of(known, now), message["failed"])
             self._conclude(sentence, may_end_itself=True)
         if "end" in message:
+            sentence = text(message["end"], VERDICT_LENGTH)
             known.left = True
-            self._conclude(message["end"], may_end_itself=message.get("may_end_itself", False), told=True)
+            self._conclude(sentence, may_end_itself=message.get("may_end_itself") is True, told=True)
 
     def _judge(self, now: float) -> None:
         watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
@@ -255,10 +266,7 @@ class Watch:
                 self._selector.unregister(key.fileobj)
 
     def _report(self) -> dict[str, Any]:
-        return asdict(self._mark) | {
-            "age_s": time.monotonic() - self._marked_at,
-            "idle_s": self._activity.idle_s(),
-        }
+        return Report(self._mark, time.monotonic() - self._marked_at, self._activity.idle_s()).message()
 
     def _own_sign(self) -> Sign:
         # As old as what is known of the others: else this one would be late, and they not yet.
@@ -271,7 +279,7 @@ class Watch:
 
     def _say(self, message: dict[str, Any]) -> None:
         """To all peers. A line is far smaller than the buffer; who does not empty it is silent, and judged for that."""
-        line = json.dumps(message).encode() + b"\n"
+        line = encode(message)
         with self._lock:
             for known in self._known.values():
                 with contextlib.suppress(OSError):

@@ -28,6 +28,11 @@ def test_an_empty_file_and_an_empty_section_are_the_defaults(write):
     assert load_config(write("")) == load_config(write("model:\nrun: {}\n")) == Config()
 
 
+def test_the_file_of_a_run_from_before_there_was_a_secret_loads(write):
+    kept = [line for line in config_to_yaml(Config()).splitlines() if "secret_file" not in line]
+    assert load_config(write("\n".join(kept))) == Config()
+
+
 def test_a_value_of_the_file_replaces_the_default_and_an_override_replaces_both(write):
     path = write("run: {steps: 7, seed: 3}\noptimizer: {learning_rate: 1e-3}\n")
     config = load_config(path, ["run.steps=9"])

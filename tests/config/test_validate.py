@@ -203,6 +203,10 @@ def test_a_value_out_of_range_is_one_sentence(override, sentence):
             "distributed.process_id: expected less than distributed.processes (2), got 2",
         ),
         (
+            ["distributed.secret_file=''"],
+            "distributed.secret_file: expected the path of a file with the job's secret, got nothing",
+        ),
+        (
             ["distributed.coordinator=localhost"],
             "distributed.coordinator: expected host:port, got 'localhost'",
         ),

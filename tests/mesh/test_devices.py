@@ -132,6 +132,14 @@ def test_processes_with_unequal_devices_are_one_sentence():
     assert said.startswith("distributed.processes: process 1 sees 1 devices and process 0 sees 2; ")
 
 
+def test_jax_listens_where_the_meeting_did():
+    assert devices._listen_at(Job("127.0.0.1:7", 2, 0)) == "127.0.0.1:7"
+    assert devices._listen_at(Job("[::1]:7", 2, 0)) in ("[::1]:7", None)  # None: a host without IPv6
+    assert devices._listen_at(Job("203.0.113.7:7", 2, 0)) is None
+    assert devices._listen_at(Job("a:7", 2, 0, listen_at="127.0.0.2:7")) == "127.0.0.2:7"
+    assert devices._listen_at(Job("127.0.0.1:7", 2, 1)) is None
+
+
 def test_a_job_that_comes_too_late_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     """The tests have looked at JAX's devices already."""
     monkeypatch.setattr(devices, "has_gpu", lambda: False)

@@ -123,3 +123,10 @@ def test_what_cannot_be_told_is_one_sentence(environment: dict[str, str], writte
 def test_gpus_that_do_not_divide_among_processes_are_one_sentence():
     with pytest.raises(UserError, match="3 processes on this machine share 8 GPUs, which does not divide"):
         job(recorded("slurm-uneven-nodes") | {"SLURM_NODEID": "0", "SLURM_LOCALID": "2"}, host_gpus=8)
+
+
+def test_process_0_listens_where_the_variable_of_jax_says():
+    found = job(JAX | {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.5:61448"})
+    assert found is not None and found.listen_at == "10.0.0.5:61448"
+    with pytest.raises(UserError, match=r"^JAX_COORDINATOR_BIND_ADDRESS: expected host:port, got 'b'"):
+        job(JAX | {"JAX_COORDINATOR_BIND_ADDRESS": "b"})

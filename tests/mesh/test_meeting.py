@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -12,6 +11,10 @@ import pytest
 
 from jaxpar.config import UserError
 from jaxpar.mesh.meeting import meet
+from tests.mesh.guests import call, greeting
+from tests.patience import seconds
+
+LONG = seconds(20)
 
 
 @pytest.fixture
@@ -35,7 +38,7 @@ def outcome(*call: object) -> str:
     assert said.startswith(
         f"distributed.coordinator is {call[0]!r}: process {call[2]} of {call[1]} could not join within "
     )
-    return said.split(" (")[1].rstrip(")")
+    return said.split(" (", 1)[1].rstrip(")")
 
 
 def together(*calls: Callable[[], str]) -> list[str]:
@@ -83,35 +86,12 @@ def test_one_that_cannot_wait_any_longer_says_that_others_were_missing(address: 
     assert together(*calls) == ["not there: process 1, 2", "process 0 was there, and others were missing"]
 
 
-def test_two_processes_of_one_number_are_told(address: str):
-    calls = [lambda: outcome(address, 3, 0, 20), lambda: outcome(address, 3, 1, 1), lambda: outcome(address, 3, 1, 1)]
-    assert "two processes say that they are process 1" in together(*calls)
+def test_a_restarted_process_takes_its_own_place(address: str):
+    def restart() -> str:
+        call(address, greeting(1, 2)).close()
+        return outcome(address, 2, 1, LONG)
 
-
-def test_another_number_of_processes_is_told(address: str):
-    calls = [lambda: outcome(address, 3, 0, 20), lambda: outcome(address, 4, 1, 20)]
-    said = f"process 1 on {socket.gethostname()} expects 4 processes and process 0 expects 3"
-    assert together(*calls) == [said, said]
-
-
-def test_a_restarted_process_and_a_stranger_disturb_nothing(address: str):
-    port = int(address.split(":")[1])
-
-    def disturb() -> str:
-        for said in (b"GET / HTTP/1.1\r\n", b"", b"jaxpar 1 2 host\n"):  # The last is process 1, before a restart.
-            with contextlib.closing(_connect(port)) as door:
-                door.sendall(said)
-        return outcome(address, 2, 1, 20)
-
-    assert together(lambda: outcome(address, 2, 0, 20), disturb) == ["met 1", "met 0"]
-
-
-def _connect(port: int) -> socket.socket:
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port))
-        except ConnectionRefusedError:
-            time.sleep(0.01)
+    assert together(lambda: outcome(address, 2, 0, LONG), restart) == ["met 1", "met 0"]
 
 
 def test_a_taken_port_and_an_unknown_host_are_told(address: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from jaxpar.mesh import verdicts
 from jaxpar.mesh import watch as watching
 from jaxpar.mesh.activity import Activity
-from jaxpar.mesh.meeting import Peer
+from jaxpar.mesh.peer import Peer
 from jaxpar.mesh.verdicts import Mark
 from jaxpar.mesh.watch import Watch
 from tests.patience import seconds
@@ -224,7 +225,53 @@ def test_processes_that_all_fail_for_one_reason_each_speak_for_themselves(stage:
     assert job.quiet()
 
 
-def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage]):
+def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
+    def fail(line: bytes) -> dict[str, object]:
+        raise ZeroDivisionError(line)
+
+    monkeypatch.setattr(watching, "decode", fail)
     job = stage(2, without=(1,))
-    job.loose[1].sendall(b"no JSON\n")
+    job.loose[1].sendall(b"{}\n")
     assert "the watch over the other processes broke" in job.members[0].verdict()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"no JSON\n", b"\xff\n", b"[]\n", b"[" * 9000 + b"\n", b"x" * (watching.LINE_BYTES + 1), b'{"at": {}}\n',
+        b'{"at": {"count": 1, "at": "a", "limit_s": "\xc2\xb2", "limit_key": "k", "age_s": NaN}}\n', b'{"failed": 3}\n',
+        b'{"end": ["a"]}\n',
+    ],
+)  # fmt: skip
+def test_one_that_sends_what_no_watch_sends_is_named_to_everybody(stage: Callable[..., Stage], said: bytes):
+    job = stage(3, without=(1,))
+    job.loose[1].sendall(said)
+    [verdict] = job.verdicts()
+    assert verdict.startswith("process 1 on node-1 sent something that is no message of the watch (")
+
+
+def test_what_another_process_says_is_told_without_control_characters(stage: Callable[..., Stage]):
+    job = stage(3, without=(1,))
+    report = {"count": 5, "at": "in\x1b[2J step" + "y" * 500, "limit_s": 600, "limit_key": "k", "age_s": 1.0}
+    said = {"failed": "\x1b]0;owned\x07\r\n" + "x" * 5000, "at": report}
+    job.loose[1].sendall(json.dumps(said).encode() + b"\n")
+    [verdict] = job.verdicts()
+    assert verdict.isprintable() and len(verdict) < 1400
+    assert verdict.startswith("process 1 on node-1 stopped (it was in?[2J stepyyy")
+    assert "...) and said: ?]0;owned???xxx" in verdict and verdict.endswith("x...")
+
+
+def test_the_verdict_of_process_0_is_told_without_control_characters(stage: Callable[..., Stage]):
+    ours, theirs = socket.socketpair()
+    member = Member(1, 2, {0: Peer(0, "node-0", theirs)}, 20.0)
+    with ours:
+        ours.sendall(json.dumps({"end": "\x1b[2J" + "x" * 5000}).encode() + b"\n")
+        verdict = member.verdict()
+        member.watch.close()
+    assert verdict == "?[2J" + "x" * 1993 + "..."
+
+
+def test_a_process_that_fails_with_a_long_sentence_tells_its_beginning(stage: Callable[..., Stage]):
+    job = stage(2)
+    job.members[1].watch.fail("z" * 10**7)
+    assert job.members[0].verdict().endswith(" and said: " + "z" * 997 + "...")
