@@ -13,6 +13,9 @@ end by themselves, with what they have to say about it, and are then ended; the 
 failed (128 + the signal's number for one that was killed; one that was killed comes before those that failed in the
 same moment, which may have ended for want of it).
 
+The processes meet at 127.0.0.1. On a machine with users who are not trusted, JAXPAR_SECRET keeps theirs out of the
+meeting; it is passed on (docs/clusters.md).
+
 Needs Python alone.
 """
 

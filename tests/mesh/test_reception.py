@@ -151,6 +151,7 @@ def test_the_oldest_of_too_many_strangers_is_sent_away(first: First, monkeypatch
         (greeting(1, 4), "process 1 on node-b expects 4 processes and process 0 expects 3"),
         (greeting(5, 2), "process 5 on node-b expects 2 processes and process 0 expects 3"),
     ],
+    ids=["5 of 3", "0 of 3", "1 of 4", "5 of 2"],
 )  # fmt: skip
 def test_a_process_of_another_job_is_refused_and_hears_why(first: First, said: bytes, why: str):
     assert answer(first.address, said)["refused"].startswith(why)
@@ -187,7 +188,7 @@ def test_a_process_that_does_not_answer_any_more_loses_its_place(first: First, m
 
 def test_refusals_are_named_when_somebody_is_missing():
     first = First()
-    first.start(1.0)
+    first.start(seconds(2))
     answer(first.address, greeting(1, 4))
     first.join()
     why = "process 1 on node-b expects 4 processes and process 0 expects 3"
@@ -227,7 +228,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
         def visit(said: bytes) -> str:
             threading.Thread(target=serve, args=(said,), daemon=True).start()
             with pytest.raises(UserError) as caught:
-                meet(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, 0.5)
+                meet(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, seconds(0.5))
             return str(caught.value)
 
         doors: list[socket.socket] = []
@@ -241,6 +242,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
     "said",
     [b"\n", b"\xff\n", b"[" * 4000 + b"\n", b"x" * (2 * LINE_BYTES), line({"go": True}), line({"challenge": "²"}),
      line({"refused": 7}), line({"ask": True}), line({"welcome": True}) * 2],
+    ids=lambda said: repr(said[:12]),
 )  # fmt: skip
 def test_a_process_that_finds_somebody_else_says_so(impostor: Callable[[bytes], str], said: bytes):
     assert "(what listens there is not process 0 of this jaxpar: " in impostor(said)

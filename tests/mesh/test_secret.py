@@ -62,7 +62,7 @@ def test_processes_that_know_the_secret_meet(address: str):
 def test_a_process_without_the_secret_is_refused_and_both_say_so(
     address: str, first: bytes | None, second: bytes | None, why: str
 ):
-    assert both(address, first, second, 1.0) == [f"not there: process 1; refused: {why}", why]
+    assert both(address, first, second, seconds(1.5)) == [f"not there: process 1; refused: {why}", why]
 
 
 @pytest.mark.parametrize("proof", ["0" * 64, "²" * 64, "", None, 7, ["0"]])
@@ -93,7 +93,7 @@ def test_a_proof_that_was_heard_before_is_refused(address: str):
             first = pool.submit(joined, address, 0, b"one", seconds(20))
             passed = pool.submit(pass_on)
             beside = f"127.0.0.1:{relay.getsockname()[1]}"
-            threading.Thread(target=joined, args=(beside, 1, b"one", 1.0)).start()
+            threading.Thread(target=joined, args=(beside, 1, b"one", seconds(5)), daemon=True).start()
             passed.result()
             assert not any(b"one" in said for said in heard)
             with call(address, heard[0]) as door:

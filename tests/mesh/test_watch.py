@@ -242,6 +242,7 @@ def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage], monke
         b'{"at": {"count": 1, "at": "a", "limit_s": "\xc2\xb2", "limit_key": "k", "age_s": NaN}}\n', b'{"failed": 3}\n',
         b'{"end": ["a"]}\n',
     ],
+    ids=lambda said: repr(said[:12]),
 )  # fmt: skip
 def test_one_that_sends_what_no_watch_sends_is_named_to_everybody(stage: Callable[..., Stage], said: bytes):
     job = stage(3, without=(1,))
