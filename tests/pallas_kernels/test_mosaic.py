@@ -119,7 +119,7 @@ def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
     assert SAID not in capfd.readouterr().out
 
 
-@pytest.mark.matrix(quick=("causal",), ci=2)
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_lse_and_gradients_are_as_near_to_float64_as_plain_jax(
     case: Case, capfd: pytest.CaptureFixture[str]
