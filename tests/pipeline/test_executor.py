@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpar.config.errors import UserError
 from jaxpar.mesh.collectives import shift_stage
 from jaxpar.pipeline.executor import refuse_permutes
 from jaxpar.pipeline.schedules import SCHEDULES, Kind, make_schedule
 from tests.pipeline import toy
 from tests.pipeline.toy import ToyRun, plain
+from tests.sentences import refused
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
 from tests.traced import operations
@@ -152,7 +152,7 @@ def test_ranks_do_not_branch_around_a_permute():
         return jax.lax.scan(lambda x, _: (shift_stage(x, 1, wrap=False), None), x, length=2)[0]
 
     mapped = jax.shard_map(in_a_loop, mesh=run.mesh, in_specs=jax.P("pipe"), out_specs=jax.P("pipe"))
-    with pytest.raises(UserError, match=r"branching needs layers without collective permutes.* over pipe"):
+    with refused("branching", "collective permutes", "over pipe"):
         refuse_permutes(jax.make_jaxpr(mapped)(jnp.zeros(2)).jaxpr)
     refuse_permutes(jax.make_jaxpr(jnp.sin)(jnp.zeros(2)).jaxpr)
 

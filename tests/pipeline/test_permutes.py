@@ -6,12 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxpar.config import UserError
 from jaxpar.pipeline.executor import refuse_permutes
+from tests.sentences import refused
 from tests.traced import mesh_of
 
 MESH = mesh_of(context=2)
@@ -29,7 +28,7 @@ def traced(collective: Any) -> Any:
 
 
 def test_a_permute_is_found_and_named_with_its_axis():
-    with pytest.raises(UserError, match=r"pipe_ticks: branching needs layers without .* over context, .*uniform"):
+    with refused("pipe_ticks", "branching", "over context", "uniform"):
         refuse_permutes(traced(lambda x: lax.ppermute(x, "context", [(0, 1), (1, 0)])))
 
 

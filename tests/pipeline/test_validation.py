@@ -14,6 +14,7 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import Kind, Schedule, make_schedule, parse_action
 from jaxpar.pipeline.validation import validate
 from tests.pipeline.any_schedule import any_schedule
+from tests.sentences import refused
 
 SMALL = make_schedule("1f1b", ranks=2, microbatches=2)
 """0F0 0F1 0B0 0B1 / 1F0 1B0 1F1 1B1"""
@@ -47,60 +48,56 @@ def test_a_long_grid_is_shown_around_the_cell():
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"),
+    ("rows", "parts"),
     [
-        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1"), "1B1 is missing on rank 1"),
+        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1"), ("1B1 is missing", "rank 1")),
         (
             ("0F0 0F1 0B0 0B1 1B1", "1F0 1B0 1F1"),
-            r"1B1 \(rank 0, place 4\) is on the wrong rank: chunk 1 lies on rank 1",
+            ("1B1 (rank 0, place 4)", "wrong rank", "chunk 1 lies on rank 1"),
         ),
         (
             ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1F2"),
-            "1F2 .* is none of this schedule's: .* microbatches 0 to 1, and no W",
+            ("1F2", "none of this schedule's", "microbatches 0 to 1", "no W"),
         ),
-        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"), "1W1 .* is none of this schedule's"),
+        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"), ("1W1", "none of this schedule's")),
         (
             ("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"),
-            r"1B0 .* never starts: it needs 1F0, which comes later in its own order",
+            ("1B0", "never starts", "needs 1F0", "later in its own order"),
         ),
         (
             ("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"),
-            r"0B0 .* it needs 1B0, which comes on rank 1, which waits too, so the ",
+            ("0B0", "needs 1B0", "on rank 1", "which waits too"),
         ),
     ],
 )
-def test_faults_of_orders_are_named(rows: tuple[str, ...], sentence: str):
-    with pytest.raises(ScheduleError, match=sentence):
+def test_faults_of_orders_are_named(rows: tuple[str, ...], parts: tuple[str, ...]):
+    with refused(*parts, error=ScheduleError, grid=True):
         validate(with_orders(*rows))
 
 
 @pytest.mark.parametrize(
-    ("ticks", "sentence"),
+    ("ticks", "parts"),
     [
         (
             [("0F0", "1F0 1B0"), ("0F1", "1F1 1B1"), ("0B0", ""), ("0B1", "")],
-            "1F0 .* needs 0F0, which is made in tick 0",
+            ("1F0", "needs 0F0", "in tick 0"),
         ),
-        ([("0F0 0F1", ""), ("", "1F0 1B0"), ("0B0", "1F1 1B1"), ("0B1", "")], "more than one F, B or W"),
-        ([("0F0", ""), ("0F1", "1B0 1F0"), ("0B0", "1F1 1B1"), ("0B1", "")], "or not in this order"),
-        ([("0F0", ""), ("0F1", "1F0 1B0"), ("0B0", "1F1 1B1")], "0B1 is missing on rank 0"),
+        ([("0F0 0F1", ""), ("", "1F0 1B0"), ("0B0", "1F1 1B1"), ("0B1", "")], ("more than one F, B or W",)),
+        ([("0F0", ""), ("0F1", "1B0 1F0"), ("0B0", "1F1 1B1"), ("0B1", "")], ("or not in this order",)),
+        ([("0F0", ""), ("0F1", "1F0 1B0"), ("0B0", "1F1 1B1")], ("0B1 is missing", "rank 0")),
     ],
 )
-def test_faults_of_ticks_are_named(ticks: list[tuple[str, str]], sentence: str):
-    with pytest.raises(ScheduleError, match=sentence):
+def test_faults_of_ticks_are_named(ticks: list[tuple[str, str]], parts: tuple[str, ...]):
+    with refused(*parts, error=ScheduleError, grid=True):
         validate(with_ticks(*ticks))
 
 
 def test_more_chunks_in_flight_than_allowed_are_refused_where_the_limit_is_passed():
     schedule = make_schedule("1f1b", ranks=3, microbatches=6)
     validate(schedule, in_flight=3, lockstep_in_flight=5)
-    with pytest.raises(
-        ScheduleError, match=r"0F2 \(rank 0, place 2\) is chunk 3 in flight on rank 0, over the limit of 2"
-    ):
+    with refused("0F2 (rank 0, place 2)", "chunk 3 in flight", "limit of 2", error=ScheduleError, grid=True):
         validate(schedule, in_flight=2)
-    with pytest.raises(
-        ScheduleError, match=r"0F4 \(rank 0, tick 4\) is chunk 5 in flight on rank 0, over the limit of 4"
-    ):
+    with refused("0F4 (rank 0, tick 4)", "chunk 5 in flight", "limit of 4", error=ScheduleError, grid=True):
         validate(schedule, lockstep_in_flight=4)
 
 
@@ -108,14 +105,12 @@ def test_a_rank_sends_to_its_neighbours_only():
     orders = [f"{c}F0 {c}B0" for c in (0, 2, 1, 3)]
     rows = tuple(tuple(map(parse_action, row.split())) for row in orders)
     schedule = replace(make_schedule("gpipe", ranks=4, microbatches=1), rank_of=(0, 2, 1, 3), orders=rows)
-    with pytest.raises(
-        ScheduleError, match=r"0F0 \(rank 0, place 0\) sends to rank 2, which is not a neighbour of rank 0"
-    ):
+    with refused("0F0 (rank 0, place 0)", "rank 2", "not a neighbour of rank 0", error=ScheduleError, grid=True):
         validate(schedule)
 
 
 def test_ranks_must_have_as_many_chunks_as_the_schedule_says():
-    with pytest.raises(ScheduleError, match="rank 0 has 2 of the 2 chunks, expected 1"):
+    with refused("rank 0", "2 of the 2 chunks", "expected 1", error=ScheduleError):
         validate(replace(SMALL, rank_of=(0, 0)))
 
 
