@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.config.errors import UserError
 from jaxpar.data.digests import BLOCK_BYTES, SUM_BYTES, SummingFile, as_sums, block_sum
 from jaxpar.data.sharded_tokens import CheckedTokens, ShardedTokens
+from tests.sentences import refused
 
 OFFSET = 128
 
@@ -51,14 +51,14 @@ def test_a_damaged_block_is_not_given_out_and_the_others_are(tmp_path):
     np.testing.assert_array_equal(tokens[np.array([5, 40])], whole[[5, 40]])
     np.testing.assert_array_equal(tokens[:100], whole[:100])
     for used in (lambda: tokens[np.array([inside])], lambda: tokens[inside : inside + 1], tokens.check):
-        with pytest.raises(UserError, match=r"a\.npy is damaged \(bytes 262144 to 524288 are not what was written\)"):
+        with refused("a.npy", "is damaged", "bytes 262144 to 524288"):
             used()
     np.testing.assert_array_equal(tokens[2 * BLOCK_BYTES // 2 :], whole[2 * BLOCK_BYTES // 2 :])
 
 
 def test_a_token_beyond_the_vocabulary_is_not_given_out(tmp_path):
     tokens = ShardedTokens([shard(tmp_path, [1, 7, 9], vocab=9)], np.dtype("u2"))
-    with pytest.raises(UserError, match=r"holds token 9, and the vocabulary is 9"):
+    with refused("token 9", "vocabulary is 9"):
         tokens[0:1]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.data.sources import open_data
 from jaxpar.data.synthetic import generate
+from tests.sentences import refused
 
 
 def entropy(tokens: np.ndarray, vocab: int, context: int) -> float:
@@ -56,7 +56,7 @@ def test_training_and_heldout_text_differ_and_are_one_language():
 
 def test_the_default_vocabulary_and_one_that_is_too_small():
     assert open_data(DataConfig(source="synthetic"), vocab=None, seed=0).vocab == 256
-    with pytest.raises(UserError, match=r"model\.vocab=1 is too small for data\.source=synthetic"):
+    with refused("model.vocab=1", "data.source=synthetic", "too small"):
         open_data(DataConfig(source="synthetic"), vocab=1, seed=0)
 
 

@@ -10,6 +10,7 @@ from jaxpar.config.schema import DataConfig
 from jaxpar.data import token_file
 from jaxpar.data.sources import open_data
 from jaxpar.data.token_file import read_token_file
+from tests.sentences import refused
 
 
 @pytest.fixture
@@ -53,30 +54,30 @@ def test_the_file_is_mapped_and_not_read_into_memory(path):
 def test_tokens_must_be_in_the_vocabulary(path):
     save(path, [3, 299])
     assert read(path, vocab=300)[1] == 299
-    with pytest.raises(UserError, match=r"data\.path='.*' holds token 299; .* model\.vocab=299"):
+    with refused("data.path=", "token 299", "model.vocab=299"):
         read(path, vocab=299)
 
 
 def test_tokens_must_fit_into_int32(path):
-    with pytest.raises(UserError, match=r"token 2147483648; .* 2\*\*31"):
+    with refused("token 2147483648", "2**31"):
         read(save(path, [2**31], np.uint32))
 
 
 @pytest.mark.parametrize(
-    ("values", "dtype", "message"),
+    ("values", "dtype", "parts"),
     [
-        ([], np.uint16, "holds no tokens"),
-        ([1, 2], np.int32, r"holds int32; expected .* unsigned"),
-        ([1, 2], np.float32, r"holds float32; expected .* unsigned"),
-        ([True], np.bool_, "holds bool"),
-        ([[1, 2], [3, 4]], np.uint16, r"shape \(2, 2\); expected .* one dimension"),
-        (3, np.uint16, r"shape \(\)"),
-        ([None], object, "holds object"),
+        ([], np.uint16, ("holds no tokens",)),
+        ([1, 2], np.int32, ("int32", "expected", "unsigned")),
+        ([1, 2], np.float32, ("float32", "expected", "unsigned")),
+        ([True], np.bool_, ("holds bool",)),
+        ([[1, 2], [3, 4]], np.uint16, ("shape (2, 2)", "expected", "one dimension")),
+        (3, np.uint16, ("shape ()",)),
+        ([None], object, ("holds object",)),
     ],
 )
-def test_other_arrays_are_users_errors(path, values, dtype, message):
+def test_other_arrays_are_users_errors(path, values, dtype, parts):
     np.save(path, np.array(values, dtype), allow_pickle=True)
-    with pytest.raises(UserError, match=rf"data\.path='.*tokens\.npy' .*{message}"):
+    with refused("data.path=", "tokens.npy", *parts):
         read(path)
 
 
@@ -106,11 +107,9 @@ def test_another_format_is_a_users_error(path):
 
 def test_a_missing_file_is_a_users_error_that_names_a_near_miss(path):
     save(path, [1, 2])
-    with pytest.raises(UserError, match=r"token\.npy' does not exist \(did you mean '.*/tokens\.npy'\?\)"):
+    with refused("token.npy' does not exist", "did you mean", "/tokens.npy'"):
         read(path.with_name("token.npy"))
-    with pytest.raises(
-        UserError, match=r"does not exist; expected a \.npy file .*, or a folder that python -m jaxpar\.prepare"
-    ):
+    with refused("does not exist", ".npy file", "python -m jaxpar.prepare"):
         read(path.parent / "nowhere" / "x.npy")
 
 
@@ -120,7 +119,7 @@ def test_a_folder_is_a_users_error(tmp_path):
 
 
 def test_a_path_that_the_system_refuses_is_a_users_error(tmp_path):
-    with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+    with refused("cannot be read", "File name too long"):
         read(tmp_path / ("x" * 4000))
 
 
@@ -143,11 +142,11 @@ def test_an_unset_path_and_a_separator_that_never_occurs_are_users_errors(path):
     with pytest.raises(UserError, match=r"data\.path is not set"):
         open_data(DataConfig(source="tokens"), vocab=None, seed=0)
     save(path, [1, 2, 3, 4])
-    with pytest.raises(UserError, match=r"data\.separator=7 does not occur"):
+    with refused("data.separator=7", "does not occur"):
         open_data(config(path, separator=7), vocab=None, seed=0)
 
 
 def test_an_error_in_the_heldout_file_names_its_key(path, tmp_path):
     save(path, [1, 2, 3, 4])
-    with pytest.raises(UserError, match=r"data\.heldout_path='.*gone\.npy' does not exist"):
+    with refused("data.heldout_path=", "gone.npy", "does not exist"):
         open_data(config(path, heldout_path=str(tmp_path / "gone.npy")), vocab=None, seed=0)

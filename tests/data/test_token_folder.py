@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxpar.config.errors import UserError
 from jaxpar.data import token_folder
 from jaxpar.data.digests import BLOCK_BYTES
 from jaxpar.data.packing import PackedRows
@@ -18,6 +17,7 @@ from jaxpar.data.stream import TokenStream
 from jaxpar.data.token_folder import open_token_folder
 from jaxpar.data.token_index import INDEX
 from tests.data.folders import contents, decoded, prepared, texts, write_tokenizer
+from tests.sentences import refused
 
 DOCUMENTS = texts(120)
 
@@ -33,11 +33,9 @@ def folder(made, tmp_path):
     return shutil.copytree(made.path, tmp_path / "tokens")
 
 
-def refused(folder):
-    with pytest.raises(UserError) as caught:
+def sentence_of(folder):
+    with refused(f"data.path='{folder}': ") as caught:
         open_token_folder(folder, key="data.path")
-    assert str(caught.value).startswith(f"data.path='{folder}': ")
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -76,7 +74,7 @@ def test_a_flipped_bit_in_any_file_is_named(made, folder):
             damaged = bytearray(raw)
             damaged[at] ^= 4
             (folder / name).write_bytes(damaged)
-            assert str(folder / name) in refused(folder), (name, at)
+            assert str(folder / name) in sentence_of(folder), (name, at)
         (folder / name).write_bytes(raw)
     open_token_folder(folder, key="data.path")
 
@@ -87,11 +85,11 @@ def test_a_cut_or_missing_file_is_named(made, folder):
             continue
         for kept in {0, len(raw) // 2, len(raw) - 1}:
             (folder / name).write_bytes(raw[:kept])
-            said = refused(folder)
+            said = sentence_of(folder)
             assert str(folder / name) in said, (name, kept)
             assert "bytes" in said or "damaged" in said
         (folder / name).unlink()
-        assert name in refused(folder)
+        assert name in sentence_of(folder)
         (folder / name).write_bytes(raw)
 
 
@@ -100,23 +98,23 @@ def test_swapped_files_are_named(made, folder):
     aside = first.read_bytes()
     shutil.copy(second, first)
     second.write_bytes(aside)
-    assert str(first) in refused(folder)
+    assert str(first) in sentence_of(folder)
 
 
 def test_files_of_another_folder_are_not_used(folder, tmp_path):
     other = prepared(tmp_path / "other", [text.swapcase() for text in DOCUMENTS])
     shutil.copy(other.path / "train-00001.npy", folder / "train-00001.npy")
-    assert "train-00001.npy" in refused(folder)
+    assert "train-00001.npy" in sentence_of(folder)
 
 
 def test_links_that_leave_the_folder_are_not_followed(made, folder):
     inside = folder / "train-00000.npy"
     inside.unlink()
     inside.symlink_to(made.path / "train-00000.npy")
-    assert "links that leave the folder are not followed" in refused(folder)
+    assert "links that leave the folder are not followed" in sentence_of(folder)
     inside.unlink()
     os.mkdir(inside)
-    assert "is not a file of the folder itself" in refused(folder)
+    assert "is not a file of the folder itself" in sentence_of(folder)
 
 
 def test_the_folder_itself_may_be_a_link(folder, tmp_path):
@@ -131,20 +129,20 @@ def test_a_large_folder_is_checked_block_by_block_when_it_is_used(tmp_path, monk
     assert len(raw) > 2 * BLOCK_BYTES
     raw[-1] ^= 1
     path.write_bytes(raw)
-    assert "train-00000.npy is damaged" in refused(made.path)
+    assert "train-00000.npy is damaged" in sentence_of(made.path)
     monkeypatch.setattr(token_folder, "CHECKED_AT_OPEN", 0)
     opened = open_token_folder(made.path, key="data.path")
     assert opened.train.tokens[:1000].tolist() == made.train.tokens[:1000].tolist()
-    with pytest.raises(UserError, match=r"train-00000\.npy is damaged \(bytes 524288 to"):
+    with refused("train-00000.npy", "is damaged", "bytes 524288 to"):
         opened.train.tokens[np.array([len(opened.train) - 1])]
-    with pytest.raises(UserError, match=r"train-00000\.npy is damaged"):
+    with refused("train-00000.npy", "is damaged"):
         opened.check()
 
 
 def test_a_folder_that_was_not_finished_or_is_another_is_said_to_be_no_token_folder(tmp_path):
-    assert "has no index.json, so it is no token folder, or its preparation has not ended" in refused(tmp_path)
+    assert "has no index.json, so it is no token folder, or its preparation has not ended" in sentence_of(tmp_path)
     (tmp_path / INDEX).write_text(json.dumps({"files": {}}))
-    assert "is not the index of a token folder" in refused(tmp_path)
+    assert "is not the index of a token folder" in sentence_of(tmp_path)
 
 
 def test_text_is_encoded_and_decoded_with_the_tokenizer_of_the_folder(made):

@@ -14,6 +14,7 @@ from jaxpar.data.digests import digest
 from jaxpar.data.token_folder import open_token_folder
 from jaxpar.data.token_index import INDEX, decode, encode
 from tests.data.folders import contents, prepared, texts
+from tests.sentences import refused
 
 CASES = 3000
 
@@ -113,20 +114,26 @@ def test_no_index_whatsoever_shows_a_traceback(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "parts"),
     [
-        (lambda plain: plain.update(format="other"), "is not the index of a token folder"),
-        (lambda plain: plain.update(version=2), "has version 2 of the format, and this release reads version 1"),
-        (lambda plain: plain["tokenizer"].update(name="../tokenizer.json"), "is not the plain name of a file"),
-        (lambda plain: plain["tokenizer"].update(name="/etc/hostname"), "is not the plain name of a file"),
-        (lambda plain: plain.update(separator=257), "expected a separator below the vocabulary"),
-        (lambda plain: plain.update(vocab=70000), "a vocabulary that the type holds"),
-        (lambda plain: plain["splits"].update(train={}), "expected train, with at least one shard"),
-        (lambda plain: plain.update(extra=1), "unknown key 'extra'"),
+        (lambda plain: plain.update(format="other"), ("not the index of a token folder",)),
+        (lambda plain: plain.update(version=2), ("version 2", "version 1")),
+        (
+            lambda plain: plain["tokenizer"].update(name="../tokenizer.json"),
+            ("../tokenizer.json", "not the plain name of a file"),
+        ),
+        (
+            lambda plain: plain["tokenizer"].update(name="/etc/hostname"),
+            ("/etc/hostname", "not the plain name of a file"),
+        ),
+        (lambda plain: plain.update(separator=257), ("257", "a separator below the vocabulary")),
+        (lambda plain: plain.update(vocab=70000), ("70000", "a vocabulary that the type holds")),
+        (lambda plain: plain["splits"].update(train={}), ("expected train", "at least one shard")),
+        (lambda plain: plain.update(extra=1), ("unknown key 'extra'",)),
     ],
 )
-def test_what_does_not_make_sense_is_named_even_when_its_digest_fits(folder, change, words):
+def test_what_does_not_make_sense_is_named_even_when_its_digest_fits(folder, change, parts):
     plain = json.loads((folder / INDEX).read_bytes())
     change(plain)
-    with pytest.raises(UserError, match=words):
+    with refused(*parts):
         decode(sealed(plain), INDEX)

@@ -7,13 +7,13 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import token_sources
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows
 from jaxpar.data.sources import open_data
 from tests.data.folders import prepared, texts, write_tokenizer
+from tests.sentences import refused
 
 
 @pytest.fixture(scope="module")
@@ -99,45 +99,57 @@ MISTAKES = {
     "a small vocabulary": (
         {"path": "a"},
         200,
-        "model.vocab=200 does not match the tokenizer of data.path=.*is 257; exp",
+        ("model.vocab=200", "data.path=", "257", "expected"),
     ),
-    "a large vocabulary": ({"path": "a"}, 50257, r"expected 257 \(up to 269 leaves room\), or null"),
+    "a large vocabulary": ({"path": "a"}, 50257, ("model.vocab=50257", "expected 257", "up to 269", "null")),
     "a separator": (
         {"path": "a", "separator": 3},
         None,
-        "data.separator=3 is not the token .* is 256; expected 256, or",
+        ("data.separator=3", "expected 256"),
     ),
     "two tokenizers": (
         {"sources": ["a", "other"]},
         None,
-        "other' was made with another tokenizer than .*a'; expected fol",
+        ("other'", "another tokenizer", "a'", "expected"),
     ),
-    "held-out of another": ({"path": "a", "heldout_path": "other"}, None, "data.heldout_path=.* was made with another"),
-    "held-out without one": ({"path": "a", "heldout_path": "plain.npy"}, None, "is not a token folder, and data.path"),
+    "held-out of another": (
+        {"path": "a", "heldout_path": "other"},
+        None,
+        ("data.heldout_path=", "other'", "another tokenizer"),
+    ),
+    "held-out without one": (
+        {"path": "a", "heldout_path": "plain.npy"},
+        None,
+        ("data.heldout_path=", "plain.npy'", "not a token folder", "data.path"),
+    ),
     "held-out with one": (
         {"path": "plain.npy", "heldout_path": "a"},
         None,
-        "is a folder, and data.path is a file of to",
+        ("data.heldout_path=", "a' is a folder", "data.path is a file"),
     ),
     "a file among sources": (
         {"sources": ["a", "plain.npy"]},
         None,
-        "data.sources: '.*npy' is not a folder; expected a",
+        ("data.sources: ", "plain.npy'", "not a folder", "expected a token folder"),
     ),
     "a missing source": (
         {"sources": ["a", "gone"]},
         None,
-        "data.sources: '.*gone' does not exist; expected a token fol",
+        ("data.sources: ", "gone'", "does not exist", "expected a token folder"),
     ),
-    "the same twice": ({"sources": ["a", "copy"]}, None, "copy' and '.*a' hold the same tokens; name one of them"),
-    "a long row": ({"path": "b", "sequence_length": 10**6}, None, "is longer than .*b, which has [0-9]+ tokens"),
-    "a bare folder": ({"path": "empty"}, None, "data.path='.*empty': .*has no index.json, so it is no token folder"),
-    "a missing folder": ({"path": "gone"}, None, r"data.path='.*gone' does not exist"),
+    "the same twice": ({"sources": ["a", "copy"]}, None, ("copy'", "a'", "the same tokens")),
+    "a long row": (
+        {"path": "b", "sequence_length": 10**6},
+        None,
+        ("data.sequence_length", "1000000", "b, which has", "tokens"),
+    ),
+    "a bare folder": ({"path": "empty"}, None, ("data.path=", "empty'", "no index.json")),
+    "a missing folder": ({"path": "gone"}, None, ("data.path=", "gone' does not exist")),
 }
 
 
-@pytest.mark.parametrize(("keys", "vocab", "words"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, words):
+@pytest.mark.parametrize(("keys", "vocab", "parts"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
     if not (folders / "copy").exists():
         shutil.copytree(folders / "a", folders / "copy")
         (folders / "empty").mkdir()
@@ -146,6 +158,5 @@ def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, words):
         str(folders / value) if isinstance(value, str) else value
         for key, value in keys.items()
     }  # fmt: skip
-    with pytest.raises(UserError, match=words) as caught:
+    with refused(*parts):
         open_data(config(**named), vocab=vocab, seed=0)
-    assert "\n" not in str(caught.value)

@@ -20,6 +20,7 @@ from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
+from tests.sentences import refused
 
 ROOT = Path(__file__).parents[3]
 
@@ -113,7 +114,7 @@ def test_a_damaged_unit_is_made_again_and_never_used(tmp_path):
         raw[-2] ^= 1
         (units / name).write_bytes(raw)
     for name in flipped:
-        with pytest.raises(UserError, match=f"{name} is missing or damaged, so its unit is dropped; the same command"):
+        with refused(name, "missing or damaged", "the same command"):
             prepare(options(tmp_path / "out", source), quiet())
     prepare(options(tmp_path / "out", source), quiet())
     assert contents(tmp_path / "out") == contents(whole.path)
@@ -176,9 +177,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
 def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(100))
     source.write_text(source.read_text() + "oops\n" * 3)
-    with pytest.raises(
-        UserError, match=rf"3 documents are broken, and --max-broken is 2: {source}:101: not JSON \(Exp"
-    ):
+    with refused("3 documents", "--max-broken is 2", f"{source}:101: not JSON"):
         prepare(options(tmp_path / "out", source, max_broken=2), quiet())
     said, folder = said_by(options(tmp_path / "out", source, max_broken=3))
     assert "units finished before" in said
@@ -211,7 +210,7 @@ def test_two_preparations_of_one_folder_do_not_meet(tmp_path):
     lock = str(tmp_path / "out" / WORK / "lock")
     with subprocess.Popen([sys.executable, "-c", program, lock], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match="another preparation is at work there; wait for it to end"):
+        with refused("another preparation", "wait for it to end"):
             prepare(asked, quiet())
         holder.kill()
     prepare(asked, quiet())
