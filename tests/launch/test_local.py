@@ -13,6 +13,7 @@ import pytest
 
 from tests.launch.loading import ROOT, load
 from tests.patience import seconds
+from tests.sentences import refused
 
 local = load("local")
 
@@ -135,7 +136,7 @@ def test_gpus_are_shared_out():
 
 @pytest.mark.parametrize(("processes", "devices"), [(3, None), (2, 3), (5, None)])
 def test_gpus_that_do_not_suffice_are_refused(processes: int, devices: int | None):
-    with pytest.raises(ValueError, match=f"{processes} processes of .* GPUs each, and there are 4"):
+    with refused(f"{processes} processes", "GPUs each", "there are 4", error=ValueError):
         local.process_environments({}, processes, devices, ["0", "1", "2", "3"])
 
 

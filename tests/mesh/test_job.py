@@ -7,6 +7,7 @@ import pytest
 from jaxpar.config import DistributedConfig, UserError
 from jaxpar.mesh.job import Job, find_job
 from tests.mesh.test_launchers import recorded
+from tests.sentences import refused
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
 
@@ -121,7 +122,7 @@ def test_what_cannot_be_told_is_one_sentence(environment: dict[str, str], writte
 
 
 def test_gpus_that_do_not_divide_among_processes_are_one_sentence():
-    with pytest.raises(UserError, match="3 processes on this machine share 8 GPUs, which does not divide"):
+    with refused("3 processes", "8 GPUs", "does not divide"):
         job(recorded("slurm-uneven-nodes") | {"SLURM_NODEID": "0", "SLURM_LOCALID": "2"}, host_gpus=8)
 
 

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
+from tests.sentences import refused
 
 QUERY = ParamSpec((2, 64, 8, 16), ("layers", "embed", "heads", "head_dim"))
 
@@ -19,7 +20,7 @@ def test_each_dim_takes_the_mesh_axes_of_its_logical_axis():
 
 def test_two_logical_axes_that_claim_one_mesh_axis_are_both_named():
     rules = Rules(embed=("fsdp", "tensor"), heads=("tensor",))
-    with pytest.raises(ValueError, match="'embed' and 'heads' both claim mesh axis 'tensor'"):
+    with refused("'embed'", "'heads'", "claim", "'tensor'", error=ValueError):
         partition(QUERY, rules)
     assert partition(ParamSpec((4, 4), ("embed", "mlp")), rules) == P(("fsdp", "tensor"), None)
 
