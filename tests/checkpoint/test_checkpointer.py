@@ -11,6 +11,7 @@ import pytest
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from tests.checkpoint.states import assert_same_bits, host_state, like, mesh_of, put
+from tests.sentences import refused
 
 MESHES = [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"tensor": 2, "context": 2, "replica": 2}, {"fsdp": 3}, {"fsdp": 1}]
 
@@ -76,36 +77,35 @@ def drop(state):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "parts"),
     [
-        (resize, r"leaf master/up is float32\[4, 16, 24\] in checkpoint .*, but float32\[8, 16, 24\] is wanted"),
-        (recast, r"leaf master/up is float32\[4, 16, 24\] in checkpoint .*, but bfloat16\[4, 16, 24\] is wanted"),
-        (add, r"checkpoint .* has no leaf master/bias, which is wanted as float32\[4, 16\]"),
-        (drop, r"checkpoint .* holds a leaf key of uint32\[2\], for which there is no place"),
+        (resize, ("leaf master/up", "is float32[4, 16, 24]", "float32[8, 16, 24] is wanted")),
+        (recast, ("leaf master/up", "is float32[4, 16, 24]", "bfloat16[4, 16, 24] is wanted")),
+        (add, ("no leaf master/bias", "float32[4, 16]")),
+        (drop, ("holds a leaf key", "uint32[2]")),
     ],
 )
-def test_a_state_of_another_form_is_refused_in_one_sentence(saved, checkpointer, change, sentence):
-    with pytest.raises(CheckpointError, match=f"^{sentence}$") as caught:
+def test_a_state_of_another_form_is_refused_in_one_sentence(saved, checkpointer, change, parts):
+    with refused(*parts, error=CheckpointError):
         checkpointer(saved).restore(7, wrong(change))
-    assert "\n" not in str(caught.value)
 
 
 def test_several_differences_name_the_first_and_count_the_rest(saved, checkpointer):
-    with pytest.raises(CheckpointError, match=r"^leaf master/up .* \(2 other leaves differ as well\)$"):
+    with refused("leaf master/up", "2 other leaves", error=CheckpointError):
         checkpointer(saved).restore(7, wrong(lambda state: (resize(state), add(state), drop(state))))
 
 
 def test_a_part_of_another_form_is_refused(saved, checkpointer):
     wanted = wrong(resize)["master"]
-    with pytest.raises(CheckpointError, match=r"^leaf master/up is float32\[4, 16, 24\]"):
+    with refused("leaf master/up", "float32[4, 16, 24]", error=CheckpointError):
         checkpointer(saved).restore_part(7, wanted, "master")
-    with pytest.raises(CheckpointError, match="has no leaf weights/scale"):
+    with refused("no leaf", "weights/scale", error=CheckpointError):
         checkpointer(saved).restore_part(7, wanted, "weights")
 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(saved, checkpointer):
     for use in (lambda one: one.facts(8), lambda one: one.restore(8, {})):
-        with pytest.raises(CheckpointError, match=r"^there is no checkpoint of step 8 in .* \(steps there: 7\)$"):
+        with refused("no checkpoint of step 8", "steps there: 7", error=CheckpointError):
             use(checkpointer(saved))
 
 
@@ -127,7 +127,7 @@ def test_saving_an_intact_step_again_is_refused_and_changes_nothing(checkpointer
     mesh = mesh_of(fsdp=8)
     checkpoints = checkpointer()
     checkpoints.save(1, put(host_state(1), mesh), {"first": True})
-    with pytest.raises(CheckpointError, match="exists already and is intact: nothing was written"):
+    with refused("00000001", "exists already", "nothing was written", error=CheckpointError):
         checkpoints.save(1, put(host_state(2), mesh), {"first": False})
     assert checkpoints.facts(1) == {"first": True}
     assert_same_bits(checkpoints.restore(1, like(host_state(1), mesh)), host_state(1))
@@ -135,13 +135,13 @@ def test_saving_an_intact_step_again_is_refused_and_changes_nothing(checkpointer
 
 def test_only_arrays_of_plain_dtypes_are_saved(checkpointer, tmp_path):
     checkpoints = checkpointer()
-    with pytest.raises(TypeError, match=r"leaf a/0 of the state is a float, not a jax\.Array"):
+    with refused("leaf a/0", "float", "jax.Array", error=TypeError):
         checkpoints.save(1, {"a": [1.0]}, {})
-    with pytest.raises(TypeError, match=r"leaf rng of the state .* save jax.random.key_data"):
+    with refused("leaf rng", "jax.random.key_data", error=TypeError):
         checkpoints.save(1, {"rng": jax.random.key(0)}, {})
     with pytest.raises(ValueError, match="'a/b'"):
         checkpoints.save(1, {"a/b": jnp.ones(1)}, {})
-    with pytest.raises(ValueError, match=r"leaf empty of the state has no elements \(its shape is \[0, 4\]\)"):
+    with refused("leaf empty", "no elements", "[0, 4]", error=ValueError):
         checkpoints.save(1, {"empty": jnp.ones((0, 4))}, {})
     with pytest.raises(ValueError, match="the state has no leaves"):
         checkpoints.save(1, {}, {})
@@ -206,14 +206,14 @@ def test_a_corrupt_newer_checkpoint_does_not_push_out_the_ones_saved_after_going
 
 @pytest.mark.parametrize("keep", [{"keep_last": 0}, {"keep_every": 0}])
 def test_keeping_nothing_is_refused(checkpointer, keep):
-    with pytest.raises(CheckpointError, match=f"^checkpoint.{next(iter(keep))} is 0: expected 1 or more"):
+    with refused(f"checkpoint.{next(iter(keep))} is 0", "1 or more", error=CheckpointError):
         checkpointer(**keep)
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(checkpointer, tmp_path):
     (tmp_path / "file").write_text("in the way")
     checkpoints = checkpointer(tmp_path / "file")
-    with pytest.raises(CheckpointError, match=r"^checkpoint .*/00000001 could not be written \(Not a directory\)$"):
+    with refused("/00000001", "could not be written", "Not a directory", error=CheckpointError):
         checkpoints.save(1, {"x": jnp.ones(1)}, {})
-    with pytest.raises(CheckpointError, match=r"^checkpoint folder .*/file cannot be read \(Not a directory\)$"):
+    with refused("/file", "cannot be read", "Not a directory", error=CheckpointError):
         checkpoints.latest()

@@ -9,6 +9,7 @@ import pytest
 
 from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.errors import Damage
+from tests.sentences import refused
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_a_manifest_of_a_later_release_says_so(folder):
     manifest.seal(folder)
     path = folder / manifest.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.raises(Damage, match="has version 2, and this release reads version 1"):
+    with refused("manifest.json", "version 2", "version 1", error=Damage):
         manifest.read(folder)
 
 

@@ -11,6 +11,7 @@ from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.sections import SECTIONS
 from jaxpar.config.typed import field_types
 from jaxpar.config.validate import profile_steps, validate
+from tests.sentences import refused
 
 
 def refusal(*overrides: str) -> str:
@@ -241,7 +242,7 @@ def test_what_is_unusual_but_right_is_let_through(overrides):
 def test_a_free_axis_is_checked_once_its_size_is_known():
     config = load_config(None, ["parallel.tensor=-1", "data.batch_size=3"])
     validate(config)
-    with pytest.raises(UserError, match=r"model\.heads: 8 does not divide by parallel\.tensor"):
+    with refused("model.heads: 8", "does not divide", "parallel.tensor"):
         validate(replace(config, parallel=resolve_axes(config.parallel, 16)))
 
 
@@ -251,7 +252,7 @@ def test_the_known_axes_are_checked_beside_a_free_one():
 
 def test_a_configuration_built_in_python_is_checked_for_types_too():
     config = Config()
-    with pytest.raises(UserError, match=r"model\.layers: expected a whole number, got 'four'"):
+    with refused("model.layers", "a whole number", "'four'"):
         validate(replace(config, model=replace(config.model, layers="four")))  # pyright: ignore[reportArgumentType]
 
 

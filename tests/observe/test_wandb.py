@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config import UserError
 from jaxpar.observe.wandb import WeightsAndBiases
 from tests.observe.records import run_info
 from tests.patience import seconds
+from tests.sentences import refused
 
 OPENING = """
 import sys
@@ -162,7 +162,7 @@ everyone.close()
 def test_a_damaged_identity_is_named(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     (folder / "wandb.json").write_text("[1")
-    with pytest.raises(UserError, match=r"wandb.json: expected an object with project and id"):
+    with refused("wandb.json", "expected an object", "project and id"):
         WeightsAndBiases("a-project").start(run_info(folder))
 
 
@@ -191,5 +191,5 @@ except UserError as error:
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxpar.observe.wandb.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"run.wandb: 'a-project' needs the package wandb.*\[wandb\]"):
+    with refused("run.wandb: 'a-project'", "package wandb", "[wandb]"):
         WeightsAndBiases("a-project")

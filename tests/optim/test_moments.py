@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.config import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
@@ -28,6 +27,7 @@ from jaxpar.optim.moments import (
     magnitude_table,
     zeros,
 )
+from tests.sentences import refused
 
 CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=3, schedule="linear", weight_decay=0.2)
 SPECS = {
@@ -227,5 +227,5 @@ def test_a_part_that_ends_inside_a_block_is_one_sentence():
     layout = {"tokens": P(), "layers": LAYOUT["layers"]}
     check_blocks("int8", SPECS, layout, AxisSizes(tensor=8))
     check_blocks("bfloat16", SPECS, layout, AxisSizes(tensor=16))
-    with pytest.raises(UserError, match=r"every 32 elements of layers\.down along mlp, and tensor 16 leaves 16 of 256"):
+    with refused("32 elements", "layers.down", "mlp", "tensor 16", "16 of 256"):
         check_blocks("int8", SPECS, layout, AxisSizes(tensor=16))
