@@ -14,6 +14,7 @@ import pytest
 from jaxpar.checkup.finding import Finding
 from jaxpar.checkup.report import show
 from jaxpar.doctor import main
+from tests.sentences import refused_by_command
 
 ROOT = Path(__file__).parents[1]
 CHECKS = ["python", "packages", "host", "devices", "layout", "collectives", "run.dir", "room", "step"]
@@ -75,8 +76,7 @@ def test_the_screen_says_what_is_wrong_and_how_to_mend_it(capsys: pytest.Capture
 
 
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    assert main(["--config", "no-such.yaml"]) == 2
-    assert capsys.readouterr().err.startswith("jaxpar: no-such.yaml: there is no such file")
+    refused_by_command(main(["--config", "no-such.yaml"]), *capsys.readouterr(), "no-such.yaml", "no such file")
 
 
 @pytest.mark.long

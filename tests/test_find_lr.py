@@ -13,6 +13,7 @@ from PIL import Image
 from jaxpar.config import Config, OptimizerConfig
 from jaxpar.find_lr import main
 from jaxpar.training.rate_sweep import diverged, judge
+from tests.sentences import refused_by_command
 from tests.training.runs import MESH, folder_of, run_config, write_config
 
 RATES = np.geomspace(1e-6, 1.0, 120).tolist()
@@ -115,5 +116,4 @@ def test_a_sweep_that_cannot_be_made_is_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(f"jaxpar: {says}")
+    assert refused_by_command(main(arguments), *capsys.readouterr()).startswith(f"jaxpar: {says}")

@@ -11,6 +11,7 @@ import pytest
 from jaxpar.compiler import inspection
 from jaxpar.inspect import main
 from tests.compiler.inspected import CACHE, CLUSTER, YAML, hsdp
+from tests.sentences import refused_by_command
 
 
 @pytest.fixture
@@ -67,9 +68,4 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
     ],
 )
 def test_a_mistake_gets_one_sentence(config: Path, arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
-    assert run("--config", config, *arguments) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert said in err
-    assert err.startswith("jaxpar: ")
-    assert err.count("\n") == 1
+    refused_by_command(run("--config", config, *arguments), *capfd.readouterr(), said)

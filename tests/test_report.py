@@ -10,6 +10,7 @@ import pytest
 
 from jaxpar.report import main
 from tests.observe.report.written_runs import write_run
+from tests.sentences import refused_by_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,12 +59,7 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
 def test_a_mistake_gets_one_sentence(
     runs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("jaxpar: ")
-    assert said in err
-    assert err.count("\n") == 1
+    refused_by_command(main(arguments), *capsys.readouterr(), said)
 
 
 def test_it_is_there_at_once_because_it_imports_no_jax(runs: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpar.train import main
 from tests.patience import seconds
+from tests.sentences import refused_by_command
 from tests.training.runs import MESH, ROOT, fit, folder_of, run_config, start, write_config
 
 CONFIG_MISTAKES = {
@@ -57,12 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], file: Path, *overrides: str) -> 
     """The sentence with which the command refuses; there is one, and nothing else on either stream."""
     capsys.readouterr()
     arguments = [part for override in overrides for part in ("--set", override)]
-    assert main(["--config", str(file), *arguments]) == 2
-    out, errors = capsys.readouterr()
-    [sentence] = errors.splitlines()
-    assert out == ""
-    assert sentence.startswith("jaxpar: ")
-    return sentence
+    return refused_by_command(main(["--config", str(file), *arguments]), *capsys.readouterr())
 
 
 @pytest.fixture
