@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpar.config import UserError
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.measured import Measured, measured
 from jaxpar.planner.placement import traffic_of
 from jaxpar.planner.search import Search
 from jaxpar.planner.space import Space
 from tests.planner.spaces import model_of
+from tests.sentences import refused
 
 FAST, SLOW = 20_000, 2_000
 CONFIG = model_of(model={"activation": "gelu", "layers": 4}, data={"batch_size": 8})
@@ -85,5 +85,5 @@ def test_hosts_of_a_group_stay_in_it(tmp_path: Path):
 
 
 def test_a_matrix_of_another_size_is_a_sentence(tmp_path: Path):
-    with pytest.raises(UserError, match=r"nodes.csv: bandwidths between 3 nodes, .* 4 hosts; expected 4 rows of 4 col"):
+    with refused("nodes.csv", "3 nodes", "4 hosts", "4 rows of 4 col"):
         measured_on(tmp_path, np.full((3, 3), 1e3))
