@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.config import UserError
 from jaxpar.training.attention_maps import attention_weights
 from tests.given_weights import state_with
 from tests.reference import decoder64
 from tests.reference.options import complete
 from tests.reference.small import random_weights
+from tests.sentences import refused
 from tests.training.runs import make_trainer, run_config
 
 TEXT = np.random.default_rng(3).permutation(61)[:20]
@@ -83,15 +83,17 @@ def test_they_do_not_depend_on_where_the_layers_lie(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "layer", "said"),
+    ("tokens", "layer", "parts"),
     [
-        (TEXT, 2, "layer: expected 0 to 1, got 2"),
-        (TEXT, -1, "layer: expected 0 to 1, got -1"),
-        (TEXT[:0], 0, r"tokens: expected 1 to data.sequence_length \(32\), got 0"),
-        (np.zeros(33, int), 0, r"tokens: expected 1 to data.sequence_length \(32\), got 33"),
+        (TEXT, 2, ("layer", "expected 0 to 1", "got 2")),
+        (TEXT, -1, ("layer", "expected 0 to 1", "got -1")),
+        (TEXT[:0], 0, ("tokens", "1 to data.sequence_length (32)", "got 0")),
+        (np.zeros(33, int), 0, ("tokens", "1 to data.sequence_length (32)", "got 33")),
     ],
 )
-def test_what_cannot_be_asked_is_one_sentence(tmp_path: Path, tokens: np.ndarray, layer: int, said: str) -> None:
+def test_what_cannot_be_asked_is_one_sentence(
+    tmp_path: Path, tokens: np.ndarray, layer: int, parts: tuple[str, ...]
+) -> None:
     trainer = make_trainer(run_config(tmp_path, 5, model=SHAPE))
-    with pytest.raises(UserError, match=said):
+    with refused(*parts):
         attention_weights(trainer, tokens, layer)

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config
+from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     assert_same_bits,
@@ -91,5 +92,5 @@ def test_an_average_that_is_turned_off_is_dropped(tmp_path: Path, whole: Config)
 
 
 def test_evaluating_an_average_that_is_not_kept_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"^evaluation.ema: true needs .* optimizer.ema is null"):
+    with refused("evaluation.ema: true", "optimizer.ema is null"):
         make_trainer(run_config(tmp_path, 3, evaluation={"ema": True}))

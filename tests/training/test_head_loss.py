@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config
 from jaxpar.training.head_loss import choose_loss
 from pallas_kernels.verified import Record, digest
+from tests.sentences import refused
 from tests.small_run import small
 
 CPU: Any = SimpleNamespace(platform="cpu")
@@ -50,12 +51,12 @@ def test_a_kernel_that_is_named_runs_unverified_and_the_plan_says_so(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("memory", "device", "words"),
+    ("memory", "device", "parts"),
     [
-        ({}, CPU, "memory.loss_backend is 'fused', which does not support this run: .*it runs on GPUs, not on a cpu"),
-        ({"loss_tiles": 3}, H100, "memory.loss_tiles: expected null with memory.loss_backend: fused, .* got 3"),
+        ({}, CPU, ("memory.loss_backend is 'fused'", "does not support", "not on a cpu")),
+        ({"loss_tiles": 3}, H100, ("memory.loss_tiles", "expected null", "memory.loss_backend: fused", "got 3")),
     ],
 )
-def test_what_the_kernel_cannot_do_is_refused(memory: dict[str, Any], device: Any, words: str):
-    with pytest.raises(UserError, match=words):
+def test_what_the_kernel_cannot_do_is_refused(memory: dict[str, Any], device: Any, parts: tuple[str, ...]):
+    with refused(*parts):
         choose_loss(run(loss_backend="fused", **memory), device)

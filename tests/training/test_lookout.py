@@ -12,12 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config
 from jaxpar.observe.event_log import EventLog
 from jaxpar.observe.events import Anomaly
 from jaxpar.observe.jsonl import JsonLines
 from jaxpar.training import lookout
 from jaxpar.training.errors import TrainingError
+from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Heard,
@@ -174,18 +175,18 @@ def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "says"),
+    ("sections", "parts"),
     [
-        ({"watch": {"on_spike": "rollback"}}, "watch.on_spike: rollback needs checkpoints to go back to"),
+        ({"watch": {"on_spike": "rollback"}}, ("watch.on_spike: rollback", "checkpoints")),
         (
             {"watch": {"on_spike": "rollback", "spike": None}, "checkpoint": {"every": 5}},
-            "watch.on_spike: rollback needs spikes",
+            ("watch.on_spike: rollback", "needs spikes"),
         ),
-        ({"watch": {"spike_window": 3}}, "watch.spike_window: must be at least 10, got 3"),
+        ({"watch": {"spike_window": 3}}, ("watch.spike_window", "at least 10", "got 3")),
     ],
 )
-def test_a_watch_that_cannot_work_is_refused(tmp_path: Path, sections: dict[str, Any], says: str):
-    with pytest.raises(UserError, match=f"^{says}"):
+def test_a_watch_that_cannot_work_is_refused(tmp_path: Path, sections: dict[str, Any], parts: tuple[str, ...]):
+    with refused(*parts):
         make_trainer(run_config(tmp_path, 5, **sections))
 
 

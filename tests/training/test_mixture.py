@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.checkpoint.manifest import MANIFEST
-from jaxpar.config import UserError
 from jaxpar.observe.jsonl import read_metrics
 from tests.data.folders import prepared, texts
+from tests.sentences import refused
 from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
 
 
@@ -81,5 +81,5 @@ def test_other_changes_of_the_data_are_another_run(tmp_path, folders):
     a, b = folders
     fit(config_of(tmp_path, 2, {a: 1.0, b: 1.0}))
     alone = run_config(tmp_path, 4, parallel=MESH, model={"vocab": None}, data={"source": "tokens", "path": a})
-    with pytest.raises(UserError, match=r"another configuration \(data\.path: null -> .*choose another run\.name"):
+    with refused("another configuration", "data.path: null -> ", "run.name"):
         fit(alone)

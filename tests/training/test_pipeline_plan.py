@@ -11,6 +11,7 @@ import pytest
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import Plan
 from jaxpar.training.resolve import make_plan, resolve_config
+from tests.sentences import refused
 from tests.small_run import layout_of, small
 
 
@@ -80,7 +81,7 @@ def test_sizes_that_a_schedule_cannot_have_are_one_sentence(parallel: dict[str, 
 
 def test_a_table_that_is_missing_or_for_other_sizes_is_one_sentence(tmp_path: Path):
     table = tmp_path / "mine.csv"
-    with pytest.raises(UserError, match=r"parallel\.schedule: the table '.*mine\.csv' cannot be read"):
+    with refused("parallel.schedule", "mine.csv", "cannot be read"):
         plan_of(pipe=2, schedule=str(table))
 
 

@@ -15,6 +15,7 @@ from jaxpar.observe.jsonl import read_metrics
 from jaxpar.training.listeners import default_listeners
 from jaxpar.training.run_folder import RunFolder
 from jaxpar.training.trainer import Trainer
+from tests.sentences import refused
 from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
 
 METRICS = {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_time_s"}
@@ -111,7 +112,7 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path: Path):
     folder_of(config).mkdir()
     (folder_of(config) / "thesis.tex").write_text("years of work")
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=r"is no run of jaxpar \(it has no config.yaml\)"):
+    with refused("no run of jaxpar", "no config.yaml"):
         fit(config)
     assert contents(tmp_path) == before
 

@@ -15,6 +15,7 @@ from jaxpar.config import Config
 from jaxpar.observe.jsonl import JsonLines
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
+from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Heard,
@@ -136,7 +137,7 @@ def test_a_single_good_step_starts_the_count_anew(tmp_path: Path):
     config = run_config(tmp_path, 8, parallel=MESH, run={"max_skipped_steps": 3})
     heard = fit_poisoned(config, {2, 3, 5, 6, 8})
     assert heard.records[-1].skipped_steps == 5
-    with pytest.raises(TrainingError, match=r"^3 steps in a row .*nothing was saved"):
+    with refused("3 steps in a row", "nothing was saved", error=TrainingError):
         fit_poisoned(run_config(tmp_path / "other", 8, parallel=MESH, run={"max_skipped_steps": 3}), {2, 3, 4})
 
 

@@ -12,6 +12,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.validate import validate
 from jaxpar.training.resolve import make_plan, resolve_config
 from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles
+from tests.sentences import refused
 from tests.small_run import layout_of, small
 
 
@@ -109,5 +110,5 @@ def test_what_cannot_be_is_one_sentence(memory: dict[str, Any], parallel: dict[s
 def test_as_many_tiles_as_tokens_are_allowed_while_an_axis_is_not_known():
     config = small(memory={"loss_tiles": 256}, parallel={"fsdp": -1})
     validate(config)
-    with pytest.raises(UserError, match=r"tokens in a microbatch \(128\), got 256"):
+    with refused("tokens in a microbatch (128)", "got 256"):
         resolve_config(config, 2)
