@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jaxpar.observe.files import GrowingFile, write_atomically
+from tests.full_disk import full_disk
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,17 +23,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-@contextlib.contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `limit` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_what_a_full_disk_did_not_take_is_written_when_there_is_room(tmp_path: Path) -> None:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.optim import make_optimizer
-
-
-def mesh_of(**sizes: int) -> Mesh:
-    """A mesh of all axes, of size 1 where not given, on the first devices."""
-    shape = tuple(sizes.get(axis, 1) for axis in AXES)
-    devices = np.array(jax.devices()[: prod(shape)]).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+from tests.traced import mesh_of
 
 
 def shardings(mesh: Mesh, layout):

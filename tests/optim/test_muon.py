@@ -8,15 +8,11 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.muon import newton_schulz
+from tests.optim.specs import matrix
 
 CONFIG = OptimizerConfig(
     name="muon", learning_rate=0.01, muon_learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2
 )
-
-
-def matrix(*shape, inputs=1):
-    axes = ("layers", *["embed"] * (len(shape) - 1))
-    return ParamSpec(shape, axes, inputs=inputs, matrix=True, decay=True)
 
 
 # on a mesh of pipe 2, fsdp 2, tensor 2: name -> (weight, layout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from itertools import chain
@@ -20,6 +19,7 @@ from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
+from tests.full_disk import full_disk
 from tests.sentences import refused
 
 ROOT = Path(__file__).parents[3]
@@ -216,24 +216,13 @@ def test_two_preparations_of_one_folder_do_not_meet(tmp_path):
     prepare(asked, quiet())
 
 
-@pytest.fixture
-def small_files():
-    """The kernel plays the full disk: no file of this process may grow beyond a limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path, small_files):
+def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(300))
     whole = prepare(options(tmp_path / "whole" / "out", source, shard_tokens=10**6), quiet())
     asked = options(tmp_path / "out", source, shard_tokens=10**6)
     for limit, name in ((700, "units"), (15000, "train-00000.npy")):
-        small_files(limit)
-        with pytest.raises(UserError) as caught:
+        with full_disk(limit), refused("File too large", "the same command goes on") as caught:
             prepare(asked, quiet())
-        small_files(resource.RLIM_INFINITY)
-        assert "(File too large); the same command goes on when it can" in str(caught.value)
         assert name in str(caught.value) or limit == 700
         assert not list((tmp_path / "out").rglob("*.tmp"))
     prepare(asked, quiet())

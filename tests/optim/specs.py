@@ -1,0 +1,11 @@
+"""Weights that tests of optimizers update."""
+
+from __future__ import annotations
+
+from jaxpar.mesh.parameters import ParamSpec
+
+
+def matrix(*shape: int, inputs: int = 1) -> ParamSpec:
+    """A stack of matrices that decay: layers first, then `inputs` dims of inputs, then those of outputs."""
+    axes = ("layers", *["embed"] * (len(shape) - 1))
+    return ParamSpec(shape, axes, inputs=inputs, matrix=True, decay=True)
