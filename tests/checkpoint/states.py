@@ -60,11 +60,3 @@ def like(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map(
         lambda value: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding_of(mesh, value.shape)), state
     )
-
-
-def assert_same_bits(got: Any, want: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
-        name = jax.tree_util.keystr(path)
-        assert (a.shape, a.dtype) == (b.shape, b.dtype), name
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), name

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
-from tests.checkpoint.states import assert_same_bits, host_state, like, mesh_of, put
+from tests.checkpoint.states import host_state, like, mesh_of, put
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
 MESHES = [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"tensor": 2, "context": 2, "replica": 2}, {"fsdp": 3}, {"fsdp": 1}]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
-from tests.checkpoint.states import assert_same_bits, host_state, like, mesh_of, put
+from tests.checkpoint.states import host_state, like, mesh_of, put
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
 

@@ -5,9 +5,7 @@ The kernel plays the full disk: it refuses to let any file of the process grow b
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +15,12 @@ import numpy as np
 import pytest
 
 from jaxpar.checkpoint import CheckpointError, manifest
-from tests.checkpoint.states import assert_same_bits, like, mesh_of, put
+from tests.checkpoint.states import like, mesh_of, put
+from tests.full_disk import full_disk
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
 LIMIT = 2**20
-
-
-@contextlib.contextmanager
-def full_disk():
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 LARGE = {"x": np.ones((8, LIMIT // 4), np.float32), "y": np.ones((8, LIMIT // 4), np.float32)}
@@ -41,7 +31,7 @@ def test_a_failed_save_surfaces_in_wait_once_and_the_checkpoint_before_stays(che
     checkpoints = checkpointer(keep_last=1)
     checkpoints.save(1, state, {})
     checkpoints.wait()
-    with full_disk():
+    with full_disk(LIMIT):
         checkpoints.save(2, state, {})
         with refused("/00000002", "could not be written", "File too large", error=CheckpointError):
             checkpoints.wait()
@@ -56,7 +46,7 @@ def test_a_failed_save_surfaces_in_wait_once_and_the_checkpoint_before_stays(che
 def test_a_failed_save_surfaces_at_the_next_save_and_then_saving_works_again(checkpointer, tmp_path):
     state = put(LARGE, mesh_of(fsdp=8))
     checkpoints = checkpointer()
-    with full_disk():
+    with full_disk(LIMIT):
         checkpoints.save(1, state, {})
         with pytest.raises(CheckpointError, match="File too large"):
             checkpoints.save(2, state, {})
@@ -71,7 +61,7 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(checkpointer, monkeyp
     checkpoints = checkpointer()
     checkpoints.save(1, {"x": jnp.ones(3)}, {})
     checkpoints.wait()
-    with full_disk(), monkeypatch.context() as patch:
+    with full_disk(LIMIT), monkeypatch.context() as patch:
         patch.setattr(manifest, "encode", lambda files: encode(files) + b" " * 2 * LIMIT)
         checkpoints.save(2, {"x": jnp.ones(3)}, {})
         with refused("/00000002", "could not be written", "File too large", error=CheckpointError):
@@ -81,7 +71,7 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(checkpointer, monkeyp
 
 def test_facts_that_do_not_fit_leave_no_checkpoint(checkpointer, tmp_path):
     checkpoints = checkpointer()
-    with full_disk(), refused("/00000001", "could not be written", "File too large", error=CheckpointError):
+    with full_disk(LIMIT), refused("/00000001", "could not be written", "File too large", error=CheckpointError):
         checkpoints.save(1, {"x": jnp.ones(3)}, {"fact": "x" * 2 * LIMIT})
     assert os.listdir(tmp_path / "checkpoints") == []
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from jaxpar.checkpoint import Checkpointer
 from tests.checkpoint.save_until_killed import state_of
-from tests.checkpoint.states import assert_same_bits, like, mesh_of, put
+from tests.checkpoint.states import like, mesh_of, put
+from tests.same_bits import assert_same_bits
 
 MOMENTS = [("before", 0.02), ("after", 0.0), ("after", 0.1)]
 """When a process speaks (see `save_until_killed`), and how long after that it is killed, in seconds."""

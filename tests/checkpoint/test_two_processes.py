@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.checkpoint.states import assert_same_bits, host_state, like, mesh_of
+from tests.checkpoint.states import host_state, like, mesh_of
+from tests.same_bits import assert_same_bits
 
 
 def test_two_processes_save_and_one_process_restores(tmp_path, checkpointer, reports):

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 
+import chex
 import numpy as np
 import pytest
 
@@ -35,9 +36,7 @@ def dataset(request):
 
 def assert_same(left, right):
     assert left.keys() == right.keys() == FIELDS
-    for name in FIELDS:
-        assert left[name].dtype == right[name].dtype
-        np.testing.assert_array_equal(left[name], right[name])
+    chex.assert_trees_all_equal(left, right, strict=True)
 
 
 def test_hosts_assemble_the_batch_that_one_host_makes(dataset):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -204,8 +205,9 @@ def test_a_split_mesh_updates_as_one_device(moments: str, trees, run_optimizer, 
     mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
     split, split_state, _ = run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=mesh, moments=moments)
     whole, whole_state, _ = run_optimizer(CONFIG, SPECS, WHOLE, gradients, master, moments=moments)
-    for one, other in zip(jax.tree.leaves((split, split_state)), jax.tree.leaves((whole, whole_state)), strict=True):
-        np.testing.assert_allclose(one.astype(np.float32), other.astype(np.float32), rtol=1e-6, atol=1e-7)
+    chex.assert_trees_all_equal_dtypes((split, split_state), (whole, whole_state))
+    found, wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), ((split, split_state), (whole, whole_state)))
+    chex.assert_trees_all_close(found, wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
@@ -219,8 +221,7 @@ def test_a_slice_of_the_layers_is_updated_as_in_the_whole(moments: str, trees):
     whole = update(gradients, optimizer.init(master), master, jnp.int32(4))[:2]
     part = lambda tree: jax.tree.map(lambda leaf: leaf[1:3], tree)
     sliced = update(part(gradients), part(optimizer.init(master)), part(master), jnp.int32(4))[:2]
-    for one, other in zip(jax.tree.leaves(part(whole)), jax.tree.leaves(sliced), strict=True):
-        np.testing.assert_array_equal(one, other)
+    chex.assert_trees_all_equal(part(whole), sliced, strict=True)
 
 
 def test_a_part_that_ends_inside_a_block_is_one_sentence():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from pallas_kernels.linear_cross_entropy.registry import IMPLEMENTATIONS, Reques
 from pallas_kernels.verified import Record, digest
 from tests.pallas_kernels.dense64 import worst
 from tests.pallas_kernels.linear64 import Case, case, losses
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
 TILE = Tile(32, 128, 32, warps=4, stages=2)
@@ -124,8 +126,7 @@ def test_columns_that_pad_the_table_may_hold_anything(options: dict[str, Any]):
     poisoned = of._replace(table=of.table.copy())
     poisoned.table[:, 280:] = np.nan
     have = found(poisoned, **options, vocab=280, softcap=3.0)
-    for name, value in clean.items():
-        np.testing.assert_array_equal(np.asarray(have[name], np.float32), np.asarray(value, np.float32), err_msg=name)
+    chex.assert_trees_all_equal(have, clean, strict=True)
 
 
 def test_ignored_tokens_have_no_loss_and_no_gradient():
@@ -141,9 +142,7 @@ def test_ignored_tokens_have_no_loss_and_no_gradient():
 
 def test_the_same_bits_every_time():
     of = case(70, 48, 300)
-    first, again = found(of, **KERNEL), found(of, **KERNEL)
-    for name, value in first.items():
-        np.testing.assert_array_equal(np.asarray(value, np.float32), np.asarray(again[name], np.float32))
+    assert_same_bits(found(of, **KERNEL), found(of, **KERNEL))
 
 
 def shards(of: Case, ranks: int, vocab: int, **options: Any) -> dict[str, np.ndarray]:

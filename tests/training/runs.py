@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import CheckpointConfig, Config, EvaluationConfig, RunConfig, config_to_yaml
@@ -111,11 +110,6 @@ def saved_state(config: Config, step: int) -> Any:
         return jax.device_get(checkpointer.restore(step, like))
     finally:
         checkpointer.close()
-
-
-def assert_same_bits(found: Any, wanted: Any) -> None:
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
 
 
 def write_config(config: Config, file: Path) -> Path:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
-    assert_same_bits,
     fit,
     losses,
     make_trainer,

@@ -11,10 +11,10 @@ import pytest
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config
 from jaxpar.train import main
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
-    assert_same_bits,
     fit,
     folder_of,
     losses,

@@ -18,6 +18,7 @@ from jaxpar.memory import streaming
 from jaxpar.memory.filed import FiledArray
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.training.saved_state import SavedState
+from tests.same_bits import assert_same_bits
 
 ORDERS = {
     "in order": LayerOrder.of_one_rank(8),
@@ -80,8 +81,7 @@ def test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout(
     restored = on_devices.incoming(checkpointer.restore(3, on_devices.abstract))
     checkpointer.close()
     assert restored["layers"]["up"].sharding == where
-    for found, wanted in zip(jax.tree.leaves(restored), jax.tree.leaves(values()), strict=True):
-        assert np.asarray(found).tobytes() == wanted.tobytes()
+    assert_same_bits(restored, values())
 
 
 def test_a_piece_that_is_missing_or_changed_is_noticed(tmp_path: Path, checkpointer: Checkpointer):

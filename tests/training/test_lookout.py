@@ -18,11 +18,11 @@ from jaxpar.observe.events import Anomaly
 from jaxpar.observe.jsonl import JsonLines
 from jaxpar.training import lookout
 from jaxpar.training.errors import TrainingError
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Heard,
-    assert_same_bits,
     folder_of,
     losses,
     make_trainer,

@@ -17,11 +17,11 @@ import pytest
 from jaxpar.checkpoint import CheckpointError
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.training.errors import TrainingError
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Heard,
-    assert_same_bits,
     fit,
     folder_of,
     losses,

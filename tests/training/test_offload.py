@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from jaxpar.config import UserError
@@ -13,6 +12,7 @@ from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.host_memory import check_offload, offloaded_bytes, require_pinned
 from jaxpar.training.plan_table import plan_rows
 from jaxpar.training.trainer import Trainer
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 
@@ -57,7 +57,7 @@ def test_loss_and_gradients_are_the_same_bits_as_without(name: str):
     on_device, on_host = (run_of(remat, parallel=parallel) for remat in offloading(*names, preset=preset))
     (loss, gradients), (found_loss, found) = on_device.loss_and_gradients(), on_host.loss_and_gradients()
     assert found_loss == loss
-    jax.tree.map(np.testing.assert_array_equal, found, gradients)
+    assert_same_bits(found, gradients)
 
 
 def test_what_is_offloaded_counts_as_the_hosts():

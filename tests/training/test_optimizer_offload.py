@@ -20,10 +20,11 @@ from jaxpar.training.memory_check import mebibytes, pinned_state_bytes, state_by
 from jaxpar.training.resting_state import check_resting_state, require_pinned_state, resting_rows, streamed_bytes
 from jaxpar.training.step import TrainStep
 from jaxpar.training.weight_update import weight_states
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.traced import operations
-from tests.training.runs import assert_same_bits, fit, run_config, saved_state
+from tests.training.runs import fit, run_config, saved_state
 
 STEPS = 3
 

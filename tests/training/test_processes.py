@@ -17,9 +17,9 @@ import pytest
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config
 from tests.patience import seconds
+from tests.same_bits import assert_same_bits
 from tests.training.runs import (
     MESH,
-    assert_same_bits,
     fit,
     folder_of,
     losses,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jaxpar.config import Config
-from tests.training.runs import MESH, assert_same_bits, fit, folder_of, losses, run_config, saved_state
+from tests.same_bits import assert_same_bits
+from tests.training.runs import MESH, fit, folder_of, losses, run_config, saved_state
 
 STOPPED, MORE = 4, 10
 FOUR = {"layers": 4}

@@ -15,11 +15,11 @@ from jaxpar.config import Config
 from jaxpar.observe.jsonl import JsonLines
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Heard,
-    assert_same_bits,
     fit,
     folder_of,
     make_trainer,

@@ -14,9 +14,9 @@ from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.out_of_memory import explained
 from jaxpar.training.resting_state import check_resting_state, resting_rows, streamed_bytes
 from jaxpar.training.weights_away import away_gradient_bytes, layer_bytes
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
-from tests.training.runs import assert_same_bits
 
 LAYERS, STEPS = 4, 3
 
