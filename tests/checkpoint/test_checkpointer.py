@@ -151,12 +151,16 @@ def test_only_arrays_of_plain_dtypes_are_saved(checkpointer, tmp_path):
     assert checkpoints.latest() is None
 
 
-def test_old_checkpoints_go_once_a_new_one_is_complete(checkpointer, tmp_path):
-    mesh = mesh_of(fsdp=8)
-    checkpoints = checkpointer(keep_last=2, keep_every=4)
-    for step in range(1, 8):
-        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
+def save_all(checkpoints, *steps: int) -> None:
+    """A small state at each step, saved to its end."""
+    for step in steps:
+        checkpoints.save(step, put({"x": np.float32(step)}, mesh_of(fsdp=8)), {})
     checkpoints.wait()
+
+
+def test_old_checkpoints_go_once_a_new_one_is_complete(checkpointer, tmp_path):
+    checkpoints = checkpointer(keep_last=2, keep_every=4)
+    save_all(checkpoints, *range(1, 8))
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000004", "00000006", "00000007"]
 
 
@@ -181,26 +185,19 @@ def test_checkpoints_after_skipped_steps_push_no_healthy_one_out_also_after_a_re
 
 
 def test_pruning_neither_counts_nor_deletes_broken_checkpoints(checkpointer, tmp_path):
-    mesh = mesh_of(fsdp=8)
     checkpoints = checkpointer(keep_last=2)
-    for step in (10, 20):
-        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
-    checkpoints.wait()
+    save_all(checkpoints, 10, 20)
     (tmp_path / "checkpoints" / "00000020" / "facts.json").unlink()
-    checkpoints.save(30, put({"x": np.float32(30)}, mesh), {})
-    checkpoints.wait()
+    save_all(checkpoints, 30)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000010", "00000020", "00000030"]
 
 
 def test_a_corrupt_newer_checkpoint_does_not_push_out_the_ones_saved_after_going_back(checkpointer, tmp_path):
-    mesh = mesh_of(fsdp=8)
     checkpoints = checkpointer(keep_last=1)
-    for step in (20, 30):
-        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
-    checkpoints.wait()
+    save_all(checkpoints, 20, 30)
     (tmp_path / "checkpoints" / "00000030" / "facts.json").write_text("[]\n")  # As long as before.
     for step in (22, 24):
-        checkpoints.save(step, put({"x": np.float32(step)}, mesh), {})
+        checkpoints.save(step, put({"x": np.float32(step)}, mesh_of(fsdp=8)), {})
         assert checkpoints.latest() == step
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000024", "00000030"]
 
