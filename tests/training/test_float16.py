@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import jax
+import pytest
 
 from tests.given_weights import state_with
 from tests.reference import decoder64
