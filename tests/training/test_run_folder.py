@@ -134,7 +134,7 @@ def saved(finished: Config, tmp_path: Path) -> Config:
     return run_config(tmp_path / "runs", 5, **ON)
 
 
-def refused(config: Config) -> str:
+def refusal_of(config: Config) -> str:
     """The sentence with which the run does not start, and writes nothing."""
     before = contents(folder_of(config).parents[1])
     with pytest.raises(UserError) as refusal:
