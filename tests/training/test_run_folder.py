@@ -155,9 +155,9 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_over_its_records(s
     others = f"choose another run.name or move {folder_of(saved)} away to begin anew"
     mend = f"mount the checkpoints or move them back to continue the run, or {others}"
     told = "events.jsonl says that the checkpoint of step 4 was saved"
-    assert refused(saved) == f"run.name is 'run': {checkpoints} {found}, but {told}; {mend}"
+    assert refusal_of(saved) == f"run.name is 'run': {checkpoints} {found}, but {told}; {mend}"
     (folder_of(saved) / "events.jsonl").unlink()
-    assert "summary.json says that the run ended, with a checkpoint, at step 4" in refused(saved)
+    assert "summary.json says that the run ended, with a checkpoint, at step 4" in refusal_of(saved)
     if left != "nothing":
         shutil.rmtree(checkpoints)
     away.rename(checkpoints)
@@ -180,7 +180,7 @@ def test_checkpoints_on_a_larger_disk_are_found_through_a_symlink(saved: Config,
     assert [record.step for record in fit(saved)[1].records] == [5]
     assert (disk / "00000005" / "manifest.json").exists()
     disk.rename(tmp_path / "elsewhere")
-    said = refused(run_config(tmp_path / "runs", 6, **ON))
+    said = refusal_of(run_config(tmp_path / "runs", 6, **ON))
     assert said.startswith(f"run.name is 'run': {checkpoints} is a symlink to {disk}, which is not there; mount it, or")
 
 
@@ -203,8 +203,9 @@ def test_a_symlink_to_the_checkpoints_of_another_run_is_not_followed(saved: Conf
         section, key, value = {"another name": ("run", "name", "b"), "another model": ("model", "mlp", 64)}[whose]
         change_facts(disk, section, key, value)
         owner = "run 'b'" if key == "name" else "a run with another configuration (model.mlp: 64 -> 48)"
-    assert f"{checkpoints} is a symlink to {disk}, which belongs to {owner}; let it lead to this run's own" in refused(
-        saved
+    assert (
+        f"{checkpoints} is a symlink to {disk}, which belongs to {owner}; let it lead to this run's own"
+        in refusal_of(saved)
     )
 
 
