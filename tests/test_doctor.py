@@ -25,6 +25,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):

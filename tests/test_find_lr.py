@@ -79,6 +79,7 @@ def test_a_loss_that_still_falls_at_the_end_says_so():
     assert "a larger --high may find a higher rate" in suggestion.reason
 
 
+@pytest.mark.long
 def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -67,6 +67,7 @@ def test_a_plan_for_this_machine_trains(planned: Path, tmp_path: Path, capsys: p
     capsys.readouterr()
 
 
+@pytest.mark.long
 def test_auto_plans_for_the_machine_at_hand(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = (folder / "small.yaml").read_text()
     before, _, after = text.partition("\nparallel:")

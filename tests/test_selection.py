@@ -74,6 +74,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
         assert len([name for name in names if "named" in name]) == 2
 
 
+@pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, said = chosen(tmp_path, "--level", "all")
     assert len(whole) == 27 and "not run" not in said and "slowest tests" in said

@@ -39,7 +39,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(quick=("ring",), ci=3)
+@pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_device_sends_what_the_formula_of_its_strategy_says(name: str):
     strategy = name.split(",")[0]

@@ -67,7 +67,7 @@ def expected_flops(step: TrainStep) -> float:
     return total
 
 
-@pytest.mark.matrix(quick=("1f1b",), ci=2)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_runs_sends_and_keeps_what_its_table_says(name: str):
     step = step_of(name)
@@ -93,6 +93,7 @@ def shard_bytes(step: TrainStep, parts: tuple[str, ...]) -> int:
     return total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "times"),
     [

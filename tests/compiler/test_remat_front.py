@@ -80,6 +80,7 @@ def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFi
     assert [(one.layers, one.activations) for one in runs] == [(n, own) for n, own in best["runs"]]
 
 
+@pytest.mark.long
 def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

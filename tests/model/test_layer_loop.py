@@ -241,6 +241,7 @@ def test_no_gathered_layer_is_kept_for_the_backward(remat: str, compiled: dict[s
     assert layers_held(compiled[remat]) < FEW
 
 
+@pytest.mark.long
 def test_autodiff_of_a_plain_scan_would_keep_every_gathered_layer(compiled: dict[str, Any]):
     """So the bound above can fail."""
     assert layers_held(compiled["plain_scan"]) > 24

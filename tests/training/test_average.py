@@ -54,6 +54,7 @@ def test_keeping_an_average_does_not_change_the_run(tmp_path: Path, whole: Confi
     assert losses(config) == losses(whole)
 
 
+@pytest.mark.long
 def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     evaluation = {"batches": 1, "sample_tokens": 2}
     config = averaged(tmp_path, 3, evaluation={**evaluation, "ema": True})
