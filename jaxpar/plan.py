@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxpar.config import UserError
+from jaxpar.config.bounds import SECONDS
 from jaxpar.config.spelling import did_you_mean
 
 EXAMPLES = """\
@@ -232,14 +233,14 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    if not 0 < value <= SECONDS:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, at most {SECONDS}, got {text[:40]!r}")
     return value
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):  # more digits are more than there is of anything
+        raise argparse.ArgumentTypeError(f"expected a number above 0, of nine digits at most, got {text[:40]!r}")
     return int(text)
 
 

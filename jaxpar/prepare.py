@@ -10,6 +10,9 @@ from pathlib import Path
 
 from jaxpar.config import UserError
 
+MOST_DOCUMENTS = 1_000_000
+"""That `--inspect` shows."""
+
 EPILOG = """\
 Formats go by the names, with .gz or .zst after them: .txt, .md and the like (a file is a document), .jsonl (a line is
 a JSON object), .parquet (a row). Give the same command again after a kill, a full disk or a change of --processes: it
@@ -84,8 +87,8 @@ def _prepare(options: argparse.Namespace) -> int:
     extra = [name for name in ("out", "tokenizer", "train_bpe") if getattr(options, name) is not None]
     if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
-    if options.documents < 0:
-        raise UserError(f"--documents {options.documents}: expected at least 0")
+    if not 0 <= options.documents <= MOST_DOCUMENTS:
+        raise UserError(f"--documents {options.documents}: expected from 0 to {MOST_DOCUMENTS}")
     from rich.console import Console
 
     from jaxpar.data.prepare import Options, inspect_folder, prepare, verify_folder

@@ -132,6 +132,7 @@ def test_a_budget_says_which_numbers_have_no_layout(folder: Path, capsys: pytest
         (["--gpus", "16:8"], "the smaller first"),
         (["--days", "0"], "--days 0: expected a number above 0"),
         (["--tokens", "nan"], "--tokens nan: expected a number above 0"),
+        (["--tokens", "1e300"], "--tokens 1e+300: expected a number above 0, at most 1e+30"),
     ],
 )
 def test_a_budget_that_cannot_be_is_one_sentence(
@@ -163,7 +164,9 @@ def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys:
         (["--cluster", "h100:1x8", "--fix", "tensor=5"], "70 would be but for --fix tensor=5"),
         (["--cluster", "h100:1x8", "--top", "0"], "expected a number above 0"),
         (["--cluster", "h100:1x8", "--htm", "x"], "there is no argument --htm; did you mean --html"),
-        (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, got '0'"),
+        (["--cluster", "h100:99999999x8"], "799999992 GPUs; expected at most 1048576"),
+        (["--cluster", "h100:1x8", "--timeout", "1e30"], "--timeout: expected seconds above 0, at most 1000000"),
+        (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
         (["--cluster", "cpu:1x8", "--verify"], "--verify: compiles for GPUs"),
         (["--cluster", "h100:1x8", "--fix", "remat=some"], "expected none, gemm_last, selective or full"),
         (["--cluster", "h100:1x8", "--profile", "nowhere.json"], "there is no such file"),
@@ -195,7 +198,9 @@ def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys
     ("changed", "sentence"),
     [
         ({"config": []}, "config: expected names and values, got []"),
-        ({"mfu": None}, "mfu: expected a number above 0, got None"),
+        ({"mfu": None}, "mfu: expected a number above 0, got null"),
+        ({"mfu": 10**401}, "mfu: expected a number above 0, got 1000000"),
+        ({"breakdown": {"matmuls": 10**401}}, "breakdown.matmuls: expected a number, got 1000000"),
         ({"breakdown": {"matmuls": "x"}}, "breakdown.matmuls: expected a number, got 'x'"),
     ],
 )

@@ -97,7 +97,11 @@ MISTAKES = {
     "no output": (["--input", "x"], "--out is missing"),
     "no tokenizer": (["--input", "a.jsonl", "--out", "o"], "expected either --tokenizer FILE or --train-bpe VOCAB"),
     "a folder to make": (["--inspect", "x", "--out", "o"], "--out is for --input: expected --inspect FOLDER alone"),
-    "documents": (["--inspect", "x", "--documents", "-1"], "--documents -1: expected at least 0"),
+    "documents": (["--inspect", "x", "--documents", "-1"], "--documents -1: expected from 0 to 1000000"),
+    "too many documents": (
+        ["--inspect", "x", "--documents", "9" * 20],
+        f"--documents {'9' * 20}: expected from 0 to 1000000",
+    ),
     "a missing folder": (["--inspect", "gone"], "has no index.json, so it is no token folder"),
 }
 

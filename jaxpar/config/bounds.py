@@ -12,33 +12,77 @@ class Bound:
 
     words: str
     holds: Callable[[float], bool]
+    most: float = 1e30
+    """The largest number; most of them are limits of sense, far above what any run has had."""
+
+    @property
+    def both(self) -> str:
+        """The words for the whole range."""
+        return f"{self.words}, at most {spell_limit(self.most)}" if self.most < float("inf") else self.words
+
+    def refusal(self, value: float) -> str | None:
+        """What a value must be, where it is not."""
+        if not self.holds(value):
+            return f"must be {self.words}"
+        return f"must be at most {spell_limit(self.most)}" if value > self.most else None
 
 
-def _at_least(low: int) -> Bound:
-    return Bound(f"at least {low}", lambda value: value >= low)
+def spell_limit(limit: float) -> str:
+    """A limit as people write it: `2^31 - 1`, `2^20`, `10000`."""
+    if isinstance(limit, float):
+        return f"{limit:g}"
+    power = (limit + 1).bit_length() - 1
+    if limit >= 2**20 and limit == 2**power - 1:
+        return f"2^{power} - 1"
+    power = limit.bit_length() - 1
+    return f"2^{power}" if limit >= 2**12 and limit == 2**power else str(limit)
+
+
+COUNT = 2**31 - 1
+"""What 32 bits hold: steps, tokens of a vocabulary and positions are counted in them on devices."""
+BYTES = 2**62
+RANKS = 2**20
+"""Devices of a mesh."""
+LAYERS = 10_000
+ROWS = 2**24
+"""Rows of a batch."""
+WIDTH = 2**24
+SEQUENCE = 2**27
+MICROBATCHES = 2**14
+SECONDS = 1_000_000
+"""Eleven days, in milliseconds still a number of 32 bits."""
+PARAMETERS = 10**15
+"""Weights of a model."""
+TOKENS = 2**36
+"""Tokens of the batches that a job holds at a time: that of a step, and those prepared ahead."""
+UNLIMITED = float("inf")
+
+
+def _at_least(low: int, most: float = COUNT) -> Bound:
+    return Bound(f"at least {low}", lambda value: value >= low, most)
 
 
 _POSITIVE = Bound("above 0", lambda value: value > 0)
-_SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1)
-_BELOW_ONE = Bound("from 0 to below 1", lambda value: 0 <= value < 1)
+_SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1, UNLIMITED)
+_BELOW_ONE = Bound("from 0 to below 1", lambda value: 0 <= value < 1, UNLIMITED)
 _ABOVE_ONE = Bound("above 1", lambda value: value > 1)
-_BETWEEN = Bound("above 0 and below 1", lambda value: 0 < value < 1)
-_SEED = Bound("from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32)
-_AXIS = Bound("at least 1, or -1 for what remains", lambda value: value >= 1 or value == -1)
+_BETWEEN = Bound("above 0 and below 1", lambda value: 0 < value < 1, UNLIMITED)
+_SEED = Bound("from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32, UNLIMITED)
+_AXIS = Bound("at least 1, or -1 for what remains", lambda value: value >= 1 or value == -1, RANKS)
 
 BOUNDS: dict[str, Bound] = {
     "run.steps": _at_least(1),
     "run.seed": _SEED,
     "run.log_every": _at_least(1),
     "run.max_skipped_steps": _at_least(1),
-    "model.layers": _at_least(1),
-    "model.embed": _at_least(1),
-    "model.heads": _at_least(1),
-    "model.kv_heads": _at_least(1),
-    "model.head_dim": _at_least(1),
-    "model.mlp": _at_least(1),
+    "model.layers": _at_least(1, LAYERS),
+    "model.embed": _at_least(1, WIDTH),
+    "model.heads": _at_least(1, WIDTH),
+    "model.kv_heads": _at_least(1, WIDTH),
+    "model.head_dim": _at_least(1, WIDTH),
+    "model.mlp": _at_least(1, WIDTH),
     "model.vocab": _at_least(1),
-    "model.vocab_multiple": _at_least(1),
+    "model.vocab_multiple": _at_least(1, WIDTH),
     "model.norm_epsilon": _POSITIVE,
     "model.max_positions": _at_least(1),
     "model.rope_base": _POSITIVE,
@@ -51,68 +95,68 @@ BOUNDS: dict[str, Bound] = {
     "model.attention_softcap": _POSITIVE,
     "model.dropout": _BELOW_ONE,
     "model.init_scale": _POSITIVE,
-    "model.z_loss": _at_least(0),
+    "model.z_loss": _at_least(0, 1e30),
     "parallel.pipe": _AXIS,
     "parallel.replica": _AXIS,
     "parallel.fsdp": _AXIS,
     "parallel.expert": _AXIS,
     "parallel.context": _AXIS,
     "parallel.tensor": _AXIS,
-    "parallel.microbatches": _at_least(1),
-    "parallel.ulysses": _at_least(1),
-    "parallel.virtual_stages": _at_least(1),
+    "parallel.microbatches": _at_least(1, MICROBATCHES),
+    "parallel.ulysses": _at_least(1, RANKS),
+    "parallel.virtual_stages": _at_least(1, LAYERS),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),
     "memory.offload_fraction": _SHARE,
-    "memory.offload_smallest": _at_least(1),
-    "memory.host_limit": _at_least(0),
-    "memory.optimizer_resident": _at_least(0),
-    "memory.weights_resident": _at_least(0),
+    "memory.offload_smallest": _at_least(1, BYTES),
+    "memory.host_limit": _at_least(0, BYTES),
+    "memory.optimizer_resident": _at_least(0, BYTES),
+    "memory.weights_resident": _at_least(0, BYTES),
     "memory.loss_tiles": _at_least(1),
     "memory.mlp_tiles": _at_least(1),
     "attention.query_block": _at_least(1),
     "attention.kv_block": _at_least(1),
-    "optimizer.learning_rate": _at_least(0),
+    "optimizer.learning_rate": _at_least(0, 1e30),
     "optimizer.beta1": _BELOW_ONE,
     "optimizer.beta2": _BELOW_ONE,
     "optimizer.epsilon": _POSITIVE,
-    "optimizer.weight_decay": _at_least(0),
+    "optimizer.weight_decay": _at_least(0, 1e30),
     "optimizer.clip_norm": _POSITIVE,
     "optimizer.warmup_steps": _at_least(0),
     "optimizer.decay_steps": _at_least(1),
     "optimizer.decay_fraction": _SHARE,
     "optimizer.final_fraction": _SHARE,
-    "optimizer.muon_learning_rate": _at_least(0),
+    "optimizer.muon_learning_rate": _at_least(0, 1e30),
     "optimizer.muon_momentum": _BELOW_ONE,
-    "optimizer.muon_iterations": _at_least(1),
+    "optimizer.muon_iterations": _at_least(1, 100),
     "optimizer.lion_beta1": _BELOW_ONE,
     "optimizer.lion_beta2": _BELOW_ONE,
     "optimizer.ema": _BETWEEN,
     "data.separator": _at_least(0),
-    "data.sequence_length": _at_least(1),
-    "data.batch_size": _at_least(1),
-    "data.prefetch": _at_least(0),
+    "data.sequence_length": _at_least(1, SEQUENCE),
+    "data.batch_size": _at_least(1, ROWS),
+    "data.prefetch": _at_least(0, 1024),
     "evaluation.every": _at_least(0),
-    "evaluation.batches": _at_least(0),
-    "evaluation.sample_tokens": _at_least(0),
-    "evaluation.sample_temperature": _at_least(0),
+    "evaluation.batches": _at_least(0, WIDTH),
+    "evaluation.sample_tokens": _at_least(0, 2**20),
+    "evaluation.sample_temperature": _at_least(0, 1e30),
     "checkpoint.every": _at_least(0),
     "checkpoint.keep_last": _at_least(1),
     "checkpoint.keep_every": _at_least(1),
     "watch.spike": _POSITIVE,
-    "watch.spike_window": _at_least(10),
+    "watch.spike_window": _at_least(10, 2**20),
     "watch.skip_batches": _at_least(1),
     "watch.max_rollbacks": _at_least(1),
     "watch.slow_step": _ABOVE_ONE,
     "watch.slow_pace": _ABOVE_ONE,
     "watch.data_wait": _SHARE,
     "watch.straggler": _SHARE,
-    "distributed.processes": _at_least(1),
-    "distributed.process_id": _at_least(0),
-    "distributed.devices_per_process": _at_least(1),
-    "distributed.timeout_s": _at_least(1),
-    "distributed.heartbeat_timeout_s": _at_least(2),
-    "distributed.step_timeout_s": _at_least(1),
-    "distributed.pause_timeout_s": _at_least(1),
+    "distributed.processes": _at_least(1, RANKS),
+    "distributed.process_id": _at_least(0, RANKS),
+    "distributed.devices_per_process": _at_least(1, RANKS),
+    "distributed.timeout_s": _at_least(1, SECONDS),
+    "distributed.heartbeat_timeout_s": _at_least(2, SECONDS),
+    "distributed.step_timeout_s": _at_least(1, SECONDS),
+    "distributed.pause_timeout_s": _at_least(1, SECONDS),
 }
 """`section.key` to the range its value must lie in, unless it is null."""

@@ -8,7 +8,9 @@ from math import prod
 from typing import Literal
 
 from jaxpar.config.axes import AXES
+from jaxpar.config.bounds import BYTES, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
 from jaxpar.config.errors import UserError
+from jaxpar.config.json_text import parse_json
 from jaxpar.config.typed import record_from_plain
 
 
@@ -25,8 +27,9 @@ class AxisSizes:
 
     def __post_init__(self) -> None:
         for axis, size in dict(self).items():
-            if size < 1:
-                raise UserError(f"plan.axes.{axis}: must be at least 1, got {size}")
+            _check_range(f"plan.axes.{axis}", size, 1, RANKS)
+        if self.devices > RANKS:
+            raise UserError(f"plan.axes: {self.devices} devices; expected at most {spell_limit(RANKS)}")
 
     def keys(self) -> tuple[str, ...]:
         """The names of the axes, in mesh order."""
@@ -85,6 +88,9 @@ class LayerRun:
     activations: dict[str, Literal["save", "recompute", "offload"]] = field(hash=False)
     """What happens to each named activation between forward and backward."""
 
+    def __post_init__(self) -> None:
+        _check_range("plan.runs: layers", self.layers, 0, LAYERS)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -138,9 +144,10 @@ class Plan:
     """Where weights and gradients of layers rest in a step."""
 
     def __post_init__(self) -> None:
-        for name in ("microbatches", "microbatch_rows", "loss_tiles", "mlp_tiles"):
-            if getattr(self, name) < 1:
-                raise UserError(f"plan.{name}: must be at least 1, got {getattr(self, name)}")
+        for name, (low, most) in _RANGES.items():
+            _check_range(f"plan.{name}", getattr(self, name), low, most)
+        for layers in self.stage_layers:
+            _check_range("plan.stage_layers", layers, 0, LAYERS)
 
     def to_json(self) -> str:
         """The plan as JSON text, one key a line."""
@@ -153,16 +160,23 @@ class Plan:
         Raises:
             UserError: the text is not JSON, a key is unknown, missing or given twice, or a value is of the wrong type.
         """
-        try:
-            plain = json.loads(text, object_pairs_hook=_unique)
-        except json.JSONDecodeError as error:
-            raise UserError(f"plan:{error.lineno}: not valid JSON ({error.msg})") from None
-        return record_from_plain(Plan, plain, "plan")
+        return record_from_plain(Plan, parse_json(text, "plan", unique=True), "plan")
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    for name, _ in pairs:
-        if sum(name == other for other, _ in pairs) > 1:
-            raise UserError(f"plan: {name} appears twice")
-    return made
+_RANGES: dict[str, tuple[int, int]] = {
+    "virtual_stages": (1, LAYERS),
+    "microbatches": (1, MICROBATCHES),
+    "microbatch_rows": (1, ROWS),
+    "ulysses": (1, RANKS),
+    "loss_tiles": (1, COUNT),
+    "mlp_tiles": (1, COUNT),
+    "optimizer_resident": (0, BYTES),
+    "weights_resident": (0, BYTES),
+}
+
+
+def _check_range(key: str, value: int, low: int, most: int) -> None:
+    if value < low:
+        raise UserError(f"{key}: must be at least {low}, got {value}")
+    if value > most:
+        raise UserError(f"{key}: must be at most {spell_limit(most)}, got {value}")

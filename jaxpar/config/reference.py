@@ -110,7 +110,7 @@ def _kind(key: str, annotation: object) -> str:
     names = type_names(annotation)
     if key not in BOUNDS:
         return one_of(names)
-    return ", ".join([names[0], BOUNDS[key].words]) + (", or null" if "null" in names else "")
+    return ", ".join([names[0], BOUNDS[key].both]) + (", or null" if "null" in names else "")
 
 
 def _row(*cells: str) -> str:

@@ -16,6 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, one_of
 
+LARGEST = 2**63
+"""Whole numbers are below it, and above its negative."""
+
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
@@ -62,6 +65,8 @@ def checked(key: str, value: object, annotation: Any) -> Any:
     Raises:
         UserError: the value is of another type, not among the choices, or not finite.
     """
+    if type(value) is int and abs(value) >= LARGEST:
+        raise UserError(f"{key}: expected a number of at most 64 bits, got {shown(value)}")
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
         for member in get_args(annotation):
@@ -77,7 +82,7 @@ def checked(key: str, value: object, annotation: Any) -> Any:
         return record_from_plain(annotation, value, key)
     elif _fits(value, annotation):
         return float(value) if annotation is float else value  # pyright: ignore[reportArgumentType]
-    raise UserError(f"{key}: expected {type_name(annotation)}, got {_shown(value)}{_near_miss(value, annotation)}")
+    raise UserError(f"{key}: expected {type_name(annotation)}, got {shown(value)}{_near_miss(value, annotation)}")
 
 
 def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
@@ -87,11 +92,11 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
         UserError: a key is unknown or missing, or a value is of the wrong type.
     """
     if not isinstance(plain, Mapping):
-        raise UserError(f"{key}: expected a mapping, got {_shown(plain)}")
+        raise UserError(f"{key}: expected a mapping, got {shown(plain)}")
     known = field_types(record)
     for name in plain:
         if name not in known:
-            raise UserError(f"{key}: unknown key {_shown(name)}{did_you_mean(name, known)}")
+            raise UserError(f"{key}: unknown key {shown(name)}{did_you_mean(name, known)}")
     for field in fields(record):  # pyright: ignore[reportArgumentType]
         if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{key}: the key {field.name} is missing")
@@ -120,6 +125,10 @@ def _near_miss(value: object, annotation: Any) -> str:
     return did_you_mean(value, words)
 
 
-def _shown(value: object) -> str:
-    text = repr(value) if isinstance(value, str | Mapping) else spell(value)
+def shown(value: object) -> str:
+    """A value for a sentence: as it is spelled, cut where it is long."""
+    try:
+        text = repr(value) if isinstance(value, str | Mapping) else spell(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 
-from jaxpar.config.axes import check_axes
-from jaxpar.config.bounds import BOUNDS
-from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
+from jaxpar.config.axes import AXES, check_axes
+from jaxpar.config.bounds import BOUNDS, COUNT, PARAMETERS, RANKS, TOKENS, spell_limit
+from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, parameter_count
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config, DataConfig, ParallelConfig
 from jaxpar.config.sections import check_value, config_to_dict
@@ -25,6 +26,7 @@ def validate(config: Config) -> None:
     _check_run(config)
     _check_model(config)
     check_axes(config.parallel)
+    _check_sizes(config)
     _check_layout(config)
     _check_optimizer(config)
     _check_data(config)
@@ -50,8 +52,9 @@ def _check_values(config: Config) -> None:
         for key, value in values.items():
             check_value(section, key, value)
             bound = BOUNDS.get(f"{section}.{key}")
-            if bound is not None and value is not None and not bound.holds(value):
-                raise UserError(f"{section}.{key}: must be {bound.words}, got {value}")
+            refusal = None if bound is None or value is None else bound.refusal(value)
+            if refusal is not None:
+                raise UserError(f"{section}.{key}: {refusal}, got {value}")
 
 
 def _check_run(config: Config) -> None:
@@ -83,6 +86,31 @@ def _check_model(config: Config) -> None:
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
             f"model.max_positions ({model.max_positions})"
         )
+
+
+def _check_sizes(config: Config) -> None:
+    """Products of keys that are each in range: what no machine holds is refused before anything is built for it."""
+    model, parallel, data = config.model, config.parallel, config.data
+    rows = padded_vocab(replace(model, vocab=model.vocab or 1))
+    if rows > COUNT:
+        raise UserError(
+            f"model.vocab: {model.vocab} is padded to {rows}, a multiple of model.vocab_multiple "
+            f"({model.vocab_multiple}); expected at most {spell_limit(COUNT)}"
+        )
+    weights = parameter_count(replace(model, vocab=model.vocab or 1), padded=True)
+    if weights > PARAMETERS:
+        sizes = ", ".join(f"{key} {getattr(model, key)}" for key in ("layers", "embed", "mlp", "heads", "vocab"))
+        raise UserError(f"model: {sizes} make {weights:.2g} parameters; expected at most {PARAMETERS:.0e}")
+    tokens = data.batch_size * data.sequence_length * (1 + data.prefetch)
+    if tokens > TOKENS:
+        raise UserError(
+            f"data.batch_size x sequence_length x (1 + prefetch): {data.batch_size} x {data.sequence_length} x "
+            f"{1 + data.prefetch} tokens in memory; expected at most {spell_limit(TOKENS)}"
+        )
+    devices = _known(parallel, *AXES)
+    if devices > RANKS:
+        layout = " x ".join(f"{axis} {size}" for axis in AXES if (size := getattr(parallel, axis)) != 1)
+        raise UserError(f"parallel: the mesh ({layout}) takes {devices} devices; expected at most {spell_limit(RANKS)}")
 
 
 def _check_layout(config: Config) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jaxpar.config.bounds import RANKS
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.config.typed import checked, field_types
@@ -176,12 +177,14 @@ def parse_cluster(text: str) -> Cluster:
     """
     if text.endswith((".yaml", ".yml")):
         return read_cluster(Path(text))
-    found = re.fullmatch(r"\s*([^:]+?)\s*:\s*(\d+)\s*x\s*(\d+)\s*", text)
+    found = re.fullmatch(r"\s*([^:]+?)\s*:\s*(\d{1,9})\s*x\s*(\d{1,9})\s*", text)
     if found is None:
         raise UserError(f"cluster {text!r}: {FORM}")
     hosts, gpus = int(found[2]), int(found[3])
     if hosts < 1 or gpus < 1:
         raise UserError(f"cluster {text!r}: expected at least 1 host and 1 GPU per host")
+    if hosts * gpus > RANKS:
+        raise UserError(f"cluster {text!r}: {hosts * gpus} GPUs; expected at most {RANKS}")
     try:
         gpu = gpu_named(found[1])
     except UserError as error:
@@ -231,7 +234,7 @@ def read_cluster(path: Path) -> Cluster:
     """
     written, lines = _read(path)
     place = lambda key: f"{path}:{lines[key]}" if key in lines else str(path)
-    _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"))
+    _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"), RANKS)
     if written.groups:
         for key in ("gpu", "hosts", "levels", "host_memory"):
             if key in lines:
@@ -244,6 +247,9 @@ def read_cluster(path: Path) -> Cluster:
                 raise UserError(f"{path}: the key {key} is missing")
         alone = _WrittenGroup(written.gpu, written.hosts, written.levels, written.host_memory)
         groups = [_read_group(written.gpu, "", alone, place, path)]
+    gpus = written.gpus_per_host * sum(group.hosts for group in groups)
+    if gpus > RANKS:
+        raise UserError(f"{place('gpus_per_host')}: gpus_per_host: makes {gpus} GPUs; expected at most {RANKS}")
     if written.between is not None and len(groups) < 2:
         raise UserError(
             f"{place('between')}: between: expected two groups or more that it is between, got {len(groups)}"
@@ -261,7 +267,7 @@ def read_cluster(path: Path) -> Cluster:
 
 def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[[str], str], path: Path) -> Group:
     """A group with its numbers checked; `prefix` comes before its keys, and `place` says where a key stands."""
-    _positive(written.hosts, f"{prefix}hosts", place("hosts"))
+    _positive(written.hosts, f"{prefix}hosts", place("hosts"), RANKS)
     for level, numbers in vars(written.levels).items():
         _check_numbers(numbers, f"{prefix}levels.{level}", place("levels"))
     if written.host_memory is not None:
@@ -322,6 +328,8 @@ def _check_numbers(numbers: _Numbers | None, key: str, place: str) -> None:
             _positive(value, f"{key}.{quantity}", place)
 
 
-def _positive(value: float, key: str, place: str) -> None:
+def _positive(value: float, key: str, place: str, most: float = 1e15) -> None:
     if value <= 0:
         raise UserError(f"{place}: {key}: expected a number above 0, got {value:g}")
+    if value > most:
+        raise UserError(f"{place}: {key}: expected a number of at most {most:g}, got {value:g}")

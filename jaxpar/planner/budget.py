@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, sqrt
+from math import sqrt
 from pathlib import Path
 
 from rich import box
@@ -20,6 +20,7 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.counting import parameter_count
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner import words
+from jaxpar.planner.document import LARGEST_NUMBER
 from jaxpar.planner.found import Planned
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import gpu_numbers, planned_config, screen
@@ -64,8 +65,8 @@ class Budget:
         """Plan at each number of GPUs, and print. Raises `UserError`."""
         for name in ("tokens", "price", "days"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < inf:
-                raise UserError(f"--{name} {value:g}: expected a number above 0")
+            if value is not None and not 0 < value <= LARGEST_NUMBER:
+                raise UserError(f"--{name} {value:g}: expected a number above 0, at most {LARGEST_NUMBER:g}")
         cluster = named_cluster(self.cluster)
         if len(cluster.groups) > 1:
             raise UserError(f"--cluster {self.cluster}: expected hosts of one kind, of which there may be any number")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
+from jaxpar.config.json_text import parse_json
 from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.typed import shown
 from jaxpar.planner.found import Planned
 from jaxpar.planner.mixed import ranks_of, stages_by_group
 
@@ -19,6 +20,8 @@ NUMBERS = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes")
 """What was predicted, each a number above 0."""
 TABLES = ("breakdown", "memory")
 """What was predicted, each numbers by name."""
+LARGEST_NUMBER = 1e30
+"""Of bytes, seconds or rates; whole numbers of hundreds of digits would not become a float."""
 NEEDED = ("config", "plan", "cluster", *NUMBERS, *TABLES)
 
 
@@ -80,10 +83,7 @@ def read_document(path: Path) -> PlanDocument:
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
-    try:
-        plain = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from None
+    plain = parse_json(text, str(path))
     if isinstance(plain, list) and plain:
         plain = plain[0]
     if not isinstance(plain, dict) or any(key not in plain for key in NEEDED):
@@ -105,19 +105,19 @@ def _check(path: Path, plain: Mapping[str, Any]) -> None:
     """Raise `UserError` where what was predicted is no number."""
     for name in ("config", *TABLES):
         if not isinstance(plain[name], dict):
-            raise UserError(f"{path}: {name}: expected names and values, got {plain[name]!r}")
+            raise UserError(f"{path}: {name}: expected names and values, got {shown(plain[name])}")
     for name in NUMBERS:
         if not is_number(plain[name]) or plain[name] <= 0:
-            raise UserError(f"{path}: {name}: expected a number above 0, got {plain[name]!r}")
+            raise UserError(f"{path}: {name}: expected a number above 0, got {shown(plain[name])}")
     for stage in plain.get("stages") or []:
         if not isinstance(stage, dict) or not {"group", "gpu", "first", "layers"} <= set(stage):
-            raise UserError(f"{path}: stages: expected group, gpu, first and layers of each, got {stage!r}")
+            raise UserError(f"{path}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
     for table in TABLES:
         for name, value in plain[table].items():
             if not is_number(value):
-                raise UserError(f"{path}: {table}.{name}: expected a number, got {value!r}")
+                raise UserError(f"{path}: {table}.{name}: expected a number, got {shown(value)}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether JSON has a finite number there."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    """Whether JSON has a finite number there, of a size that arithmetic takes."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER

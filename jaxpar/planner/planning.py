@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,6 +154,7 @@ def screen() -> Console:
 def gpu_numbers(text: str) -> tuple[int, int]:
     """`128:2048`. Raises `UserError`."""
     low, colon, high = text.partition(":")
-    if not (colon and low.isdigit() and high.isdigit() and 0 < int(low) <= int(high)):
+    digits = all(re.fullmatch(r"[0-9]{1,7}", number) for number in (low, high))
+    if not (colon and digits and 0 < int(low) <= int(high)):
         raise UserError(f"--gpus {text!r}: expected two numbers of GPUs, the smaller first, as in 128:2048")
     return int(low), int(high)

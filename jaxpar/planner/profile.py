@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxpar.config import UserError
+from jaxpar.config.json_text import parse_json
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.typed import shown
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.document import is_number
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
@@ -51,11 +53,11 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
         UserError: it cannot be read, is no profile, or is of another kind of device.
     """
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = parse_json(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.json")]
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a UserError is a ValueError
         raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate ({error})") from None
     _check(path, plain)
     if plain["device"] not in cluster.gpu.device_kinds:
@@ -78,13 +80,15 @@ def _check(path: Path, plain: Any) -> None:
         numbers = plain[section]
         lacking = [name for name in needed if not isinstance(numbers, dict) or name not in numbers]
         if lacking or not isinstance(numbers, dict):
-            said = f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {numbers!r}"
+            said = (
+                f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {shown(numbers)}"
+            )
             raise UserError(f"{path}: {section}: {said}; measure again with python -m jaxpar.plan calibrate")
         for name, value in numbers.items():
             if not is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
-                raise UserError(f"{path}: {section}.{name}: expected a number above 0, got {value!r}")
+                raise UserError(f"{path}: {section}.{name}: expected a number above 0, got {shown(value)}")
     if not is_number(plain["devices"]) or plain["devices"] < 1:
-        raise UserError(f"{path}: devices: expected a number above 0, got {plain['devices']!r}")
+        raise UserError(f"{path}: devices: expected a number above 0, got {shown(plain['devices'])}")
 
 
 def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import prod
 
 import jax
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.validate import validate
-from jaxpar.hardware.host import PINNED_VARIABLE
+from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
 from jaxpar.mesh.devices import devices_per_node
 from jaxpar.training.host_memory import check_offload, offloaded_bytes
 from jaxpar.training.memory_check import (
@@ -48,6 +49,22 @@ def check_state_fits(step: TrainStep) -> None:
         f"parallel: weights and optimizer state take {mebibytes(needed)} on {where}, and there are "
         f"{mebibytes(limit)}; {way_out}"
     )
+
+
+def check_batch_fits(step: TrainStep) -> None:
+    """Raises `UserError` when a step's batch, and those prepared ahead, are more than this machine's memory."""
+    data = step.config.data
+    local = sum(device.process_index == jax.process_index() for device in step.mesh.devices.flat)
+    batch = local * sum(
+        prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in step.abstract_batch().values()
+    )
+    needed = batch * (1 + data.prefetch)
+    if needed > host_memory():
+        raise UserError(
+            f"data.batch_size x sequence_length: {data.batch_size} x {data.sequence_length} take {mebibytes(batch)} "
+            f"of this machine for a step, {mebibytes(needed)} with data.prefetch ({data.prefetch}), and there are "
+            f"{mebibytes(host_memory())}; expected fewer rows or tokens"
+        )
 
 
 def check_step_fits(step: TrainStep, needed: int | None) -> None:

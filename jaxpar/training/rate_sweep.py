@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.bounds import COUNT
 from jaxpar.config.plan import Plan
 from jaxpar.optim.schedule import rising
 from jaxpar.training.step import TrainStep
@@ -83,6 +84,8 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
         raise UserError(f"--low and --high: expected 0 < low < high, got {low:g} and {high:g}")
     if steps < FEWEST_STEPS:
         raise UserError(f"--steps: expected at least {FEWEST_STEPS}, got {steps}")
+    if steps > COUNT:
+        raise UserError(f"--steps: expected at most {COUNT}, got {steps}")
     trainer = Trainer(_swept(config, high))
     trainer.functions = _SweepStep(trainer.config, trainer.plan, trainer.mesh, low, steps)
     rates, losses, ended = [], [], f"it took all its {steps} steps"

@@ -28,7 +28,7 @@ from jaxpar.training.attend import mask_of
 from jaxpar.training.batches import BatchPlacer
 from jaxpar.training.host_memory import check_offload
 from jaxpar.training.memory_check import needed_bytes
-from jaxpar.training.out_of_memory import check_state_fits, check_step_fits, explained
+from jaxpar.training.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 from jaxpar.training.resting_state import check_resting_state
 from jaxpar.training.state import TrainState
@@ -77,6 +77,7 @@ class Trainer:
         self.mesh = build_mesh(self.plan.axes, devices)
         self.functions = TrainStep(self.config, self.plan, self.mesh)
         check_state_fits(self.functions)
+        check_batch_fits(self.functions)
         check_offload(self.functions)
         check_resting_state(self.functions)
         self.placer = BatchPlacer(self.functions)

@@ -58,6 +58,12 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (("axes", "tenser"), 2, "plan.axes: unknown key 'tenser'; did you mean tensor?"),
         (("attention", "why"), "x", "plan.attention: unknown key 'why'"),
         (("zero",), 4, "plan.zero: expected 0, 1, 2 or 3, got 4"),
+        (("axes", "fsdp"), 2**40, "plan.axes.fsdp: must be at most 2^20, got 1099511627776"),
+        (("axes", "fsdp"), 2**20, "plan.axes: 1614807040 devices; expected at most 2^20"),
+        (("microbatches",), 10**400, f"plan.microbatches: expected a number of at most 64 bits, got {10**76}..."),
+        (("microbatch_rows",), 10**18, f"plan.microbatch_rows: must be at most 2^24, got {10**18}"),
+        (("stage_layers",), [10**9], "plan.stage_layers: must be at most 10000, got 1000000000"),
+        (("optimizer_resident",), -1, "plan.optimizer_resident: must be at least 0, got -1"),
         (("zero",), True, "plan.zero: expected 0, 1, 2 or 3, got true"),
         (("axes",), 8, "plan.axes: expected a mapping, got 8"),
         (("axes", "fsdp"), 0, "plan.axes.fsdp: must be at least 1, got 0"),
@@ -98,6 +104,8 @@ def test_a_missing_key_is_named():
         ("{", ("plan:1:", "not valid JSON")),
         ("[]", ("plan: ", "expected a mapping", "got []")),
         ('{"zero": 1, "zero": 2}', ("plan: ", "zero", "twice")),
+        ('{"zero": 1' + 5000 * "0" + "}", ("plan: ", "not usable JSON", "thousands of digits")),
+        ("[" * 100_000, ("plan: ", "not usable JSON", "nests too deep")),
     ],
 )
 def test_text_that_is_not_a_plan_is_one_sentence(text, parts):

@@ -45,6 +45,11 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("model.dropout=1", "model.dropout: must be from 0 to below 1, got 1.0"),
         ("model.norm_epsilon=0", "model.norm_epsilon: must be above 0, got 0.0"),
         ("parallel.microbatches=0", "parallel.microbatches: must be at least 1, got 0"),
+        ("run.steps=2147483648", "run.steps: must be at most 2^31 - 1, got 2147483648"),
+        ("run.steps=1" + 30 * "0", f"run.steps: expected a number of at most 64 bits, got {10**30}"),
+        ("model.embed=1000000000000000000", "model.embed: must be at most 2^24, got 1000000000000000000"),
+        ("data.prefetch=1000000000000000000", "data.prefetch: must be at most 1024, got 1000000000000000000"),
+        ("model.z_loss=1e300", "model.z_loss: must be at most 1e+30, got 1e+300"),
         ("parallel.tensor=0", "parallel.tensor: must be at least 1, or -1 for what remains, got 0"),
         ("optimizer.decay_fraction=1.5", "optimizer.decay_fraction: must be from 0 to 1, got 1.5"),
         ("optimizer.warmup_steps=-1", "optimizer.warmup_steps: must be at least 0, got -1"),
@@ -79,6 +84,39 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
 )
 def test_a_value_out_of_range_is_one_sentence(override, sentence):
     assert refusal(override) == sentence
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ("model.layers=10000", "model.embed=16777216", "model.mlp=16777216"),
+            "model: layers 10000, embed 16777216, mlp 16777216, heads 8, vocab None make 2e+19 parameters; expected "
+            "at most 1e+15",
+        ),
+        (
+            ("data.batch_size=16777216", "data.sequence_length=131072"),
+            "data.batch_size x sequence_length x (1 + prefetch): 16777216 x 131072 x 3 tokens in memory; expected at "
+            "most 2^36",
+        ),
+        (
+            ("parallel.fsdp=1048576", "parallel.tensor=8"),
+            "parallel: the mesh (fsdp 1048576 x tensor 8) takes 8388608 devices; expected at most 2^20",
+        ),
+        (
+            ("model.vocab=2147483647",),
+            "model.vocab: 2147483647 is padded to 2147483648, a multiple of model.vocab_multiple (128); expected at "
+            "most 2^31 - 1",
+        ),
+    ],
+)
+def test_what_no_machine_holds_is_refused_before_it_is_built(overrides, sentence):
+    assert refusal(*overrides) == sentence
+
+
+def test_every_number_has_a_largest_value():
+    for key, bound in BOUNDS.items():
+        assert bound.refusal(1e300) is not None, key
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from jaxpar.observe import memory_report
 from jaxpar.training import memory_check, out_of_memory
 from jaxpar.training.memory_check import mebibytes, memory_limit, state_bytes
 from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes, fixed_bytes, largest_piece
-from jaxpar.training.out_of_memory import check_state_fits, check_step_fits, explained
+from jaxpar.training.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
 from jaxpar.training.step import TrainStep
 from jaxpar.training.trainer import Trainer
 from tests.sentences import refused
@@ -180,6 +180,14 @@ def test_a_plan_may_count_on_what_xla_pins_and_no_more(monkeypatch: pytest.Monke
     assert memory_check.limit_words(step) == "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB leaves this process"
     monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "1800")
     assert memory_check.host_limit(step, 8) == 1800 * 2**30
+
+
+def test_a_batch_larger_than_the_machine_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    step = SmallRun(small(data={"prefetch": 3})).step
+    check_batch_fits(step)
+    monkeypatch.setattr(out_of_memory, "host_memory", lambda: 1000)
+    with pytest.raises(UserError, match=r"data\.batch_size x sequence_length: .* with data\.prefetch \(3\), and there"):
+        check_batch_fits(step)
 
 
 def test_other_errors_of_xla_pass():

@@ -52,10 +52,17 @@ class Options:
             )
         if not 0.0 <= self.heldout_fraction < 1.0:
             raise UserError(f"--heldout-fraction {self.heldout_fraction}: expected from 0 to below 1")
-        for name, low in (("processes", 1), ("max_broken", 0), ("unit_bytes", 1), ("shard_tokens", 1)):
+        for name, low, most in (
+            ("processes", 1, 4096),
+            ("max_broken", 0, 2**62),
+            ("unit_bytes", 1, 2**62),
+            ("shard_tokens", 1, 2**62),
+        ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UserError(f"--{name.replace('_', '-')} {value}: expected at least {low}")
+            if value is not None and value > most:
+                raise UserError(f"--{name.replace('_', '-')} {value}: expected at most {most}")
 
     def decisive(self, tokenizer_digest: str | None) -> dict[str, Any]:
         """What decides the output, as it stands in `prepare.json`; of `tokenizer` it is what the file holds."""
