@@ -47,6 +47,14 @@ def _report(folders: list[Path], out: Path | None) -> Path:
     return page
 
 
+def _beginning(page: Path) -> bytes:
+    from jaxpar.config.text_file import check_regular
+
+    check_regular(page, f"--out {page}")
+    with page.open("rb") as file:
+        return file.read(1000)
+
+
 def _check_is_ours(page: Path) -> None:
     """Raises `UserError` where `page` is something that must not be written over."""
     from jaxpar.observe.html import GENERATOR
@@ -54,7 +62,7 @@ def _check_is_ours(page: Path) -> None:
     try:
         if page.is_dir():
             raise UserError(f"--out {page}: a folder, expected the name of a file")
-        if page.exists() and GENERATOR.encode() not in page.read_bytes()[:1000]:
+        if page.exists() and GENERATOR.encode() not in _beginning(page):
             raise UserError(f"--out {page}: the file is there and is no page of jaxpar; choose another name")
         if not page.parent.is_dir():
             raise UserError(f"--out {page}: the folder {page.parent} does not exist")

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import check_regular
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.picture import picture
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule, schedule_name
@@ -195,6 +196,7 @@ def _schedule(options: argparse.Namespace) -> Schedule:
             virtual_stages=options.virtual,
         )
     try:
+        check_regular(options.file)
         return read_schedule(options.file)
     except OSError as error:
         raise UserError(f"--file {options.file}: cannot be read ({error.strerror})") from None

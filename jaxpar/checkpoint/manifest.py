@@ -18,6 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from jaxpar.checkpoint.errors import Damage, reason
+from jaxpar.config.errors import UserError
+from jaxpar.config.text_file import read_file
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -67,9 +69,11 @@ def read(folder: Path) -> dict[str, Entry]:
         Damage: the manifest is absent, not exactly what `seal` writes, or names a file outside the folder.
     """
     try:
-        raw = (folder / MANIFEST).read_bytes()
+        raw = read_file(folder / MANIFEST)
     except FileNotFoundError:
         raise Damage(f"it is half-written (it has no {MANIFEST})") from None
+    except UserError as error:
+        raise Damage(f"its {MANIFEST} cannot be used ({error})") from None
     except OSError as error:
         raise Damage(f"its {MANIFEST} cannot be read ({reason(error)})") from error
     files = decode(raw)

@@ -10,6 +10,7 @@ from jaxpar.config.overrides import parse_overrides
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.sections import Written, assemble, check_section, check_value, config_to_dict
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import read_text_file
 from jaxpar.config.typed import field_types, spell
 from jaxpar.config.yaml_text import parse_document, to_yaml
 
@@ -88,7 +89,7 @@ class _Mistakes:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text_file(path)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.yaml")]
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None

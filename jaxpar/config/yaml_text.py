@@ -36,10 +36,19 @@ class Located:
 DEEPEST = 20
 """Levels of a document; the deepest that anything here has is four."""
 
+MOST_VALUES = 100_000
+"""Values of a document with its aliases written out; nested ones could make more than any memory holds."""
+
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, list[Any]]] = {}
     _depth = 0
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+        """Values and levels of each finished node, with its aliases written out."""
+        self._values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
@@ -50,8 +59,33 @@ class _Loader(yaml.SafeLoader):
         if self._depth > DEEPEST:
             raise ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
         node = super().compose_node(parent, index)
+        if node is not None:
+            self._count(node, event)
         self._depth -= 1
         return node
+
+    def _count(self, node: yaml.Node, event: yaml.Event) -> None:
+        """Sizes are known of what an alias stands for, so nothing is written out to be counted."""
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._sizes:
+                raise ComposerError(None, None, f"the alias *{event.anchor} is part of itself", event.start_mark)
+            values, levels = self._sizes[node]
+            self._values += values
+        else:
+            parts: list[yaml.Node] = []
+            if isinstance(node, yaml.MappingNode):
+                parts = [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                parts = node.value
+            sizes = [self._sizes[part] for part in parts]
+            values, levels = 1 + sum(size for size, _ in sizes), 1 + max((deep for _, deep in sizes), default=0)
+            self._sizes[node] = values, levels
+            self._values += 1
+        if self._values > MOST_VALUES:
+            said = f"more than {MOST_VALUES} values, aliases written out"
+            raise ComposerError(None, None, said, event.start_mark)
+        if self._depth - 1 + levels > DEEPEST:
+            raise ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping that is the value of a key; of names that appear twice YAML would take the last in silence."""

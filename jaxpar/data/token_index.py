@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.text_file import read_file
 from jaxpar.config.typed import record_from_plain
 from jaxpar.data.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, digest
 
@@ -127,7 +128,7 @@ def read_index(folder: Path) -> Index:
     """
     path = folder / INDEX
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no {INDEX}, so it is no token folder, or its preparation has not ended; "

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
+from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +40,7 @@ def load_tokenizer(path: Path, said: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path, LONGEST_WRITTEN, said)
     except FileNotFoundError:
         raise UserError(f"{said} does not exist; expected a tokenizer.json of Hugging Face's tokenizers") from None
     except (OSError, UnicodeDecodeError) as error:

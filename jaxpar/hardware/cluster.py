@@ -12,6 +12,7 @@ from typing import Any
 from jaxpar.config.bounds import RANKS
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import read_text_file
 from jaxpar.config.typed import checked, field_types
 from jaxpar.config.yaml_text import Located, parse_document
 from jaxpar.hardware.catalogue import GPU, gpu_named
@@ -296,7 +297,7 @@ def _group(name: str, gpu: GPU, hosts: int, levels: _Levels, source: str) -> Gro
 
 def _read(path: Path) -> tuple[_WrittenCluster, dict[str, int]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.yaml")]
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None

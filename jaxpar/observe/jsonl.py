@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.text_file import read_file
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
 from jaxpar.observe.files import GrowingFile, strict_json, write_atomically
 
@@ -63,7 +64,7 @@ def read_metrics(path: Path, before: int | None = None) -> list[dict[str, Any]]:
         UserError: A line other than the last is not an object with a step, or its step does not come after the ones
             before it.
     """
-    lines = path.read_bytes().splitlines()
+    lines = read_file(path, None).splitlines()
     records, last = [], 0
     for number, line in enumerate(lines, start=1):
         values = _parse(line)

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
+from jaxpar.config.text_file import read_file
 from jaxpar.observe.events import Listener, RunInfo, Summary
 from jaxpar.observe.files import strict_json, write_atomically
 
@@ -33,7 +34,7 @@ def read_summary(file: Path) -> dict[str, Any] | None:
     Raises `OSError` when it cannot be read.
     """
     try:
-        values = json.loads(file.read_bytes())
+        values = json.loads(read_file(file))
     except (ValueError, RecursionError):
         return None
     known = {field.name: field.default is MISSING for field in fields(Summary)}

@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
+from jaxpar.config.text_file import read_file
 from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import write_atomically
 from jaxpar.observe.scalars import evaluation_scalars, step_scalars
@@ -122,7 +123,7 @@ def _identity(folder: Path, project: str) -> str:
     file = folder / IDENTITY_FILE
     if file.exists():
         try:
-            known = json.loads(file.read_bytes())
+            known = json.loads(read_file(file))
             if known["project"] == project:
                 return str(known["id"])
         except (ValueError, KeyError, TypeError):

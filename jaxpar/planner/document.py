@@ -12,6 +12,7 @@ from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
 from jaxpar.config.json_text import parse_json
 from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.typed import shown
 from jaxpar.planner.found import Planned
 from jaxpar.planner.mixed import ranks_of, stages_by_group
@@ -77,7 +78,7 @@ def read_document(path: Path) -> PlanDocument:
         UserError: it cannot be read, or is no plan of `python -m jaxpar.plan`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path, LONGEST_WRITTEN)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.json")]
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None

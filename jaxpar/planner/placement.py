@@ -23,6 +23,7 @@ from jaxtyping import Float
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.layer_shape import ITEM_BYTES, activation_bytes, layer_shape
 from jaxpar.observe.amounts import seconds, share
@@ -51,7 +52,7 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
             fewer nodes than `cluster` has hosts.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text_file(path, LONGEST_WRITTEN).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: the bandwidths cannot be read ({error})") from None
     rows: list[list[float]] = []

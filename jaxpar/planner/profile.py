@@ -11,6 +11,7 @@ from typing import Any
 from jaxpar.config import UserError
 from jaxpar.config.json_text import parse_json
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import read_text_file
 from jaxpar.config.typed import shown
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.document import is_number
@@ -53,7 +54,7 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
         UserError: it cannot be read, is no profile, or is of another kind of device.
     """
     try:
-        plain = parse_json(path.read_text(encoding="utf-8"), str(path))
+        plain = parse_json(read_text_file(path), str(path))
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.json")]
         raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None

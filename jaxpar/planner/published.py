@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.text_file import check_regular
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.model.flops import flops_per_step
@@ -107,6 +108,7 @@ def read_runs(path: Path) -> list[Run]:
         UserError: no such file, a column is missing, or a number is none or cannot be in the unit of its column.
     """
     try:
+        check_regular(path)
         with path.open(newline="", encoding="utf-8") as stream:
             reader = csv.DictReader(line for line in stream if not line.startswith("#"))
             rows = list(reader)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
+from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
@@ -75,8 +76,9 @@ TABLE = ".csv"
 
 def table_text(file: str) -> str:
     """The text of the table that `parallel.schedule` names by its path. Raises `UserError` where it cannot be read."""
+    said = f"parallel.schedule: the table {file!r}"
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8-sig")
+        return read_text_file(Path(file).expanduser(), LONGEST_WRITTEN, said, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"parallel.schedule: the table {file!r} cannot be read ({error})") from error
 

@@ -19,6 +19,7 @@ from jaxpar.config import UserError, config_to_yaml, load_config, parameter_coun
 from jaxpar.config.sections import SECTIONS
 from jaxpar.config.typed import field_types, type_names
 from jaxpar.config.validate import validate
+from jaxpar.config.yaml_text import parse_document, parse_value
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 
 TEXTS, DRAWN = 2500, 4500
@@ -186,3 +187,29 @@ def test_what_yaml_is_known_for_is_refused_at_once(tmp_path: Path, text: str):
     with pytest.raises(UserError) as refusal:
         use(tmp_path / "run.yaml")
     assert len(str(refusal.value)) < 1500
+
+
+NAMES = [f"n{number}" for number in range(40)]
+
+BOMBS = {
+    "doubles": "n0: &n0 [x]\n" + "".join(f"{n}: &{n} [*{p}, *{p}]\n" for p, n in pairwise(NAMES)),
+    "one value a thousand times": f"a: &a [{', '.join(['x'] * 1000)}]\nb: [{', '.join(['*a'] * 1000)}]\n",
+    "values of mappings": "n0: &n0 {k: x}\n" + "".join(f"{n}: &{n} {{a: *{p}, b: *{p}}}\n" for p, n in pairwise(NAMES)),
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
+def test_aliases_that_would_fill_the_memory_are_counted_and_not_written_out(text: str):
+    for read in (lambda: parse_document(text, "run.yaml"), lambda: parse_value(text)):
+        with pytest.raises(UserError, match=r"more than 100000 values, aliases written out|nested more than 20 deep"):
+            read()
+
+
+def test_a_value_that_is_part_of_itself_is_named():
+    with pytest.raises(UserError, match=r"run\.yaml:2: not valid YAML \(the alias \*r is part of itself\)"):
+        parse_document("run: &r\n  name: *r\n", "run.yaml")
+
+
+def test_an_alias_stands_for_its_value():
+    document = parse_document("data:\n  a: &a [1, 2]\n  b: *a\n", "run.yaml")
+    assert document["data"].value["b"].value == [1, 2]

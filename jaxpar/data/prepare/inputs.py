@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import check_regular
 
 FORMATS = {
     "text": "a file is a document",
@@ -65,6 +66,8 @@ def _matches(pattern: str) -> list[str]:
     files = [name for name in found if Path(name).is_file()]
     if files:
         return files
+    for name in found:
+        check_regular(name, f"--input {name!r}")
     if found:
         raise UserError(f"--input {pattern!r} is a folder; expected files, such as '{found[0]}/*.jsonl'")
     raise UserError(f"--input {pattern!r} matches no file{_near(exact)}")

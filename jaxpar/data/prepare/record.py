@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.text_file import read_file
 from jaxpar.config.typed import spell
 from jaxpar.data.digests import digest
 from jaxpar.data.prepare.files import write_file
@@ -69,10 +70,10 @@ def _encode(plain: dict[str, Any]) -> bytes:
 def _decode(path: Path) -> dict[str, Any]:
     damaged = UserError(f"{path} is damaged; remove the folder, and prepare it again")
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
         plain = json.loads(raw)
         del plain["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # a UserError is a ValueError
         raise damaged from None
     if _encode(plain) != raw:
         raise damaged

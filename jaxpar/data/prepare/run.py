@@ -10,6 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.text_file import read_file
 from jaxpar.data.digests import digest, file_digest
 from jaxpar.data.prepare.files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.inputs import find_inputs
@@ -53,7 +54,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
     if options.tokenizer is not None:
         loaded = load_tokenizer(options.tokenizer, f"--tokenizer {str(options.tokenizer)!r}")
         end_of_document(loaded, options.separator)
-        tokenizer = options.tokenizer.read_bytes()
+        tokenizer = read_file(options.tokenizer)
     units = plan_units(inputs, options.unit_bytes, options.text_key)
     check_usable(options.out)
     work = options.out / WORK

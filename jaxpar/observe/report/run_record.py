@@ -12,12 +12,16 @@ from typing import Any
 
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.text_file import read_file
 
 CONFIG, PLAN, SUMMARY, METRICS = "config.yaml", "plan.json", "summary.json", "metrics.jsonl"
 ENVIRONMENT, EVENTS = "environment.json", "events.jsonl"
 
 LARGEST_STEP, LARGEST_NUMBER, LEAST_NUMBER = 10**12, 1e30, 1e-30
 """What is larger is damage, what is smaller counts as 0: neither would be drawn rightly."""
+
+LONGEST = 2**30
+"""Bytes of a file; metrics of a million steps are half of it."""
 
 DEEPEST = 12
 """Levels of lists and objects in a file; what is nested deeper is damage."""
@@ -177,7 +181,9 @@ def _content(file: Path, notes: list[str]) -> bytes | None:
             notes.append(f"{file.name} is no file.")
         return None
     try:
-        return file.read_bytes()
+        return read_file(file, LONGEST)
+    except UserError:
+        notes.append(f"{file.name} has more than {LONGEST} bytes and is left out.")
     except OSError as error:
         notes.append(f"{file.name} cannot be read ({_reason(error)}).")
     return None
