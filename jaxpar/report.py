@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar.config import UserError
+from jaxpar.config.spelling import named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,14 +44,14 @@ def _report(folders: list[Path], out: Path | None) -> Path:
         # A file's text may have half of a surrogate pair, which UTF-8 has no bytes for.
         write_atomically(page, html_page(runs).encode(errors="replace"))
     except OSError as error:
-        raise UserError(f"--out {page}: cannot be written ({error.strerror})") from error
+        raise UserError(f"--out {named(page)}: cannot be written ({error.strerror})") from error
     return page
 
 
 def _beginning(page: Path) -> bytes:
     from jaxpar.config.text_file import check_regular
 
-    check_regular(page, f"--out {page}")
+    check_regular(page, f"--out {named(page)}")
     with page.open("rb") as file:
         return file.read(1000)
 
@@ -61,15 +62,15 @@ def _check_is_ours(page: Path) -> None:
 
     try:
         if page.is_dir():
-            raise UserError(f"--out {page}: a folder, expected the name of a file")
+            raise UserError(f"--out {named(page)}: a folder, expected the name of a file")
         if page.exists() and GENERATOR.encode() not in _beginning(page):
-            raise UserError(f"--out {page}: the file is there and is no page of jaxpar; choose another name")
+            raise UserError(f"--out {named(page)}: the file is there and is no page of jaxpar; choose another name")
         if not page.parent.is_dir():
-            raise UserError(f"--out {page}: the folder {page.parent} does not exist")
+            raise UserError(f"--out {named(page)}: the folder {page.parent} does not exist")
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"--out {page}: cannot be read ({getattr(error, 'strerror', error)})") from error
+        raise UserError(f"--out {named(page)}: cannot be read ({getattr(error, 'strerror', error)})") from error
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import read_file
 
 MANIFEST = "manifest.json"
@@ -80,9 +81,9 @@ def read(folder: Path) -> dict[str, Entry]:
     for name in files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-            raise Damage(f"its {MANIFEST} names a file outside the checkpoint ({name!r})")
+            raise Damage(f"its {MANIFEST} names a file outside the checkpoint ({quoted(name)})")
         if not name.isprintable():  # NUL and halves of characters, which no system call takes
-            raise Damage(f"its {MANIFEST} names a file that cannot be ({name!r})")
+            raise Damage(f"its {MANIFEST} names a file that cannot be ({quoted(name)})")
     return files
 
 

@@ -1,8 +1,16 @@
 """The error of a user's mistake."""
 
+from jaxpar.config.spelling import cut, printable
+
+LONGEST_LINE = 2000
+
 
 class UserError(ValueError):
     """Something that the user can put right: one sentence with the key, the value and what was expected.
 
-    The command line prints the sentence without a traceback and exits with status 2.
+    The command line prints the sentence without a traceback and exits with status 2. Names and values of a user's files
+    stand in it, so control characters are written as escapes, and a line that is far too long loses its middle.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__("\n".join(cut(line, LONGEST_LINE) for line in printable(text).split("\n")))

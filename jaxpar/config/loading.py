@@ -9,9 +9,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.overrides import parse_overrides
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.sections import Written, assemble, check_section, check_value, config_to_dict
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.config.text_file import read_text_file
-from jaxpar.config.typed import field_types, spell
+from jaxpar.config.typed import field_types, shown
 from jaxpar.config.yaml_text import parse_document, to_yaml
 
 SHOWN = 10
@@ -35,7 +35,9 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     preset = given.get("model", {}).get("preset")
     in_file = written.get("model", {})
     if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - {"preset"}:
-        raise UserError(f"model.preset={preset} would change nothing: {path} sets every other key of model itself")
+        raise UserError(
+            f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
+        )
     for section, values in given.items():
         written.setdefault(section, {}).update(values)
     return assemble(written)
@@ -49,20 +51,20 @@ def read_sections(path: str | Path) -> Written:
     """
     written: Written = {}
     mistakes: list[str] = []
-    for section, found in parse_document(_read_text(Path(path)), str(path)).items():
-        with _Mistakes(mistakes, f"{path}:{found.line}"):
+    for section, found in parse_document(_read_text(Path(path)), named(path)).items():
+        with _Mistakes(mistakes, f"{named(path)}:{found.line}"):
             check_section(section)
             if (section, found.value) == ("parallel", "auto"):
                 written[section] = {"auto": True}
                 continue
             if found.value is not None and not isinstance(found.value, dict):
-                raise UserError(f"{section}: expected a mapping of keys, got {spell(found.value)}")
+                raise UserError(f"{section}: expected a mapping of keys, got {shown(found.value)}")
             written[section] = {}
         for key, leaf in (found.value or {}).items() if section in written else ():
-            with _Mistakes(mistakes, f"{path}:{leaf.line}"):
+            with _Mistakes(mistakes, f"{named(path)}:{leaf.line}"):
                 written[section][key] = check_value(section, key, leaf.value)
     if mistakes:
-        more = [f"and {len(mistakes) - SHOWN} more mistakes in {path}"] if len(mistakes) > SHOWN else []
+        more = [f"and {len(mistakes) - SHOWN} more mistakes in {named(path)}"] if len(mistakes) > SHOWN else []
         raise UserError("\n".join([*mistakes[:SHOWN], *more]))
     return written
 
@@ -92,8 +94,8 @@ def _read_text(path: Path) -> str:
         return read_text_file(path)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.yaml")]
-        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not text in UTF-8, so not a configuration") from None
+        raise UserError(f"{named(path)}: not text in UTF-8, so not a configuration") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{named(path)}: cannot be read ({error.strerror})") from None

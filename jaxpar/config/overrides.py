@@ -9,6 +9,7 @@ from typing import Any
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 from jaxpar.config.sections import Written, check_key, check_section, check_value, preset_model
+from jaxpar.config.spelling import quoted
 from jaxpar.config.yaml_text import parse_value
 
 
@@ -45,10 +46,10 @@ def _parse(override: str) -> tuple[str, str, Any]:
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals:
-        raise UserError(f"{override!r}: an override is written section.key=value")
+        raise UserError(f"{quoted(override)}: an override is written section.key=value")
     if not dot:
         check_section(section)
-        raise UserError(f"{override!r}: an override is written section.key=value, and {section} is a section")
+        raise UserError(f"{quoted(override)}: an override is written section.key=value, and {section} is a section")
     annotation = check_key(section, key)
     value = parse_value(text)
     if annotation in (str, str | None) and isinstance(value, (bool, int, float)):

@@ -10,8 +10,8 @@ from jaxpar.config.aliases import known_elsewhere
 from jaxpar.config.errors import UserError
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.config.spelling import did_you_mean
-from jaxpar.config.typed import checked, field_types, spell
+from jaxpar.config.spelling import cut, did_you_mean, quoted
+from jaxpar.config.typed import checked, field_types, shown, spell
 
 SECTIONS: dict[str, type] = field_types(Config)
 """Section name to its dataclass, in the order of the schema."""
@@ -28,7 +28,7 @@ def check_section(section: str) -> None:
     """
     if section in SECTIONS:
         return
-    raise UserError(f"{section}: no such section{_meant(section, SECTIONS)}")
+    raise UserError(f"{cut(section, 80)}: no such section{_meant(section, SECTIONS)}")
 
 
 def check_key(section: str, key: str) -> Any:
@@ -41,7 +41,7 @@ def check_key(section: str, key: str) -> Any:
     known = field_types(SECTIONS[section])
     if key in known:
         return known[key]
-    raise UserError(f"{section}.{key}: no such key{_meant(key, known)}")
+    raise UserError(f"{section}.{cut(key, 80)}: no such key{_meant(key, known)}")
 
 
 def _meant(name: str, near: Iterable[str]) -> str:
@@ -60,7 +60,7 @@ def check_value(section: str, key: str, value: object) -> Any:
     value = checked(f"{section}.{key}", value, check_key(section, key))
     if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:
         near = did_you_mean(value, PRESETS) or f"; there are {', '.join(PRESETS)}"
-        raise UserError(f"model.preset: no preset is called {value!r}{near}")
+        raise UserError(f"model.preset: no preset is called {quoted(value)}{near}")
     return value
 
 
@@ -97,7 +97,7 @@ def config_from_dict(plain: Mapping[str, Mapping[str, Any]]) -> Config:
     for section, values in plain.items():
         check_section(section)
         if not isinstance(values, Mapping):
-            raise UserError(f"{section}: expected a mapping of keys, got {spell(values)}")
+            raise UserError(f"{section}: expected a mapping of keys, got {shown(values)}")
         written[section] = {key: check_value(section, key, value) for key, value in values.items()}
     return assemble(written)
 

@@ -9,6 +9,29 @@ FORMER = {"blockwise": "xla"}
 """Names of former releases, and what they are called now."""
 
 
+def cut(text: object, most: int = 300) -> str:
+    """A text of at most `most` letters: of a longer one its beginning and its end, with dots between."""
+    whole = str(text)
+    return whole if len(whole) <= most else f"{whole[: most - most // 3 - 3]}...{whole[len(whole) - most // 3 :]}"
+
+
+def quoted(value: object, most: int = 300) -> str:
+    """Something that a user wrote, for a sentence: as Python writes it, with no control character, and not too long."""
+    return cut(repr(value), most)
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, but for line ends, are written as escapes: a terminal would obey them."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def named(path: object) -> str:
+    """The path of a file for a sentence, in one line."""
+    return printable(cut(path)).replace("\n", "\\n")
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """A clause to end an error with (`; did you mean layers?`), or nothing when no known word is near."""
     if FORMER.get(str(word)) in (known := tuple(known)):

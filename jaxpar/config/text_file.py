@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named
 
 LONGEST = 2**20
 """Bytes of a file that a person writes: a configuration, a cluster, a table."""
@@ -34,7 +35,7 @@ def check_regular(path: str | Path, said: str | None = None) -> None:
     """
     kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     if kind is not None:
-        raise UserError(f"{path if said is None else said}: {kind}, expected a regular file")
+        raise UserError(f"{named(path) if said is None else said}: {kind}, expected a regular file")
 
 
 def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, said: str | None = None) -> bytes:
@@ -48,7 +49,9 @@ def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, said: str |
     with open(path, "rb") as file:
         content = file.read() if limit is None else file.read(limit + 1)
     if limit is not None and len(content) > limit:
-        raise UserError(f"{path if said is None else said}: more than {limit} bytes, which no file of its kind has")
+        raise UserError(
+            f"{named(path) if said is None else said}: more than {limit} bytes, which no file of its kind has"
+        )
     return content
 
 

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
 
 LARGEST = 2**63
 """Whole numbers are below it, and above its negative."""
@@ -74,7 +74,7 @@ def checked(key: str, value: object, annotation: Any) -> Any:
                 return checked(key, value, member)
     elif origin is dict and isinstance(value, Mapping):
         kind = get_args(annotation)[1]
-        return {checked(key, name, str): checked(f"{key}.{name}", entry, kind) for name, entry in value.items()}
+        return {checked(key, name, str): checked(f"{key}.{cut(name)}", entry, kind) for name, entry in value.items()}
     elif origin is tuple and isinstance(value, (list, tuple)):
         kind = get_args(annotation)[0]
         return tuple(checked(f"{key}[{place}]", entry, kind) for place, entry in enumerate(value))
@@ -131,4 +131,4 @@ def shown(value: object) -> str:
         text = repr(value) if isinstance(value, str | Mapping) else spell(value)
     except ValueError:  # Python writes no number of more than 4300 digits
         text = "a number of thousands of digits"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return printable(text if len(text) <= 80 else text[:77] + "...")

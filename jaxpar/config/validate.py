@@ -12,6 +12,7 @@ from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, parameter_c
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config, DataConfig, ParallelConfig
 from jaxpar.config.sections import check_value, config_to_dict
+from jaxpar.config.spelling import quoted
 
 
 def validate(config: Config) -> None:
@@ -42,7 +43,7 @@ def profile_steps(profile: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", profile)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"run.profile: expected first:last, for example 10:15, got {profile!r}")
+        raise UserError(f"run.profile: expected first:last, for example 10:15, got {quoted(profile)}")
     return int(match[1]), int(match[2])
 
 
@@ -60,10 +61,13 @@ def _check_values(config: Config) -> None:
 def _check_run(config: Config) -> None:
     run = config.run
     if run.name in ("", ".", "..") or re.search(r"[/\\\0]", run.name):
-        raise UserError(f"run.name: expected the name of one folder, got {run.name!r}; put parent folders in run.dir")
+        raise UserError(
+            f"run.name: expected the name of one folder, got {quoted(run.name)}; put parent folders in run.dir"
+        )
     if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
         raise UserError(
-            f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got {run.wandb!r}"
+            f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got "
+            f"{quoted(run.wandb)}"
         )
     if run.profile is not None and profile_steps(run.profile)[0] >= run.steps:
         raise UserError(f"run.profile: {run.profile} begins after the last of run.steps ({run.steps})")
@@ -151,7 +155,7 @@ def _check_layout(config: Config) -> None:
     memory = config.memory
     if memory.offload_dir is not None and memory.optimizer_offload != "file":
         raise UserError(
-            f"memory.offload_dir: {memory.offload_dir!r} would not be used, because memory.optimizer_offload is "
+            f"memory.offload_dir: {quoted(memory.offload_dir)} would not be used, because memory.optimizer_offload is "
             f"{memory.optimizer_offload}; expected file with it, or null"
         )
     if memory.optimizer_resident and memory.optimizer_offload != "host":
@@ -275,7 +279,7 @@ def _check_data(config: Config) -> None:
     for key in ("path", "sources", "heldout_path", "separator"):
         if getattr(data, key) is not None:
             raise UserError(
-                f"data.{key}: {getattr(data, key)!r} would not be used, because data.source is {data.source}; "
+                f"data.{key}: {quoted(getattr(data, key))} would not be used, because data.source is {data.source}; "
                 "expected data.source: tokens with it, or null"
             )
 
@@ -285,7 +289,7 @@ def _check_tokens(data: DataConfig) -> None:
         raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
     if data.path is not None and data.sources is not None:
         raise UserError(
-            f"data.sources: expected null, or null for data.path, which is {data.path!r}: one of them is used"
+            f"data.sources: expected null, or null for data.path, which is {quoted(data.path)}: one of them is used"
         )
     if data.path == "":
         raise UserError("data.path: expected the path of a token folder or a file of tokens, got nothing")
@@ -293,7 +297,7 @@ def _check_tokens(data: DataConfig) -> None:
         return
     for path, weight in data.sources.items():
         if not path or weight < 0:
-            raise UserError(f"data.sources: expected paths with weights of at least 0, got {path!r}: {weight:g}")
+            raise UserError(f"data.sources: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
     if sum(data.sources.values()) <= 0:
         raise UserError("data.sources: expected at least one path with a weight above 0")
 
@@ -319,7 +323,7 @@ def _check_distributed(config: Config) -> None:
             f"distributed.process_id: expected less than distributed.processes ({processes}), got {process_id}"
         )
     if distributed.coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", distributed.coordinator):
-        raise UserError(f"distributed.coordinator: expected host:port, got {distributed.coordinator!r}")
+        raise UserError(f"distributed.coordinator: expected host:port, got {quoted(distributed.coordinator)}")
     if distributed.secret_file == "":
         raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got nothing")
 

@@ -15,6 +15,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import cut, quoted
 
 _NULL = "tag:yaml.org,2002:null"
 _SCALARS = [
@@ -126,7 +127,7 @@ def parse_value(text: str) -> Any:
     try:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
-        raise UserError(f"{text!r} is not valid YAML ({_problem(error)})") from None
+        raise UserError(f"{quoted(text)} is not valid YAML ({_problem(error)})") from None
 
 
 def parse_document(text: str, source: str) -> dict[str, Located]:
@@ -167,9 +168,11 @@ def _pairs(mapping: yaml.MappingNode, source: str) -> list[tuple[str, int, yaml.
         if not isinstance(key, yaml.ScalarNode):
             raise UserError(f"{source}:{_line(key)}: expected a name before the colon, got a {key.id}")
         if not key.value.isprintable():
-            raise UserError(f"{source}:{_line(key)}: {key.value[:40]!r} has characters that no name has")
+            raise UserError(f"{source}:{_line(key)}: {quoted(key.value, 40)} has characters that no name has")
         if key.value in lines:
-            raise UserError(f"{source}:{_line(key)}: {key.value} appears twice, first on line {lines[key.value]}")
+            raise UserError(
+                f"{source}:{_line(key)}: {cut(key.value, 80)} appears twice, first on line {lines[key.value]}"
+            )
         lines[key.value] = _line(key)
     return [(key.value, _line(key), value) for key, value in mapping.value]
 

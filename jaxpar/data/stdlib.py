@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 
 END_OF_DOCUMENT = 256
@@ -41,7 +42,8 @@ def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
     heldout = held_out_families(sizes)
     if not heldout or len(heldout) == len(sizes):
         raise UserError(
-            f"data.source=stdlib found {len(sources)} Python source files under {str(root)!r}; expected the whole "
+            f"data.source=stdlib found {len(sources)} Python source files under {quoted(str(root))}; expected the "
+            "whole "
             "standard library (install it, or choose another data.source)"
         )
     train, held = [], []

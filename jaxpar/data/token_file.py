@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 
 _CHUNK = 1 << 24
@@ -27,9 +28,9 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
         UserError: missing, unreadable, empty, truncated, of another shape or type, or with a token that is too large.
     """
     try:
-        tokens = _map(Path(path).expanduser(), f"{key}={path!r}")
+        tokens = _map(Path(path).expanduser(), f"{key}={quoted(path)}")
     except OSError as error:
-        raise UserError(f"{key}={path!r} cannot be read ({error.strerror}); {_EXPECTED}") from error
+        raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
     ends, largest = [], 0
     for first in range(0, len(tokens), _CHUNK):
         chunk = tokens[first : first + _CHUNK]
@@ -38,7 +39,7 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
             ends.append(np.flatnonzero(chunk == separator) + first + 1)
     limit, reason = (vocab, f"model.vocab={vocab}") if vocab is not None else (1 << 31, "2**31")
     if largest >= limit:
-        raise UserError(f"{key}={path!r} holds token {largest}; expected only tokens below {reason}")
+        raise UserError(f"{key}={quoted(path)} holds token {largest}; expected only tokens below {reason}")
     starts = np.concatenate([np.zeros(1, np.int64), *ends])
     return TokenStream(tokens, starts[starts < len(tokens)]), largest
 
@@ -48,7 +49,7 @@ def _map(path: Path, said: str) -> np.ndarray:
     if not path.exists():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
-        hint = f" (did you mean {str(path.with_name(near[0]))!r}?)" if near else ""
+        hint = f" (did you mean {quoted(str(path.with_name(near[0])))}?)" if near else ""
         raise UserError(f"{said} does not exist{hint}; {_EXPECTED}, or a folder that python -m jaxpar.prepare has made")
     if not path.is_file():
         raise UserError(f"{said} is not a file; {_EXPECTED}")

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.data.digests import as_sums, digest
 from jaxpar.data.sharded_tokens import CheckedTokens, ShardedTokens
 from jaxpar.data.stream import TokenStream
@@ -69,9 +70,11 @@ def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
     try:
         return _open(folder)
     except UserError as error:
-        raise UserError(f"{key}={str(path)!r}: {error}") from None
+        raise UserError(f"{key}={quoted(str(path))}: {error}") from None
     except OSError as error:
-        raise UserError(f"{key}={str(path)!r}: {error.filename or folder} cannot be read ({error.strerror})") from error
+        raise UserError(
+            f"{key}={quoted(str(path))}: {error.filename or folder} cannot be read ({error.strerror})"
+        ) from error
 
 
 def _open(folder: Path) -> TokenFolder:

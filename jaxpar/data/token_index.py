@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import read_file
 from jaxpar.config.typed import record_from_plain
 from jaxpar.data.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, digest
@@ -151,7 +152,7 @@ def decode(raw: bytes, said: str) -> Index:
     """
     plain = _parse(raw, said)
     if plain.get("format") != FORMAT:
-        raise UserError(f"{said} is not the index of a token folder (its format is not {FORMAT!r})")
+        raise UserError(f"{said} is not the index of a token folder (its format is not {quoted(FORMAT)})")
     version = plain.get("version")
     if type(version) is int and version != VERSION:
         raise UserError(f"{said} has version {version} of the format, and this release reads version {VERSION}")
@@ -178,7 +179,7 @@ def _check_names(plain: dict[str, Any], said: str, depth: int = 5) -> None:
     """Names of fields and shards stand in messages, so they must be plain."""
     for name, value in plain.items():
         if not _NAME.match(name):
-            raise UserError(f"{said}: {name[:40]!r} is not the name of a field or a shard")
+            raise UserError(f"{said}: {quoted(name[:40])} is not the name of a field or a shard")
         if isinstance(value, dict) and depth:
             _check_names(value, said, depth - 1)
 
@@ -219,6 +220,6 @@ def _check_shard(shard: Shard, index: Index, said: str) -> None:
 
 def _check_file(file: File, said: str) -> None:
     if not _NAME.match(file.name) or file.name == INDEX:
-        raise UserError(f"{said}: {file.name[:60]!r} is not the plain name of a file in the folder")
+        raise UserError(f"{said}: {quoted(file.name[:60])} is not the plain name of a file in the folder")
     if not _HEX.match(file.digest) or file.bytes < 0:
         raise UserError(f"{said}: {file.name}: expected a size and a digest of {2 * DIGEST_BYTES} hex digits")

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
+from jaxpar.config.spelling import quoted
 from jaxpar.data.mixture import MixedSource, Mixture
 from jaxpar.data.opened import HELDOUT_SEED, Data, heldout_size, packed_rows, size, split_sizes
 from jaxpar.data.packing import Rows
@@ -41,7 +42,8 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     index = first.index
     if config.separator not in (None, index.separator):
         raise UserError(
-            f"data.separator={config.separator} is not the token that ends documents in {key}={str(first.path)!r}, "
+            f"data.separator={config.separator} is not the token that ends documents in "
+            f"{key}={quoted(str(first.path))}, "
             f"which is {index.separator}; expected {index.separator}, or null"
         )
     known = tokenizers_installed()
@@ -68,7 +70,7 @@ def _open_folder(path: str, key: str) -> TokenFolder:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"{key}: {path!r} {what}; expected a token folder (python -m jaxpar.prepare makes one)")
+        raise UserError(f"{key}: {quoted(path)} {what}; expected a token folder (python -m jaxpar.prepare makes one)")
     return open_token_folder(path, key=key)
 
 
@@ -80,14 +82,16 @@ def _check_alike(folders: dict[str, TokenFolder], key: str) -> None:
             (folder.index.vocab, folder.index.separator) != (first.index.vocab, first.index.separator)
         ):
             raise UserError(
-                f"{key}: {path!r} was made with another tokenizer than {first_path!r}; expected folders that were "
+                f"{key}: {quoted(path)} was made with another tokenizer than {quoted(first_path)}; expected folders "
+                "that were "
                 "prepared with the same tokenizer file"
             )
     by_identity: dict[str, str] = {}
     for path, folder in folders.items():
         if folder.identity in by_identity:
             raise UserError(
-                f"{key}: {path!r} and {by_identity[folder.identity]!r} hold the same tokens; name one of them, with "
+                f"{key}: {quoted(path)} and {quoted(by_identity[folder.identity])} hold the same tokens; name one "
+                "of them, with "
                 "the sum of their weights"
             )
         by_identity[folder.identity] = path
@@ -111,14 +115,16 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
         path = config.heldout_path
         if not Path(path).expanduser().is_dir():
             raise UserError(
-                f"data.heldout_path={path!r} is not a token folder, and {key} names token folders; expected one that "
+                f"data.heldout_path={quoted(path)} is not a token folder, and {key} names token folders; expected "
+                "one that "
                 "was prepared with the same tokenizer file"
             )
         other = open_token_folder(path, key="data.heldout_path")
         first_path, first = next(iter(folders.items()))
         if other.index.tokenizer.digest != first.index.tokenizer.digest:
             raise UserError(
-                f"data.heldout_path={path!r} was made with another tokenizer than {key}={first_path!r}; expected a "
+                f"data.heldout_path={quoted(path)} was made with another tokenizer than {key}={quoted(first_path)}; "
+                "expected a "
                 "folder that was prepared with the same tokenizer file"
             )
         return other.heldout or other.train, ""
@@ -149,7 +155,8 @@ def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
     largest = int(tokens * (1 + ROOM))
     if not tokens <= vocab <= largest:
         raise UserError(
-            f"model.vocab={vocab} does not match the tokenizer of {key}={str(path)!r}, whose vocabulary is {tokens}; "
+            f"model.vocab={vocab} does not match the tokenizer of {key}={quoted(str(path))}, whose vocabulary is "
+            f"{tokens}; "
             f"expected {tokens} (up to {largest} leaves room), or null"
         )
     return vocab
@@ -160,14 +167,15 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
     train, largest = read_token_file(path, key="data.path", separator=separator, vocab=vocab)
     if separator is not None and len(train.starts) == 1 and train.tokens[-1] != separator:
         raise UserError(
-            f"data.separator={separator} does not occur in data.path={path!r}; expected the token that ends "
+            f"data.separator={separator} does not occur in data.path={quoted(path)}; expected the token that ends "
             "its documents, or null for a file that is one document"
         )
     heldout = None
     if config.heldout_path is not None:
         if Path(config.heldout_path).expanduser().is_dir():
             raise UserError(
-                f"data.heldout_path={config.heldout_path!r} is a folder, and data.path is a file of tokens, whose "
+                f"data.heldout_path={quoted(config.heldout_path)} is a folder, and data.path is a file of tokens, "
+                "whose "
                 "tokenizer is not known; expected a .npy file with one dimension of unsigned integers"
             )
         heldout, other = read_token_file(config.heldout_path, key="data.heldout_path", separator=separator, vocab=vocab)

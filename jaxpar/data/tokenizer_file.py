@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def end_of_document(tokenizer: Any, wanted: str | None) -> int:
     if wanted is not None:
         found = tokenizer.token_to_id(wanted)
         if found is None:
-            raise UserError(f"--separator {wanted!r} is no token of the tokenizer; {_special(tokenizer)}")
+            raise UserError(f"--separator {quoted(wanted)} is no token of the tokenizer; {_special(tokenizer)}")
         return found
     for name in END_NAMES:
         found = tokenizer.token_to_id(name)

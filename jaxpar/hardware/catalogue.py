@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.links import Link, network, nvlink, pcie
 
 GIB = 2**30
@@ -208,4 +208,4 @@ def gpu_named(name: str) -> GPU:
             return gpu
     family = [short for short in _BY_SHORT if wanted and short.startswith(wanted)]
     meant = f"; did you mean {one_of(family)}?" if family else did_you_mean(wanted, _BY_SHORT)
-    raise UserError(f"no GPU is called {name!r}{meant or f'; there are {one_of(_BY_SHORT)}'}")
+    raise UserError(f"no GPU is called {quoted(name)}{meant or f'; there are {one_of(_BY_SHORT)}'}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxpar.config.bounds import RANKS
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import did_you_mean, named, quoted
 from jaxpar.config.text_file import read_text_file
 from jaxpar.config.typed import checked, field_types
 from jaxpar.config.yaml_text import Located, parse_document
@@ -180,16 +180,16 @@ def parse_cluster(text: str) -> Cluster:
         return read_cluster(Path(text))
     found = re.fullmatch(r"\s*([^:]+?)\s*:\s*(\d{1,9})\s*x\s*(\d{1,9})\s*", text)
     if found is None:
-        raise UserError(f"cluster {text!r}: {FORM}")
+        raise UserError(f"cluster {quoted(text)}: {FORM}")
     hosts, gpus = int(found[2]), int(found[3])
     if hosts < 1 or gpus < 1:
-        raise UserError(f"cluster {text!r}: expected at least 1 host and 1 GPU per host")
+        raise UserError(f"cluster {quoted(text)}: expected at least 1 host and 1 GPU per host")
     if hosts * gpus > RANKS:
-        raise UserError(f"cluster {text!r}: {hosts * gpus} GPUs; expected at most {RANKS}")
+        raise UserError(f"cluster {quoted(text)}: {hosts * gpus} GPUs; expected at most {RANKS}")
     try:
         gpu = gpu_named(found[1])
     except UserError as error:
-        raise UserError(f"cluster {text!r}: {error}") from None
+        raise UserError(f"cluster {quoted(text)}: {error}") from None
     return Cluster(f"{gpu.short}:{hosts}x{gpus}", gpus, (_group(gpu.short, gpu, hosts, _Levels(), text),))
 
 
@@ -234,7 +234,7 @@ def read_cluster(path: Path) -> Cluster:
         UserError: the file cannot be read, a name is unknown, a number is missing or not above 0.
     """
     written, lines = _read(path)
-    place = lambda key: f"{path}:{lines[key]}" if key in lines else str(path)
+    place = lambda key: f"{named(path)}:{lines[key]}" if key in lines else str(path)
     _positive(written.gpus_per_host, "gpus_per_host", place("gpus_per_host"), RANKS)
     if written.groups:
         for key in ("gpu", "hosts", "levels", "host_memory"):
@@ -245,7 +245,7 @@ def read_cluster(path: Path) -> Cluster:
     else:
         for key in ("gpu", "hosts"):
             if key not in lines:
-                raise UserError(f"{path}: the key {key} is missing")
+                raise UserError(f"{named(path)}: the key {key} is missing")
         alone = _WrittenGroup(written.gpu, written.hosts, written.levels, written.host_memory)
         groups = [_read_group(written.gpu, "", alone, place, path)]
     gpus = written.gpus_per_host * sum(group.hosts for group in groups)
@@ -258,7 +258,7 @@ def read_cluster(path: Path) -> Cluster:
     _check_numbers(written.between, "between", place("between"))
     measured = path.parent / written.bandwidth if written.bandwidth else None
     if measured is not None and not measured.is_file():
-        raise UserError(f"{place('bandwidth')}: bandwidth: there is no file {measured}")
+        raise UserError(f"{place('bandwidth')}: bandwidth: there is no file {named(measured)}")
     between = None
     if written.between is not None:
         usual = replace(groups[0].network, name="between groups")
@@ -300,19 +300,19 @@ def _read(path: Path) -> tuple[_WrittenCluster, dict[str, int]]:
         text = read_text_file(path)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.yaml")]
-        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
+        raise UserError(f"{named(path)}: cannot be read as text ({error})") from None
     known = field_types(_WrittenCluster)
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    for key, found in parse_document(text, str(path)).items():
+    for key, found in parse_document(text, named(path)).items():
         if key not in known:
-            raise UserError(f"{path}:{found.line}: {key}: no such key{did_you_mean(key, known)}")
+            raise UserError(f"{named(path)}:{found.line}: {key}: no such key{did_you_mean(key, known)}")
         try:
             values[key] = checked(key, _plain(found.value), known[key])
         except UserError as error:
-            raise UserError(f"{path}:{found.line}: {error}") from None
+            raise UserError(f"{named(path)}:{found.line}: {error}") from None
         lines[key] = found.line
     return _WrittenCluster(**values), lines
 

@@ -12,6 +12,7 @@ import sys
 from functools import cache
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.hardware.catalogue import GPU
 
 COMMON = (
@@ -63,4 +64,4 @@ def check_flags(flags: str) -> None:
         raise UserError(f"XLA_FLAGS: the installed XLA does not know {', '.join(unknown[1].split())}")
     said = re.search(r"Couldn't interpret value .*|Could not open file .*", asked.stderr)
     why = said[0].strip() if said else "a value is not one of those it has"
-    raise UserError(f"XLA_FLAGS: the installed XLA does not take {flags!r} ({why})")
+    raise UserError(f"XLA_FLAGS: the installed XLA does not take {quoted(flags)} ({why})")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.config.spelling import quoted
 from jaxpar.mesh.launchers import Launch, find_launch
 from jaxpar.mesh.secret import find_secret
 
@@ -70,7 +71,7 @@ def find_job(config: DistributedConfig, environment: Mapping[str, str], host_gpu
     coordinator = str(values["coordinator"])
     processes, process_id = _int(values["processes"]), _int(values["process_id"])
     if not re.fullmatch(ADDRESS, coordinator):
-        raise UserError(f"{VARIABLES['coordinator']}: expected host:port, got {coordinator!r}")
+        raise UserError(f"{VARIABLES['coordinator']}: expected host:port, got {quoted(coordinator)}")
     if process_id >= processes:
         raise UserError(
             f"distributed.process_id: {process_id} does not go with distributed.processes ({processes}): expected less"
@@ -97,7 +98,9 @@ def _variable(environment: Mapping[str, str], key: str) -> str | int | None:
     if text is None or key == "coordinator":
         return text
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UserError(f"{VARIABLES[key]}: expected a whole number in this variable of the environment, got {text!r}")
+        raise UserError(
+            f"{VARIABLES[key]}: expected a whole number in this variable of the environment, got {quoted(text)}"
+        )
     return int(text)
 
 

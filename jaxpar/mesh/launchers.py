@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 
 type Environment = Mapping[str, str]
 
@@ -174,5 +175,5 @@ def _number(environment: Environment, name: str) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,18}", text):
-        raise UserError(f"{name}: expected a whole number in this variable of the environment, got {text!r}")
+        raise UserError(f"{name}: expected a whole number in this variable of the environment, got {quoted(text)}")
     return int(text)

@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import read_file
 from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import write_atomically
@@ -45,7 +46,7 @@ class WeightsAndBiases(Listener):
     def __init__(self, project: str) -> None:
         if find_spec("wandb") is None:
             raise UserError(
-                f"run.wandb: {project!r} needs the package wandb, which is not installed; "
+                f"run.wandb: {quoted(project)} needs the package wandb, which is not installed; "
                 f"{install_command('wandb')}, or set run.wandb=null"
             )
         self._project = project
@@ -76,7 +77,8 @@ class WeightsAndBiases(Listener):
             self._run.define_metric("*", step_metric="step")
         except Exception as error:  # W&B raises errors of many kinds, and none of them is the run's own
             raise UserError(
-                f"run.wandb: {self._project!r} cannot be used ({_first_line(error)}); set WANDB_MODE=offline to keep "
+                f"run.wandb: {quoted(self._project)} cannot be used ({_first_line(error)}); set WANDB_MODE=offline "
+                "to keep "
                 "the run in its folder for `wandb sync`, or run.wandb=null"
             ) from error
 

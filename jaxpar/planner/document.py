@@ -11,7 +11,7 @@ from typing import Any
 from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
 from jaxpar.config.json_text import parse_json
 from jaxpar.config.plan import Plan
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.typed import shown
 from jaxpar.planner.found import Planned
@@ -68,7 +68,7 @@ def write_document(path: Path, planned: Planned, cluster: str) -> None:
     try:
         path.write_text(json.dumps(to_dict(planned, cluster), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: the plan cannot be written ({error.strerror})") from None
+        raise UserError(f"{named(path)}: the plan cannot be written ({error.strerror})") from None
 
 
 def read_document(path: Path) -> PlanDocument:
@@ -81,23 +81,23 @@ def read_document(path: Path) -> PlanDocument:
         text = read_text_file(path, LONGEST_WRITTEN)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.json")]
-        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
-    plain = parse_json(text, str(path))
+        raise UserError(f"{named(path)}: cannot be read as text ({error})") from None
+    plain = parse_json(text, named(path))
     if isinstance(plain, list) and plain:
         plain = plain[0]
     if not isinstance(plain, dict) or any(key not in plain for key in NEEDED):
         missing = [key for key in NEEDED if not isinstance(plain, dict) or key not in plain]
         raise UserError(
-            f"{path}: no plan of python -m jaxpar.plan, because {' and '.join(missing)} "
+            f"{named(path)}: no plan of python -m jaxpar.plan, because {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing; a run's own plan.json has the layout alone"
         )
     _check(path, plain)
     try:
         config, plan = config_from_dict(plain["config"]), Plan.from_json(json.dumps(plain["plan"]))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{named(path)}: {error}") from None
     rest = {key: value for key, value in plain.items() if key not in ("config", "plan", "cluster")}
     return PlanDocument(config, plan, str(plain["cluster"]), rest)
 
@@ -106,17 +106,17 @@ def _check(path: Path, plain: Mapping[str, Any]) -> None:
     """Raise `UserError` where what was predicted is no number."""
     for name in ("config", *TABLES):
         if not isinstance(plain[name], dict):
-            raise UserError(f"{path}: {name}: expected names and values, got {shown(plain[name])}")
+            raise UserError(f"{named(path)}: {name}: expected names and values, got {shown(plain[name])}")
     for name in NUMBERS:
         if not is_number(plain[name]) or plain[name] <= 0:
-            raise UserError(f"{path}: {name}: expected a number above 0, got {shown(plain[name])}")
+            raise UserError(f"{named(path)}: {name}: expected a number above 0, got {shown(plain[name])}")
     for stage in plain.get("stages") or []:
         if not isinstance(stage, dict) or not {"group", "gpu", "first", "layers"} <= set(stage):
-            raise UserError(f"{path}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
+            raise UserError(f"{named(path)}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
     for table in TABLES:
         for name, value in plain[table].items():
             if not is_number(value):
-                raise UserError(f"{path}: {table}.{name}: expected a number, got {shown(value)}")
+                raise UserError(f"{named(path)}: {table}.{name}: expected a number, got {shown(value)}")
 
 
 def is_number(value: Any) -> bool:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxpar.config import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, Group, parse_cluster
 from jaxpar.hardware.host import host_memory
@@ -116,7 +117,7 @@ def named_cluster(text: str) -> Cluster:
         return parse_cluster(text)
     hosts, cross, devices = sizes.replace(" ", "").partition("x")
     if not (cross and hosts.isdigit() and devices.isdigit() and int(hosts) and int(devices)):
-        raise UserError(f"cluster {text!r}: expected cpu:hosts x devices, as in cpu:1x8")
+        raise UserError(f"cluster {quoted(text)}: expected cpu:hosts x devices, as in cpu:1x8")
     return cpu_cluster(int(devices), int(hosts))
 
 

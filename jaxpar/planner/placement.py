@@ -23,6 +23,7 @@ from jaxtyping import Float
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.config.spelling import named
 from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.layer_shape import ITEM_BYTES, activation_bytes, layer_shape
@@ -54,7 +55,7 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
     try:
         lines = read_text_file(path, LONGEST_WRITTEN).splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: the bandwidths cannot be read ({error})") from None
+        raise UserError(f"{named(path)}: the bandwidths cannot be read ({error})") from None
     rows: list[list[float]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -62,17 +63,20 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
         try:
             rows.append([float(cell) for cell in next(csv.reader([line]))])
         except ValueError as error:
-            raise UserError(f"{path}:{number}: expected MB/s with commas between ({error})") from None
+            raise UserError(f"{named(path)}:{number}: expected MB/s with commas between ({error})") from None
     if not rows or any(len(row) != len(rows) for row in rows):
         widths = ", ".join(map(str, sorted({len(row) for row in rows})))
-        raise UserError(f"{path}: expected as many columns as rows, got {len(rows)} rows of {widths or 'no'} columns")
+        raise UserError(
+            f"{named(path)}: expected as many columns as rows, got {len(rows)} rows of {widths or 'no'} columns"
+        )
     matrix = np.array(rows) * MEGABYTE
     off = ~np.eye(len(rows), dtype=bool)
     if not ((matrix[off] > 0) & np.isfinite(matrix[off])).all():
-        raise UserError(f"{path}: expected MB/s above 0 between all nodes")
+        raise UserError(f"{named(path)}: expected MB/s above 0 between all nodes")
     if cluster is not None and len(matrix) != cluster.hosts:
         raise UserError(
-            f"{path}: bandwidths between {len(matrix)} nodes, and {cluster.name} has {cluster.hosts} hosts; expected "
+            f"{named(path)}: bandwidths between {len(matrix)} nodes, and {cluster.name} has {cluster.hosts} hosts; "
+            "expected "
             f"{cluster.hosts} rows of {cluster.hosts} columns"
         )
     return matrix

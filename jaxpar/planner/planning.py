@@ -13,6 +13,7 @@ from rich.console import Console
 from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
+from jaxpar.config.spelling import quoted
 from jaxpar.config.validate import validate
 from jaxpar.data import open_data
 from jaxpar.hardware.cluster import Cluster
@@ -156,5 +157,5 @@ def gpu_numbers(text: str) -> tuple[int, int]:
     low, colon, high = text.partition(":")
     digits = all(re.fullmatch(r"[0-9]{1,7}", number) for number in (low, high))
     if not (colon and digits and 0 < int(low) <= int(high)):
-        raise UserError(f"--gpus {text!r}: expected two numbers of GPUs, the smaller first, as in 128:2048")
+        raise UserError(f"--gpus {quoted(text)}: expected two numbers of GPUs, the smaller first, as in 128:2048")
     return int(low), int(high)

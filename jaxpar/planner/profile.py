@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.config.json_text import parse_json
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.config.text_file import read_text_file
 from jaxpar.config.typed import shown
 from jaxpar.hardware.cluster import Cluster
@@ -34,7 +34,7 @@ def check_writable(path: Path) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise UserError(f"{path}: the profile cannot be written ({error.strerror})") from None
+        raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
     if not there:
         path.unlink()
 
@@ -44,7 +44,7 @@ def write_profile(path: Path, profile: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(profile, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: the profile cannot be written ({error.strerror})") from None
+        raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
 
 
 def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
@@ -54,16 +54,17 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
         UserError: it cannot be read, is no profile, or is of another kind of device.
     """
     try:
-        plain = parse_json(read_text_file(path), str(path))
+        plain = parse_json(read_text_file(path), named(path))
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.json")]
-        raise UserError(f"{path}: there is no such file{did_you_mean(path.name, beside)}") from None
+        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
     except (OSError, ValueError) as error:  # a UserError is a ValueError
-        raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate ({error})") from None
+        raise UserError(f"{named(path)}: not a profile of python -m jaxpar.plan calibrate ({error})") from None
     _check(path, plain)
     if plain["device"] not in cluster.gpu.device_kinds:
         raise UserError(
-            f"--profile {path}: measured on {plain['device']}, and the cluster has {cluster.gpu.name}; expected a "
+            f"--profile {named(path)}: measured on {plain['device']}, and the cluster has {cluster.gpu.name}; "
+            "expected a "
             "profile of the same device"
         )
     base = CPU_MODEL if is_cpu(cluster) else hardware_of(cluster.gpu)
@@ -76,7 +77,9 @@ def _check(path: Path, plain: Any) -> None:
     """Raise `UserError` unless all keys are there, and all numbers can be."""
     missing = [key for key in MEASURED if not isinstance(plain, dict) or key not in plain]
     if missing:
-        raise UserError(f"{path}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing")
+        raise UserError(
+            f"{named(path)}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing"
+        )
     for section, needed in (("model", ()), ("links", LINKS)):
         numbers = plain[section]
         lacking = [name for name in needed if not isinstance(numbers, dict) or name not in numbers]
@@ -84,12 +87,12 @@ def _check(path: Path, plain: Any) -> None:
             said = (
                 f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {shown(numbers)}"
             )
-            raise UserError(f"{path}: {section}: {said}; measure again with python -m jaxpar.plan calibrate")
+            raise UserError(f"{named(path)}: {section}: {said}; measure again with python -m jaxpar.plan calibrate")
         for name, value in numbers.items():
             if not is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
-                raise UserError(f"{path}: {section}.{name}: expected a number above 0, got {shown(value)}")
+                raise UserError(f"{named(path)}: {section}.{name}: expected a number above 0, got {shown(value)}")
     if not is_number(plain["devices"]) or plain["devices"] < 1:
-        raise UserError(f"{path}: devices: expected a number above 0, got {shown(plain['devices'])}")
+        raise UserError(f"{named(path)}: devices: expected a number above 0, got {shown(plain['devices'])}")
 
 
 def _linked(cluster: Cluster, plain: dict[str, Any]) -> Cluster:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.spelling import did_you_mean, named, one_of, quoted
 from jaxpar.config.text_file import check_regular
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.cluster import Cluster, Group
@@ -114,13 +114,14 @@ def read_runs(path: Path) -> list[Run]:
             rows = list(reader)
             found = reader.fieldnames or []
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
+        raise UserError(f"{named(path)}: there is no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
+        raise UserError(f"{named(path)}: cannot be read as text ({error})") from None
     for column in COLUMNS:
         if column not in found:
-            raise UserError(f"{path}: the column {column!r} is missing{did_you_mean(column, found)}")
-    return [_run(row, f"{path}: row {number} ({row['source']} {row['row_id']})") for number, row in enumerate(rows, 2)]
+            raise UserError(f"{named(path)}: the column {quoted(column)} is missing{did_you_mean(column, found)}")
+    where = named(path)
+    return [_run(row, f"{where}: row {number} ({row['source']} {row['row_id']})") for number, row in enumerate(rows, 2)]
 
 
 def _run(row: Mapping[str, str], place: str) -> Run:
@@ -231,9 +232,9 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
         micro = [size for size in (1, 2, 4, 8) if rows % size == 0]
     remat = row["recompute"] or "selective"
     if remat not in REMATS:
-        raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {remat!r}")
+        raise UserError(f"{cell.place}: recompute: expected {one_of(REMATS)}, got {quoted(remat)}")
     if row["precision"] and row["precision"] not in PRECISIONS:
-        raise UserError(f"{cell.place}: precision: expected {one_of(PRECISIONS)}, got {row['precision']!r}")
+        raise UserError(f"{cell.place}: precision: expected {one_of(PRECISIONS)}, got {quoted(row['precision'])}")
     precision = PRECISIONS[row["precision"] or "bf16"]
     zero = cell.whole("zero_stage", 0, least=0, most=3)
     share = cell.number("offload_alpha") if row["offload_alpha"] else 0.0
@@ -320,13 +321,13 @@ class _Cells:
             raise UserError(f"{self.place}: expected as many cells as columns")
         for column in SWITCHES:
             if self.row[column] not in ("", "0", "1"):
-                raise UserError(f"{self.place}: {column}: expected 0, 1 or nothing, got {self.row[column]!r}")
+                raise UserError(f"{self.place}: {column}: expected 0, 1 or nothing, got {quoted(self.row[column])}")
 
     def number(self, column: str) -> float:
         try:
             value = float(self.row[column])
         except (TypeError, ValueError):
-            raise UserError(f"{self.place}: {column}: expected a number, got {self.row[column]!r}") from None
+            raise UserError(f"{self.place}: {column}: expected a number, got {quoted(self.row[column])}") from None
         if not 0 <= value < float("inf"):
             raise UserError(f"{self.place}: {column}: expected 0 or more, got {value:g}")
         return value

@@ -11,7 +11,7 @@ from jaxpar.attention.ulysses import exchanges
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import AXES
 from jaxpar.config.counting import kv_heads, padded_vocab
-from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
@@ -245,7 +245,9 @@ def parse_fixed(given: list[str]) -> dict[str, str]:
         name, value = name.strip(), value.strip()
         if not equals or name not in FIXABLE:
             near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
-            raise UserError(f"--fix {text!r}: expected name=value, and {name!r} is nothing that is searched for{near}")
+            raise UserError(
+                f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is nothing that is searched for{near}"
+            )
         found[name] = _checked(name, value)
     return found
 
@@ -259,13 +261,15 @@ def _checked(name: str, value: str) -> str:
     known = {"context_strategy": STRATEGIES, "offload": ("none", "activations", "optimizer", "all")}.get(name)
     if known is not None:
         if value not in known:
-            raise UserError(f"--fix {name}: expected {one_of(known)}, got {value!r}{did_you_mean(value, known)}")
+            raise UserError(f"--fix {name}: expected {one_of(known)}, got {quoted(value)}{did_you_mean(value, known)}")
         return value
     if name == "remat":
         return value
     least = 0 if name == "zero" else 1
     if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
-        raise UserError(f"--fix {name}: expected a number{', 0 to 3' if name == 'zero' else ' above 0'}, got {value!r}")
+        raise UserError(
+            f"--fix {name}: expected a number{', 0 to 3' if name == 'zero' else ' above 0'}, got {quoted(value)}"
+        )
     return value
 
 

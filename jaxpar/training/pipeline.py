@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.mesh.axes import SHARD_AXES
 from jaxpar.mesh.layer_order import LayerOrder
@@ -76,11 +77,11 @@ TABLE = ".csv"
 
 def table_text(file: str) -> str:
     """The text of the table that `parallel.schedule` names by its path. Raises `UserError` where it cannot be read."""
-    said = f"parallel.schedule: the table {file!r}"
+    said = f"parallel.schedule: the table {quoted(file)}"
     try:
         return read_text_file(Path(file).expanduser(), LONGEST_WRITTEN, said, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"parallel.schedule: the table {file!r} cannot be read ({error})") from error
+        raise UserError(f"parallel.schedule: the table {quoted(file)} cannot be read ({error})") from error
 
 
 @cache
@@ -91,11 +92,14 @@ def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: 
     wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
     for what, number in found.items():
         if number != wanted[what]:
-            raise ScheduleError(f"the table {file!r} is for {number} {what}, and the configuration has {wanted[what]}")
+            raise ScheduleError(
+                f"the table {quoted(file)} is for {number} {what}, and the configuration has {wanted[what]}"
+            )
     for chunk, (before, after) in enumerate(pairwise(schedule.rank_of)):
         if (after - before) % ranks not in (0, 1, ranks - 1):
             raise ScheduleError(
-                f"the table {file!r} has chunk {chunk} on rank {before} and chunk {chunk + 1} on rank {after}; the "
+                f"the table {quoted(file)} has chunk {chunk} on rank {before} and chunk {chunk + 1} on rank "
+                f"{after}; the "
                 "executor sends between neighbouring ranks alone"
             )
     return replace(schedule, name=file)

@@ -10,6 +10,7 @@ from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.plan import Plan
+from jaxpar.config.spelling import quoted
 from jaxpar.observe.files import remove_leftovers, write_atomically
 from jaxpar.observe.jsonl import METRICS_FILE, read_metrics
 from jaxpar.observe.summary import SUMMARY_FILE, read_summary
@@ -64,12 +65,12 @@ class RunFolder:
                 return []
         except OSError as error:
             raise UserError(
-                f"run.dir is {self.config.run.dir!r}: {self.path} cannot be read ({error.strerror})"
+                f"run.dir is {quoted(self.config.run.dir)}: {self.path} cannot be read ({error.strerror})"
             ) from error
         recorded = self._recorded(file)
         if forbidden := forbidden_changes(recorded, self.config):
             raise UserError(
-                f"run.name is {self.config.run.name!r}: {self.path} belongs to a run with another configuration "
+                f"run.name is {quoted(self.config.run.name)}: {self.path} belongs to a run with another configuration "
                 f"({'; '.join(forbidden)}); choose another run.name, or restore these values to continue it"
             )
         check_checkpoints(self.path, self.config)
@@ -83,7 +84,8 @@ class RunFolder:
             return load_config(str(file))
         except UserError as error:
             raise UserError(
-                f"run.name is {self.config.run.name!r}: the record of what was run is damaged ({error}); put a copy of "
+                f"run.name is {quoted(self.config.run.name)}: the record of what was run is damaged ({error}); put "
+                "a copy of "
                 f"{CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away to begin anew"
             ) from None
 
@@ -91,7 +93,7 @@ class RunFolder:
         """Hidden files do not count: a kill may leave the beginning of the first file, under a hidden name."""
         if self.path.exists() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
             raise UserError(
-                f"run.name is {self.config.run.name!r}: {self.path} exists and is no run of jaxpar (it has no "
+                f"run.name is {quoted(self.config.run.name)}: {self.path} exists and is no run of jaxpar (it has no "
                 f"{CONFIG}); choose another run.name or run.dir"
             )
 
@@ -101,7 +103,8 @@ class RunFolder:
         complete = [step for step in steps if (step_folder(self.checkpoints, step) / MANIFEST).exists()]
         if complete:
             raise UserError(
-                f"run.name is {self.config.run.name!r}: {self.checkpoints} has no checkpoint that can be used, and "
+                f"run.name is {quoted(self.config.run.name)}: {self.checkpoints} has no checkpoint that can be "
+                "used, and "
                 f"that of step {complete[-1]} was complete once; repair it, or move {self.path} away to begin anew"
             )
 
@@ -154,4 +157,4 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> UserError:
-        return UserError(f"run.dir is {self.config.run.dir!r}: {self.path} cannot be written ({error.strerror})")
+        return UserError(f"run.dir is {quoted(self.config.run.dir)}: {self.path} cannot be written ({error.strerror})")

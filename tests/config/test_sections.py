@@ -37,6 +37,9 @@ _PLAIN: dict[Any, st.SearchStrategy] = {
 def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
     if (section, key) == ("model", "preset"):
         return st.none() | st.sampled_from(sorted(PRESETS))
+    if (section, key) == ("memory", "remat"):
+        named = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | _PLAIN[int], max_size=3)
+        return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
     return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
 
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
+from jaxpar.config.spelling import quoted
 from jaxpar.data.prepare.compression import open_bytes, reading
 from jaxpar.data.prepare.inputs import Input
 
@@ -97,10 +98,10 @@ def _from_json(place: int, line: str, key: str) -> Found:
     if not isinstance(value, dict):
         return Found(place, "", "not a JSON object")
     if key not in value:
-        names = ", ".join(repr(name) for name in list(value)[:8])
-        return Found(place, "", f"no key {key!r} (it has {names or 'none'})")
+        names = ", ".join(quoted(name, 40) for name in list(value)[:8])
+        return Found(place, "", f"no key {quoted(key)} (it has {names or 'none'})")
     if not isinstance(value[key], str):
-        return Found(place, "", f"the value of {key!r} is not text")
+        return Found(place, "", f"the value of {quoted(key)} is not text")
     return Found(place, value[key])
 
 
@@ -164,12 +165,12 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
     schema = parquet.schema_arrow
     if key not in schema.names:
         columns = ", ".join(repr(name) for name in schema.names[:20])
-        raise UserError(f"--text-key {key!r}: {file.path} has no such column; its columns are {columns}")
+        raise UserError(f"--text-key {quoted(key)}: {file.path} has no such column; its columns are {columns}")
     kind = schema.field(key).type
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
     text = (arrow.types.is_string, arrow.types.is_large_string)
     if not any(is_text(kind) for is_text in (*text, arrow.types.is_binary, arrow.types.is_large_binary)):
-        raise UserError(f"--text-key {key!r}: that column of {file.path} holds {kind}; expected text")
+        raise UserError(f"--text-key {quoted(key)}: that column of {file.path} holds {kind}; expected text")
     return parquet
 
 

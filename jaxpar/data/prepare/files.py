@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 
 TEMPORARY = ".tmp"
 
@@ -60,6 +61,6 @@ def alone_in(folder: Path, lock: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"--out {str(folder)!r}: another preparation is at work there; wait for it to end"
+                f"--out {quoted(str(folder))}: another preparation is at work there; wait for it to end"
             ) from None
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.text_file import check_regular
 
 FORMATS = {
@@ -67,10 +67,10 @@ def _matches(pattern: str) -> list[str]:
     if files:
         return files
     for name in found:
-        check_regular(name, f"--input {name!r}")
+        check_regular(name, f"--input {quoted(name)}")
     if found:
-        raise UserError(f"--input {pattern!r} is a folder; expected files, such as '{found[0]}/*.jsonl'")
-    raise UserError(f"--input {pattern!r} matches no file{_near(exact)}")
+        raise UserError(f"--input {quoted(pattern)} is a folder; expected files, such as '{found[0]}/*.jsonl'")
+    raise UserError(f"--input {quoted(pattern)} matches no file{_near(exact)}")
 
 
 def _near(pattern: Path) -> str:
@@ -79,12 +79,12 @@ def _near(pattern: Path) -> str:
     while glob.has_magic(str(folder)):
         folder = folder.parent
     if not folder.is_dir():
-        return f"; there is no folder {str(folder)!r}"
+        return f"; there is no folder {quoted(str(folder))}"
     names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if not names:
-        return f"; the folder {str(folder)!r} is empty"
+        return f"; the folder {quoted(str(folder))} is empty"
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return did_you_mean(pattern.name, names) or f"; the folder {str(folder)!r} holds {shown}"
+    return did_you_mean(pattern.name, names) or f"; the folder {quoted(str(folder))} holds {shown}"
 
 
 def _input(name: str, format: str | None) -> Input:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import read_file
 from jaxpar.config.typed import spell
 from jaxpar.data.digests import digest
@@ -31,14 +32,15 @@ def check_usable(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise UserError(f"--out {str(out)!r} is not a folder; expected a new or empty one")
+        raise UserError(f"--out {quoted(str(out))} is not a folder; expected a new or empty one")
     names = sorted(entry.name for entry in out.iterdir())
     # A kill may leave the beginning of the record, under a temporary name.
     others = [name for name in names if name != WORK and not name.startswith(f"{RECORD}.")]
     if others and RECORD not in names:
         more = ", ..." if len(others) > 3 else ""
         raise UserError(
-            f"--out {str(out)!r}: the folder holds other files ({', '.join(others[:3])}{more}); expected a new or "
+            f"--out {quoted(str(out))}: the folder holds other files ({', '.join(others[:3])}{more}); expected a "
+            "new or "
             "empty one, or one that was begun"
         )
 
@@ -78,7 +80,9 @@ def _decode(path: Path) -> dict[str, Any]:
     if _encode(plain) != raw:
         raise damaged
     if plain.get("version") != VERSION:
-        raise UserError(f"{path} was written by another release (version {plain.get('version')!r}); use another --out")
+        raise UserError(
+            f"{path} was written by another release (version {quoted(plain.get('version'))}); use another --out"
+        )
     return plain
 
 
@@ -91,7 +95,7 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
                 detail = f"{said} is another tokenizer than it {state} with"
             else:
                 detail = f"{said} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"
-            raise UserError(f"--out {str(options.out)!r}: {detail}; use another --out, or remove that folder")
+            raise UserError(f"--out {quoted(str(options.out))}: {detail}; use another --out, or remove that folder")
     before = {file["path"]: file for file in old["inputs"]}
     after = {file["path"]: file for file in new["inputs"]}
     for path in sorted(before.keys() | after.keys()):
@@ -99,6 +103,7 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
             continue
         what = "is new" if path not in before else "is gone" if path not in after else "was changed"
         raise UserError(
-            f"--out {str(options.out)!r}: input {path} {what} since the folder {state}; use another --out, or remove "
+            f"--out {quoted(str(options.out))}: input {path} {what} since the folder {state}; use another --out, or "
+            "remove "
             "that folder"
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import read_file
 from jaxpar.data.digests import digest, file_digest
 from jaxpar.data.prepare.files import TEMPORARY, alone_in, flush_folder, write_file
@@ -43,7 +44,7 @@ def prepare(options: Options, console: Console) -> TokenFolder:
         return _prepare(options, console)
     except OSError as error:
         raise UserError(
-            f"--out {str(options.out)!r}: {error.filename or options.out} cannot be written "
+            f"--out {quoted(str(options.out))}: {error.filename or options.out} cannot be written "
             f"({error.strerror or error}); the same command goes on when it can"
         ) from error
 
@@ -52,7 +53,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
     inputs = find_inputs(options.inputs, options.format, options.out)
     tokenizer = None
     if options.tokenizer is not None:
-        loaded = load_tokenizer(options.tokenizer, f"--tokenizer {str(options.tokenizer)!r}")
+        loaded = load_tokenizer(options.tokenizer, f"--tokenizer {quoted(str(options.tokenizer))}")
         end_of_document(loaded, options.separator)
         tokenizer = read_file(options.tokenizer)
     units = plan_units(inputs, options.unit_bytes, options.text_key)

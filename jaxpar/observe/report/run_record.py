@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.config.text_file import read_file
 
 CONFIG, PLAN, SUMMARY, METRICS = "config.yaml", "plan.json", "summary.json", "metrics.jsonl"
@@ -93,7 +93,7 @@ def read_runs(folders: list[Path]) -> list[RunRecord]:
     for index, folder in enumerate(folders):
         _check_is_run(folder)
         if any(folder.resolve() == other.resolve() for other in folders[:index]):
-            raise UserError(f"{folder}: given twice; expected two runs to compare")
+            raise UserError(f"{named(folder)}: given twice; expected two runs to compare")
     names = [folder.resolve().name for folder in folders]
     by_path = len(set(names)) < len(names)
     return [_read(folder, str(folder) if by_path else name) for folder, name in zip(folders, names, strict=True)]
@@ -103,16 +103,18 @@ def _check_is_run(folder: Path) -> None:
     try:
         if not folder.exists():
             near = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
-            raise UserError(f"{folder}: there is no such folder{did_you_mean(folder.name, near)}")
+            raise UserError(f"{named(folder)}: there is no such folder{did_you_mean(folder.name, near)}")
         if not folder.is_dir():
-            raise UserError(f"{folder}: a file, expected the folder of a run")
+            raise UserError(f"{named(folder)}: a file, expected the folder of a run")
         if any((folder / name).is_file() for name in (CONFIG, METRICS)):
             return
         runs = sorted(entry.parent.name for entry in folder.glob(f"*/{CONFIG}"))
+    except UserError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise UserError(f"{folder}: cannot be read ({_reason(error)})") from None
+        raise UserError(f"{named(folder)}: cannot be read ({_reason(error)})") from None
     inside = f"; it holds the runs {', '.join(runs[:5])}{' ...' * (len(runs) > 5)}" if runs else ""
-    raise UserError(f"{folder}: no run of jaxpar, because it has neither {CONFIG} nor {METRICS}{inside}")
+    raise UserError(f"{named(folder)}: no run of jaxpar, because it has neither {CONFIG} nor {METRICS}{inside}")
 
 
 def _read(folder: Path, label: str) -> RunRecord:
