@@ -12,6 +12,7 @@ from jaxpar.config.sections import Written, assemble, check_section, check_value
 from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.config.text_file import read_text_file
 from jaxpar.config.typed import field_types, shown
+from jaxpar.config.unused import without_unused
 from jaxpar.config.yaml_text import parse_document, to_yaml
 
 SHOWN = 10
@@ -21,7 +22,8 @@ SHOWN = 10
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration. Later wins: defaults, the model's preset, the file, the overrides.
 
-    Names and types are checked here; what must hold between keys is checked by `validate`.
+    Names and types are checked here; what must hold between keys is checked by `validate`. Warns of keys of the file that
+    an override makes idle (`optimizer.name=adamw` over a file for Muon), which then have their defaults.
 
     Args:
         path: A YAML file of sections, or None for the defaults.
@@ -40,7 +42,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         )
     for section, values in given.items():
         written.setdefault(section, {}).update(values)
-    return assemble(written)
+    return without_unused(assemble(written), given)
 
 
 def read_sections(path: str | Path) -> Written:

@@ -10,6 +10,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 from jaxpar.config.sections import Written, check_key, check_section, check_value, preset_model
 from jaxpar.config.spelling import quoted
+from jaxpar.config.unused import without_unused
 from jaxpar.config.yaml_text import parse_value
 
 
@@ -36,10 +37,11 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
         UserError: an override is not of the form, or its name or value is wrong.
     """
     changed: dict[str, Any] = {}
-    for section, values in parse_overrides(overrides).items():
+    given = parse_overrides(overrides)
+    for section, values in given.items():
         base = preset_model(values["preset"]) if "preset" in values else getattr(config, section)
         changed[section] = replace(base, **values)
-    return replace(config, **changed)
+    return without_unused(replace(config, **changed), given)
 
 
 def _parse(override: str) -> tuple[str, str, Any]:

@@ -31,6 +31,8 @@ key, the value written as in YAML:
 - Later wins: defaults, then the model's preset, then the file, then the overrides.
 - Scalars are YAML 1.2's: `1e-3` is a number, `10:15` and `on` are text. A key may appear once.
 - A wrong name or value, or sizes that do not fit together, give one sentence and exit status 2 before a device is used.
+- A key that another one makes idle (`optimizer.muon_momentum` without Muon, `precision.loss_scale` without float16) is
+  refused; where an override makes it so, as `--set optimizer.name=adamw` does over a file for Muon, it is warned about.
 - The resolved configuration of a run is in its folder as `config.yaml`, and can be run again as it is.
 """
 

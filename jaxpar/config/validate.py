@@ -13,6 +13,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config, DataConfig, ParallelConfig
 from jaxpar.config.sections import check_value, config_to_dict
 from jaxpar.config.spelling import quoted
+from jaxpar.config.unused import unused_settings
 
 
 def validate(config: Config) -> None:
@@ -29,6 +30,7 @@ def validate(config: Config) -> None:
     check_axes(config.parallel)
     _check_sizes(config)
     _check_layout(config)
+    _check_unused(config)
     _check_optimizer(config)
     _check_data(config)
     _check_watch(config)
@@ -244,6 +246,11 @@ def _check_pipeline(config: Config) -> None:
             f"parallel.pipe x virtual_stages: {parallel.pipe} x {parallel.virtual_stages or 1} chunks are more than "
             f"the {layers} layers of the model (model.layers)"
         )
+
+
+def _check_unused(config: Config) -> None:
+    for unused in unused_settings(config):
+        raise UserError(str(unused))
 
 
 def _check_optimizer(config: Config) -> None:

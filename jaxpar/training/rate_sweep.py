@@ -143,7 +143,9 @@ def _swept(config: Config, high: float) -> Config:
     optimizer = config.optimizer
     if optimizer.name == "muon" and optimizer.learning_rate == 0:
         raise UserError("optimizer.learning_rate: expected more than 0: muon_learning_rate keeps its proportion to it")
-    muon = optimizer.muon_learning_rate * high / optimizer.learning_rate if optimizer.name == "muon" else 0.0
+    muon = optimizer.muon_learning_rate
+    if optimizer.name == "muon":
+        muon *= high / optimizer.learning_rate
     return replace(
         config,
         optimizer=replace(optimizer, learning_rate=high, muon_learning_rate=muon, ema=None),
