@@ -11,8 +11,12 @@ from typing import Any
 GENERATOR = '<meta name="generator" content="jaxpar">'
 """Says in a page who wrote it."""
 
-# Enforced by the browser: a page with a mistake in it cannot reach out either.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:\">"
+)
+"""Enforced by the browser: a page with a mistake in it cannot reach out either."""
+
 _STYLE = Path(__file__).with_name("html.css")
 
 
@@ -35,8 +39,7 @@ def document(
     embedded = "".join(_embedded(name, value) for name, value in (data or {}).items())
     return (
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f'{POLICY}<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{_STYLE.read_text()}{style}</style></head>"
         f"<body>{body}{embedded}<script>{script}</script></body></html>\n"
     )

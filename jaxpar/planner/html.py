@@ -8,12 +8,13 @@ from html import escape
 from pathlib import Path
 
 from jaxpar.config import UserError
+from jaxpar.observe.html import POLICY
 from jaxpar.planner import words
 from jaxpar.planner.found import Found, Planned
 
 COLORINGS = ("schedule", "tensor", "pipe", "context", "data", "zero", "microbatch", "context_strategy", "remat", "host")
 
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>%(title)s</title>
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">%(policy)s<title>%(title)s</title>
 <style>body{font:14px/1.5 system-ui,sans-serif;margin:1.5em auto;padding:0 1em;max-width:1000px;
 color:#1d2530}svg{width:100%%;
 border:1px solid #cfd6dd;background:#fff}select{font:inherit}circle{cursor:pointer}#tip{min-height:3.2em;
@@ -55,10 +56,11 @@ def write_page(path: Path, plans: Sequence[Planned], met: Sequence[Found], name:
     others = sorted((one for one in met if one.layout != best.layout), key=lambda one: one.seconds)
     layouts = [_described(one) for one in (best, *others)]
     text = PAGE % {
+        "policy": POLICY,
         "title": escape(f"{name} on {cluster}"),
         "count": f"{len(layouts):,}",
         "options": "".join(f"<option>{escape(option)}</option>" for option in COLORINGS),
-        "data": json.dumps(layouts).replace("</", "<\\/"),
+        "data": json.dumps(layouts).replace("<", "\\u003c"),
         "usable": plans[0].usable / 2**30,
     }
     try:
