@@ -22,8 +22,8 @@ SHOWN = 10
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration. Later wins: defaults, the model's preset, the file, the overrides.
 
-    Names and types are checked here; what must hold between keys is checked by `validate`. Warns of keys of the file that
-    an override makes idle (`optimizer.name=adamw` over a file for Muon), which then have their defaults.
+    Names and types are checked here; what must hold between keys is checked by `validate`. Warns of keys of the file
+    that an override makes idle (`optimizer.name=adamw` over a file for Muon), which then have their defaults.
 
     Args:
         path: A YAML file of sections, or None for the defaults.

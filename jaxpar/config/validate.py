@@ -134,7 +134,7 @@ def _check_layout(config: Config) -> None:
     _divides("model.heads", model.heads, "parallel.tensor", tensor)
     if kv_heads(model) % tensor and tensor % kv_heads(model):
         raise UserError(
-            f"model.kv_heads: {kv_heads(model)} neither divides by parallel.tensor ({tensor}) nor divides it"
+            f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
         )
     _divides("model.mlp", model.mlp, "parallel.tensor", tensor)
     shared = ("pipe", "tensor") if parallel.pipe_ends == "shared" else ("tensor",)
@@ -296,7 +296,8 @@ def _check_tokens(data: DataConfig) -> None:
         raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
     if data.path is not None and data.sources is not None:
         raise UserError(
-            f"data.sources: expected null, or null for data.path, which is {quoted(data.path)}: one of them is used"
+            f"data.path: {quoted(data.path)} stands beside data.sources, which names {len(data.sources)} folders; "
+            "expected one of the two keys, and null for the other"
         )
     if data.path == "":
         raise UserError("data.path: expected the path of a token folder or a file of tokens, got nothing")
@@ -343,4 +344,4 @@ def _divides(key: str, size: int, by: str, divisor: int, otherwise: str = "") ->
     if size % divisor:
         below = size // divisor * divisor
         near = f"{below} or {below + divisor}" if below else f"{divisor}"
-        raise UserError(f"{key}: {size} does not divide by {by} ({divisor}); {near} would{otherwise}")
+        raise UserError(f"{key}: {size} is not divisible by {by} ({divisor}); expected for example {near}{otherwise}")

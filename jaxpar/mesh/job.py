@@ -142,7 +142,7 @@ def _share(launch: Launch, environment: Mapping[str, str], host_gpus: int) -> tu
         return None
     if visible % here:
         raise UserError(
-            f"{launch.launcher}: {here} processes on this machine share {visible} GPUs, which does not divide; start "
+            f"{launch.launcher}: {here} processes on this machine cannot share {visible} GPUs evenly; start "
             "one process per GPU, or one per machine"
         )
     each = visible // here

@@ -125,11 +125,17 @@ def test_every_number_has_a_largest_value():
     [
         (
             ["model.kv_heads=3"],
-            "model.heads: 8 does not divide by model.kv_heads (3); 6 or 9 would",
+            "model.heads: 8 is not divisible by model.kv_heads (3); expected for example 6 or 9",
         ),
         (
             ["model.embed=100"],
-            "model.embed: 100 does not divide by model.heads (8); 96 or 104 would; or set model.head_dim",
+            "model.embed: 100 is not divisible by model.heads (8); expected for example 96 or 104; or set "
+            "model.head_dim",
+        ),
+        (
+            ["data.source=tokens", "data.path=a", "data.sources={b: 1, c: 2}"],
+            "data.path: 'a' stands beside data.sources, which names 2 folders; expected one of the two keys, and null "
+            "for the other",
         ),
         (["model.head_dim=31"], "model.head_dim: rotary embeddings need an even width, got 31"),
         (
@@ -187,8 +193,9 @@ def test_every_number_has_a_largest_value():
         ),
         (
             ["model.layers=6", "model.vocab=64", "parallel.pipe=3", "parallel.pipe_ends=shared"],
-            "model.vocab (padded to a multiple of 128): 128 does not divide by parallel.pipe x tensor (3); 126 or 129 "
-            "would; change model.vocab_multiple",
+            "model.vocab (padded to a multiple of 128): 128 is not divisible by parallel.pipe x tensor (3); "
+            "expected for "
+            "example 126 or 129; change model.vocab_multiple",
         ),
         (
             [
@@ -198,36 +205,39 @@ def test_every_number_has_a_largest_value():
                 "parallel.tensor=2",
                 "parallel.pipe_ends=shared",
             ],
-            "model.vocab_multiple: 2 does not divide by parallel.pipe x tensor (4); 4 would",
+            "model.vocab_multiple: 2 is not divisible by parallel.pipe x tensor (4); expected for example 4",
         ),
         (
             ["parallel.tensor=3"],
-            "model.heads: 8 does not divide by parallel.tensor (3); 6 or 9 would",
+            "model.heads: 8 is not divisible by parallel.tensor (3); expected for example 6 or 9",
         ),
         (
             ["model.heads=12", "model.kv_heads=6", "model.embed=384", "parallel.tensor=4"],
-            "model.kv_heads: 6 neither divides by parallel.tensor (4) nor divides it",
+            "model.kv_heads: expected a multiple or a divisor of parallel.tensor (4), got 6",
         ),
         (
             ["model.mlp=1022", "parallel.tensor=4"],
-            "model.mlp: 1022 does not divide by parallel.tensor (4); 1020 or 1024 would",
+            "model.mlp: 1022 is not divisible by parallel.tensor (4); expected for example 1020 or 1024",
         ),
         (
             ["model.vocab=61", "model.vocab_multiple=1", "parallel.tensor=2"],
-            "model.vocab (padded to a multiple of 1): 61 does not divide by parallel.tensor (2); 60 or 62 would; "
+            "model.vocab (padded to a multiple of 1): 61 is not divisible by parallel.tensor (2); expected for "
+            "example 60 or 62; "
             "change model.vocab_multiple",
         ),
         (
             ["model.vocab_multiple=1", "parallel.tensor=2"],
-            "model.vocab_multiple: 1 does not divide by parallel.tensor (2); 2 would",
+            "model.vocab_multiple: 1 is not divisible by parallel.tensor (2); expected for example 2",
         ),
         (
             ["data.sequence_length=1020", "parallel.context=4", "parallel.tensor=2"],
-            "data.sequence_length: 1020 does not divide by parallel.context x tensor (8); 1016 or 1024 would",
+            "data.sequence_length: 1020 is not divisible by parallel.context x tensor (8); expected for example "
+            "1016 or 1024",
         ),
         (
             ["parallel.replica=2", "parallel.fsdp=2", "parallel.expert=2", "parallel.microbatches=2"],
-            "data.batch_size: 8 does not divide by parallel.replica x fsdp x expert x microbatches (16); 16 would",
+            "data.batch_size: 8 is not divisible by parallel.replica x fsdp x expert x microbatches (16); expected "
+            "for example 16",
         ),
         (["parallel.fsdp=-1", "parallel.tensor=-1"], "parallel: only one axis may be -1, and fsdp and tensor are"),
         (
@@ -281,12 +291,12 @@ def test_what_is_unusual_but_right_is_let_through(overrides):
 def test_a_free_axis_is_checked_once_its_size_is_known():
     config = load_config(None, ["parallel.tensor=-1", "data.batch_size=3"])
     validate(config)
-    with refused("model.heads: 8", "does not divide", "parallel.tensor"):
+    with refused("model.heads: 8", "not divisible by parallel.tensor"):
         validate(replace(config, parallel=resolve_axes(config.parallel, 16)))
 
 
 def test_the_known_axes_are_checked_beside_a_free_one():
-    assert "does not divide by parallel.replica x fsdp" in refusal("parallel.fsdp=-1", "parallel.replica=3")
+    assert "is not divisible by parallel.replica x fsdp" in refusal("parallel.fsdp=-1", "parallel.replica=3")
 
 
 def test_a_configuration_built_in_python_is_checked_for_types_too():

@@ -122,7 +122,7 @@ def test_what_cannot_be_told_is_one_sentence(environment: dict[str, str], writte
 
 
 def test_gpus_that_do_not_divide_among_processes_are_one_sentence():
-    with refused("3 processes", "8 GPUs", "does not divide"):
+    with refused("3 processes", "8 GPUs", "evenly"):
         job(recorded("slurm-uneven-nodes") | {"SLURM_NODEID": "0", "SLURM_LOCALID": "2"}, host_gpus=8)
 
 

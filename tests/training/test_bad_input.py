@@ -25,18 +25,18 @@ CONFIG_MISTAKES = {
     "no value": (["model.layers"], "model.layers"),
     "heads by tensor": (
         ["parallel.tensor=3", "parallel.fsdp=-1"],
-        "model.heads: 8 does not divide by parallel.tensor (3)",
+        "model.heads: 8 is not divisible by parallel.tensor (3)",
     ),
     "kv heads by tensor": (
         ["model.kv_heads=3", "model.heads=6", "model.head_dim=4"],
-        "model.kv_heads: 3 neither divides by parallel.tensor (2)",
+        "model.kv_heads: expected a multiple or a divisor of parallel.tensor (2), got 3",
     ),
     "sequence by context": (
         ["data.sequence_length=30"],
-        "data.sequence_length: 30 does not divide by parallel.context x",
+        "data.sequence_length: 30 is not divisible by parallel.context x",
     ),
-    "batch by data axes": (["data.batch_size=7"], "data.batch_size: 7 does not divide by parallel.replica x fsdp x"),
-    "batch by microbatches": (["parallel.microbatches=3"], "data.batch_size: 8 does not divide by"),
+    "batch by data axes": (["data.batch_size=7"], "data.batch_size: 7 is not divisible by parallel.replica x fsdp x"),
+    "batch by microbatches": (["parallel.microbatches=3"], "data.batch_size: 8 is not divisible by"),
     "a mesh that is too large": (["parallel.replica=2"], "takes 16 devices and there are 8"),
     "a mesh that is too small": (["parallel.tensor=1"], "takes 4 of 8 devices"),
     "two free axes": (["parallel.fsdp=-1", "parallel.tensor=-1"], "only one axis may be -1"),
