@@ -1,6 +1,6 @@
 # `make train` and `make test` do all their own set-up. `make` alone lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test train test test-ci test-all test-faults lint format types imports
+.PHONY: help setup setup-test train test test-ci test-all test-faults audit lint format types imports
 
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all                      every test: an hour, before a release"
 	@echo "make test-faults                   every seeded fault, and notes which turned their tests red"
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import floors"
+	@echo "make audit                         known vulnerabilities of the versions in constraints.txt; asks pypi.org"
 	@echo "make setup setup-test              make .venv and .venv-test, and nothing else"
 
 setup:
@@ -57,6 +58,13 @@ format: setup-test
 # pyright would ask the network for a newer version of itself.
 types: setup-test
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(TEST_BIN)/pyright --pythonpath $(TEST_BIN)/python
+
+# In an environment of its own, so that .venv-test holds what constraints.txt names and nothing else. CI does not run it:
+# what it finds changes from day to day, whatever the commit.
+audit:
+	@test -x .venv-audit/bin/pip-audit || { "$$(launch/find_python.sh)" -m venv --clear .venv-audit && \
+	    .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	@.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict $(ARGS)
 
 imports: setup-test
 	@$(TEST_BIN)/lint-imports
