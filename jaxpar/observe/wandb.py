@@ -128,7 +128,7 @@ def _identity(folder: Path, project: str) -> str:
             known = json.loads(read_file(file))
             if known["project"] == project:
                 return str(known["id"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{file}: expected an object with project and id; move the file away to go on") from None
     made = {"project": project, "id": secrets.token_hex(8)}
     write_atomically(file, (json.dumps(made) + "\n").encode())
