@@ -79,6 +79,7 @@ class _Loop:
         self._restore()
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
+            self.folder.check_nothing_else_asked(done, changes)
             self.listeners.message(
                 f"{self.folder.path} already has its {done} steps, and nothing was changed; "
                 "raise run.steps to go on, or choose another run.name."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from jaxpar.training.run_lock import RunLock
 from jaxpar.training.same_run import forbidden_changes
 
 PLAN = "plan.json"
+
+NO_MATTER = ("run.", "checkpoint.", "watch.", "distributed.", "data.prefetch")
+"""How changes begin that ask nothing of a run that has all its steps."""
 
 
 class RunFolder:
@@ -106,6 +109,16 @@ class RunFolder:
                 f"run.name is {quoted(self.config.run.name)}: {self.checkpoints} has no checkpoint that can be "
                 "used, and "
                 f"that of step {complete[-1]} was complete once; repair it, or move {self.path} away to begin anew"
+            )
+
+    def check_nothing_else_asked(self, done: int, changes: Sequence[str]) -> None:
+        """Raises `UserError` where a run that has all its steps is given again with changes that would matter to one."""
+        asked = [line for line in changes if not line.startswith(NO_MATTER)]
+        if asked:
+            raise UserError(
+                f"run.name is {quoted(self.config.run.name)}: {self.path} has all its {done} steps, so nothing would be "
+                f"done with what is asked for now ({'; '.join(asked)}); choose another run.name to train with it "
+                f"(--set run.name=...), or raise run.steps beyond {done} to go on with it"
             )
 
     def summary(self, report: Callable[[str], None]) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     assert contents(folder) == before
     assert (summary.steps, summary.loss) == (4, losses(finished)[4])
     assert trainer.evaluate() == summary.eval_loss, "the trained weights are there to be used"
+
+
+def test_a_finished_run_asked_for_something_else_says_how_to_get_it_and_changes_nothing(finished: Config):
+    before = contents(folder_of(finished))
+    parallel = replace(finished.parallel, fsdp=1, context=1, tensor=1)
+    another = replace(finished, parallel=parallel, checkpoint=replace(finished.checkpoint, keep_last=1))
+    with refused("run.name is 'run'", "all its 4 steps", "parallel.", "another run.name", "raise run.steps") as error:
+        fit(another)
+    assert "keep_last" not in str(error.value), "how many are kept asks nothing of a run that is done"
+    assert contents(folder_of(finished)) == before
+    fit(replace(finished, checkpoint=another.checkpoint))
 
 
 def test_a_run_killed_between_its_last_save_and_its_summary_is_brought_to_its_end(tmp_path: Path):
