@@ -55,6 +55,7 @@ def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
     return names, done.stdout
 
 
+@pytest.mark.long
 def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: Path):
     quick, said = chosen(tmp_path)
     assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]"}

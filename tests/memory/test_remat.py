@@ -154,7 +154,7 @@ MAPS: dict[str, Any] = {
 }
 
 
-@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", MAPS)
 def test_no_map_changes_a_number(name: str):
     """On one layout, within 1e-6 of the largest number of the same array."""

@@ -247,6 +247,7 @@ def test_autodiff_of_a_plain_scan_would_keep_every_gathered_layer(compiled: dict
     assert layers_held(compiled["plain_scan"]) > 24
 
 
+@pytest.mark.long
 def test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration(compiled: dict[str, Any]):
     """Forward and backward: the gather is for the next iteration, and matmuls are issued before its end."""
     loops = compiled["gemm_last"]["loops"]

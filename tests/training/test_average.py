@@ -68,6 +68,7 @@ def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     assert summary.eval_loss == trainer.evaluate() != of_weights
 
 
+@pytest.mark.long
 def test_an_average_that_is_turned_on_later_begins_with_the_weights_of_that_step(tmp_path: Path):
     fit(run_config(tmp_path, 3, parallel=MESH))
     before = saved_state(run_config(tmp_path, 3, parallel=MESH), 3)

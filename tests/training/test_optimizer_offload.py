@@ -75,7 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(quick=("adamw, one device",), ci=2)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
     sections = {"model": {"layers": 4}} | CASES[name]
@@ -108,6 +108,7 @@ def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
     assert_same_bits(saved_state(parts, 4), saved_state(whole, 4))
 
 
+@pytest.mark.long
 def test_what_fits_stays_on_the_device_and_the_state_is_the_same_bits():
     """Room for the state of the feed-forward's matrices, and what is small besides."""
     sections = {"model": {"layers": 4}, "parallel": {"fsdp": 2, "zero": 3}}
@@ -221,6 +222,7 @@ STACKED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", STACKED)
 def test_a_state_on_the_host_begins_as_on_the_device_and_is_made_in_pieces(name: str):
     """A weight of all layers may be larger than the device."""

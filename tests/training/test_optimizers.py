@@ -24,7 +24,7 @@ def train(optimizer: str, parallel: dict[str, int]) -> tuple[list[float], Any]:
     return run.train(STEPS)
 
 
-@pytest.mark.matrix(quick=("adafactor-3",), ci=2)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize(("optimizer", "zero"), [*(("adafactor", zero) for zero in (3, 2, 1, 0)), ("lion", 3)])
 def test_a_split_mesh_trains_as_one_device(optimizer: str, zero: int):
     if optimizer not in _whole:

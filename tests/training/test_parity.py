@@ -112,7 +112,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{axes or 'one'}{context}-zero{row['zero']}-{row['family']}-{row['remat']}"
 
 
-@pytest.mark.matrix(quick=3, ci=6)
+@pytest.mark.matrix(quick=2, ci=6)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     loss, gradients, weights = reference(row)
