@@ -240,6 +240,7 @@ def test_a_slow_batch_is_told_as_a_slow_step_that_waited_for_its_batch(tmp_path:
     assert anomaly.text.endswith("s of it waiting for a batch.")
 
 
+@pytest.mark.long
 def test_a_slow_loader_is_told_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def slow(number: int, rows: Rows) -> Rows:
         time.sleep(0.25)

@@ -68,6 +68,7 @@ def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folde
     assert {step: after[step] for step in before} == before
 
 
+@pytest.mark.long
 def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
     a, b = folders
     config = config_of(tmp_path, 2, {a: 1.0, b: 1.0})

@@ -185,6 +185,7 @@ def test_files_have_no_name_while_they_are_in_use(tmp_path: Path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_a_state_in_files_whose_update_was_interrupted_takes_no_step_and_no_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

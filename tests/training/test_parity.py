@@ -112,7 +112,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{axes or 'one'}{context}-zero{row['zero']}-{row['family']}-{row['remat']}"
 
 
-@pytest.mark.matrix(quick=2, ci=6)
+@pytest.mark.matrix(quick=("tensor2-context4-ring-contiguous-zero0-llama-none",), ci=6)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     loss, gradients, weights = reference(row)
@@ -167,7 +167,7 @@ WIDE = {"layers": 2, "embed": 64, "mlp": 128}
 """Matrices have blocks of 8 bits in it."""
 
 
-@pytest.mark.matrix(quick=("auto, state in files",), ci=1)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", TIERS)
 def test_losses_of_steps_equal_one_device_wherever_the_state_rests(name: str, tmp_path: Path):
     """Updates may round a moment the other way on another layout, by a step of its dtype at most."""

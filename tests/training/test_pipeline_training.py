@@ -48,6 +48,7 @@ def trained(layout: str | None) -> tuple[list[dict[str, Any]], Any]:
     return told, run.by_layer(state.master)
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("layout", ["interleaved, padded", "zb-v, shared ends"])
 def test_steps_report_and_end_as_on_one_device(layout: str):
     (found, weights), (wanted, wanted_weights) = trained(layout), trained(None)

@@ -45,7 +45,7 @@ OPTIMIZER = {
 }  # fmt: skip
 
 
-@pytest.mark.matrix(quick=("llama_muon",), ci=1)
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", TRAINED)
 def test_twenty_steps_equal_the_float64_trainer(name: str):
     model, optimizer = TRAINED[name]

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(quick=("adamw-mesh0",), ci=1)
 @pytest.mark.parametrize(("optimizer", "mesh"), [("adamw", MESH), ("muon", {"fsdp": 2, "microbatches": 2})])
 def test_a_continued_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, optimizer: str, mesh: dict[str, int]):
     def config(name: str, steps: int) -> Config:
@@ -75,6 +76,7 @@ def assert_close(found: dict[int, float], wanted: dict[int, float]) -> None:
     assert worst <= TOLERANCE, f"a loss differs by {worst:.1e}"
 
 
+@pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_run_goes_on_with_another_mesh_zero_stage_and_microbatch_count(
     tmp_path: Path, uninterrupted: Config, layout: dict[str, int]
