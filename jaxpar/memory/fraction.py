@@ -39,7 +39,7 @@ def offload_share(
     for run in runs:
         moved = {n for n, own in run.activations.items() if own == "save" and sizes.get(n, 0) >= stays_below}
         each = sum(sizes[name] for name in moved)
-        whole = min(run.layers, int(wanted // each)) if each else 0
+        whole = min(run.layers, int(max(0.0, wanted) // each)) if each else 0
         found.append(_offloading(run, whole, moved))
         wanted -= whole * each
         if whole < run.layers:

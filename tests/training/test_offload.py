@@ -104,12 +104,12 @@ def test_more_than_the_machine_has_is_one_sentence():
 
 
 def test_a_trainer_refuses_what_the_machine_has_no_room_for_before_it_makes_anything():
-    """The inputs of 20,000 layers, 128 MiB each."""
+    """The inputs of 10,000 layers, 128 MiB each."""
     config = small(
-        model={"layers": 20_000}, data={"sequence_length": 2**20, "batch_size": 1},
+        model={"layers": 10_000}, data={"sequence_length": 2**20, "batch_size": 1},
         memory={"remat": offloading("layer_input")[1]},
     )  # fmt: skip
-    with refused("memory.remat", "layer_input", "2500.00 GiB of host memory"):
+    with refused("memory.remat", "layer_input", "1250.00 GiB of host memory"):
         Trainer(config, devices=jax.devices()[:1])
 
 

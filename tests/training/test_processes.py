@@ -55,6 +55,7 @@ def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     return [(process.returncode, *texts) for process, texts in zip(job, said, strict=True)]
 
 
+@pytest.mark.long
 def test_two_processes_train_as_one(tmp_path: Path):
     sections: dict[str, Any] = {
         "parallel": MESH,
