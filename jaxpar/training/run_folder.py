@@ -112,12 +112,12 @@ class RunFolder:
             )
 
     def check_nothing_else_asked(self, done: int, changes: Sequence[str]) -> None:
-        """Raises `UserError` where a run that has all its steps is given again with changes that would matter to one."""
+        """Raises `UserError` where a run that has all its steps is given again with changes that would matter."""
         asked = [line for line in changes if not line.startswith(NO_MATTER)]
         if asked:
             raise UserError(
-                f"run.name is {quoted(self.config.run.name)}: {self.path} has all its {done} steps, so nothing would be "
-                f"done with what is asked for now ({'; '.join(asked)}); choose another run.name to train with it "
+                f"run.name is {quoted(self.config.run.name)}: {self.path} has all its {done} steps, so nothing would "
+                f"be done with what is asked for now ({'; '.join(asked)}); choose another run.name to train with it "
                 f"(--set run.name=...), or raise run.steps beyond {done} to go on with it"
             )
 
