@@ -98,7 +98,7 @@ def test_the_command_ends_with_code_0_on_sigterm_and_goes_on_when_given_again(tm
     check_against_uninterrupted(config, tmp_path / "whole", optimizer={"decay_steps": 300})
 
 
-@pytest.mark.matrix(ci=1)
+@pytest.mark.release  # in CI `test_hundred_kills.py` kills at random moments
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(tmp_path: Path, seed: int):
     draw = random.Random(seed)

@@ -90,7 +90,7 @@ def test_process_0_killed_in_a_step_is_named_by_the_other(config: Config):
     assert said.startswith(f"jaxpar: process 0 on {HOST} died (it was ") and said.endswith(ENDS)
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim: int):
     code, said = hit(config, victim, signal.SIGSTOP, "distributed.heartbeat_timeout_s=8", within_s=seconds(30))
@@ -101,7 +101,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim:
     assert said.startswith(silent) and said.endswith(ENDS)
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize(
     ("sleeps_at", "said"),
     [
