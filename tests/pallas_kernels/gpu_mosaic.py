@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -66,6 +67,7 @@ def kernels(
     os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES")}
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as said:
         jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=QUICKLY)
+        sys.stdout.flush()  # What Python prints waits in a buffer, where nobody is at a terminal.
         text = said.read_text()
     return {
         "shared": [int(size) for size in re.findall(r"smem_scratch_bytes=(\d+)", text)],
