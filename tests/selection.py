@@ -114,7 +114,8 @@ class Selection:
         if self.level == "quick":
             return [named[name] for name in quick if name in named]
         others = [name for name in named if name not in quick]
-        always = {n for n in others if named[n].nodeid in fixed_rows() or named[n].get_closest_marker("long")}
+        marked = lambda row: any(mark.name == "long" for mark in row.own_markers)  # not by its file
+        always = {name for name in others if named[name].nodeid in fixed_rows() or marked(named[name])}
         chosen = always | set(drawn([n for n in others if n not in always], marker.kwargs.get("ci", 0), self.seed))
         return [named[name] for name in others if name in chosen]
 

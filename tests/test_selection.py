@@ -36,22 +36,31 @@ def test_long(): pass
 @pytest.mark.release
 def test_release(): pass
 """
+LONG_FILE = """
+import pytest
+
+pytestmark = pytest.mark.long
+
+@pytest.mark.matrix(ci=2)
+@pytest.mark.parametrize("row", range(9))
+def test_sliced(row): pass
+"""
 
 
 def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
     """Names of the tests that a command runs, and what it prints."""
     (folder / "conftest.py").write_text("from tests.conftest import *\n")
     (folder / "test_suite.py").write_text(SUITE)
+    (folder / "test_long_file.py").write_text(LONG_FILE)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  long\n  release\n")
     command = [sys.executable, "-m", "pytest", "-v", "--spent", "spent.jsonl", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    names = set(re.findall(r"^test_suite\.py::(\S+) PASSED", done.stdout, re.MULTILINE))
-    assert {json.loads(line)["test"] for line in (folder / "spent.jsonl").read_text().splitlines()} == {
-        f"test_suite.py::{name}" for name in names
-    }
+    names = set(re.findall(r"^test_\w+\.py::(\S+) PASSED", done.stdout, re.MULTILINE))
+    spent = [json.loads(line)["test"] for line in (folder / "spent.jsonl").read_text().splitlines()]
+    assert {name.split("::")[1] for name in spent} == names
     return names, done.stdout
 
 
@@ -61,7 +70,7 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]"}
     assert len(quick) == 4
     assert "level quick: all but long tests" in said
-    assert "not run: 1 that are long, 1 that take minutes each, 21 rows of matrices; `make test-ci` runs" in said
+    assert "not run: 1 that are long, 1 that take minutes each, 30 rows of matrices; `make test-ci` runs" in said
 
     first, said = chosen(tmp_path, "--level", "ci", "--draw", "one")
     again, _ = chosen(tmp_path, "--level", "ci", "--draw", "one")
@@ -73,12 +82,13 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
         assert "test_long" in names and "test_named[c]" in names and "test_release" not in names
         assert len([name for name in names if "rows" in name]) == 3
         assert len([name for name in names if "named" in name]) == 2
+        assert len([name for name in names if "sliced" in name]) == 2
 
 
 @pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, said = chosen(tmp_path, "--level", "all")
-    assert len(whole) == 27 and "not run" not in said and "slowest tests" in said
+    assert len(whole) == 36 and "not run" not in said and "slowest tests" in said
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
 

@@ -102,6 +102,7 @@ def fraction_of(alpha: float) -> Config:
     )
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize(("alpha", "exposed"), [(0.25, 0.12), (0.5, 0.01), (1.0, 0.05)])
 def test_the_memory_of_a_pipeline_falls_with_the_fraction(alpha: float, exposed: float):
     """M(alpha) = M_static + A [N - alpha (N - transit)]: N units of A bytes, of which alpha goes, but for two layers on

@@ -93,7 +93,7 @@ def shard_bytes(step: TrainStep, parts: tuple[str, ...]) -> int:
     return total
 
 
-@pytest.mark.long
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize(
     ("name", "times"),
     [
