@@ -38,15 +38,15 @@ class Place:
                 everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True}
                 return [socket.create_server(("", self.port), backlog=BACKLOG, **everywhere)]
             return [socket.create_server(("", self.port), backlog=BACKLOG)]
-        doors: list[socket.socket] = []
+        listeners: list[socket.socket] = []
         try:
             for family, address in self.addresses:
-                doors.append(socket.create_server(address, family=family, backlog=BACKLOG))
+                listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
         except OSError as error:
-            for door in doors:
-                door.close()
+            for listener in listeners:
+                listener.close()
             raise OSError(error.errno, os.strerror(error.errno or 0)) from error  # Without Python's tuples.
-        return doors
+        return listeners
 
 
 def find_place(coordinator: str) -> Place:

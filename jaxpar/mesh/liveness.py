@@ -1,7 +1,7 @@
 """What this process tells the others about itself, and how it ends when one of them is lost.
 
-The loop says where it is with `at`; without other processes that does nothing. Nothing here imports JAX, so that a door
-can use it before.
+The loop says where it is with `at`; without other processes that does nothing. Nothing here imports JAX, so that a
+command can use it before.
 """
 
 from __future__ import annotations

@@ -86,10 +86,10 @@ def _receive(
     """Process 0: wait for the others, then send them on."""
     _allow_files(processes + SPARE_FILES)
     with contextlib.ExitStack() as stack:
-        doors = [stack.enter_context(door) for door in place.listen()]
+        listeners = [stack.enter_context(listener) for listener in place.listen()]
         if place.why:
             say(f"process 0 listens at all addresses of {socket.gethostname()}, port {place.port}: {place.why}")
-        return Reception(processes, secret, say).receive(doors, deadline)
+        return Reception(processes, secret, say).receive(listeners, deadline)
 
 
 def _allow_files(wanted: int) -> None:
@@ -107,8 +107,8 @@ def _visit(host: str, port: int, processes: int, process_id: int, deadline: floa
         with contextlib.ExitStack() as stack:
             visit = None
             try:
-                door = stack.enter_context(socket.create_connection((host, port), timeout=_left(deadline, last)))
-                visit = Visit(door, process_id, processes, secret, deadline)
+                listener = stack.enter_context(socket.create_connection((host, port), timeout=_left(deadline, last)))
+                visit = Visit(listener, process_id, processes, secret, deadline)
                 peer = visit.wait()
                 stack.pop_all()
                 return peer

@@ -85,20 +85,20 @@ class Reception:
         """Whether all were asked since the last one came."""
         self._refusals: list[str] = []
 
-    def receive(self, doors: Sequence[socket.socket], deadline: float) -> dict[int, Peer]:
+    def receive(self, listeners: Sequence[socket.socket], deadline: float) -> dict[int, Peer]:
         """Return once all are there, at the same time.
 
         Args:
-            doors: sockets that listen.
+            listeners: sockets that listen.
             deadline: until when, by `time.monotonic`.
 
         Raises:
             Refused: somebody is missing; those that are there are told too.
         """
         try:
-            for door in doors:
-                door.setblocking(False)
-                self._selector.register(door, selectors.EVENT_READ)
+            for listener in listeners:
+                listener.setblocking(False)
+                self._selector.register(listener, selectors.EVENT_READ)
             while not self._complete():
                 if time.monotonic() >= deadline:
                     raise Refused(self._missing())
@@ -124,10 +124,10 @@ class Reception:
         while self._asked and (first := next(iter(self._asked))).until <= now:
             self._send_away(first, f"the answer took longer than {ANSWER_S:g} s")
 
-    def _accept(self, door: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED):
             try:
-                connection = door.accept()[0]
+                connection = listener.accept()[0]
             except OSError as error:  # Nobody is there any more, or there are no more files.
                 if error.errno in EXHAUSTED:
                     if not self._greeting:

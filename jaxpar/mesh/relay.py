@@ -1,4 +1,4 @@
-"""A door to JAX's coordination service that stays open when process 0 dies.
+"""A listener to JAX's coordination service that stays open when process 0 dies.
 
 JAX's client aborts its process (SIGABRT, and a C++ stack trace) as soon as its connection to process 0 ends; the
 callback that its constructor takes for this cannot be called from Python (jaxlib 0.11.2: `std::bad_cast`). So the
@@ -23,15 +23,15 @@ BYTES = 65536
 def open_relay(coordinator: str) -> str:
     """Relay connections to `coordinator` (`host:port`) while this process lives; returns the relay's `host:port`."""
     host, port = coordinator.rsplit(":", 1)
-    door = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", 0))
     target = host.strip("[]"), int(port)
-    threading.Thread(target=_receive, args=(door, target), name="relay", daemon=True).start()
-    return f"127.0.0.1:{door.getsockname()[1]}"
+    threading.Thread(target=_receive, args=(listener, target), name="relay", daemon=True).start()
+    return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def _receive(door: socket.socket, target: tuple[str, int]) -> None:
+def _receive(listener: socket.socket, target: tuple[str, int]) -> None:
     while True:
-        client, _ = door.accept()
+        client, _ = listener.accept()
         threading.Thread(target=_serve, args=(client, target), name="relay", daemon=True).start()
 
 

@@ -28,16 +28,16 @@ class Visit:
     """One connection to process 0.
 
     Args:
-        door: the connection.
+        listener: the connection.
         process: index of this process.
         processes: how many it expects.
         secret: what process 0 must know too; None for a job without.
         deadline: until when, by `time.monotonic`.
     """
 
-    def __init__(self, door: socket.socket, process: int, processes: int, secret: bytes | None, deadline: float):
+    def __init__(self, listener: socket.socket, process: int, processes: int, secret: bytes | None, deadline: float):
         nonce = None if secret is None else new_nonce()
-        self._door, self._secret, self._deadline = door, secret, deadline
+        self._door, self._secret, self._deadline = listener, secret, deadline
         self._greeting = Greeting(process, processes, socket.gethostname(), nonce)
         self._challenge = ""
         self.welcome = False

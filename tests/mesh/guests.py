@@ -25,21 +25,21 @@ def call(address: str, said: bytes = b"") -> socket.socket:
     until = time.monotonic() + seconds(20)
     while True:
         try:
-            door = socket.create_connection((host, int(port)))
+            listener = socket.create_connection((host, int(port)))
         except ConnectionRefusedError:
             assert time.monotonic() < until, "nobody listens"
             time.sleep(0.01)
         else:
-            door.settimeout(seconds(20))
-            door.sendall(said)
-            return door
+            listener.settimeout(seconds(20))
+            listener.sendall(said)
+            return listener
 
 
-def hear(door: socket.socket) -> dict[str, Any]:
+def hear(listener: socket.socket) -> dict[str, Any]:
     """The next message; nothing of what follows is read."""
     said = b""
     while not said.endswith(b"\n"):
-        more = door.recv(1)
+        more = listener.recv(1)
         assert more, f"hung up after {said!r}"
         said += more
     return json.loads(said)
@@ -47,5 +47,5 @@ def hear(door: socket.socket) -> dict[str, Any]:
 
 def answer(address: str, said: bytes) -> dict[str, Any]:
     """What process 0 says to this."""
-    with call(address, said) as door:
-        return hear(door)
+    with call(address, said) as listener:
+        return hear(listener)

@@ -114,32 +114,32 @@ def test_strangers_hear_that_they_are_and_disturb_nothing(first: First):
 def test_slow_guests_hold_up_nobody(first: First):
     slow = [call(first.address, said) for said in (b"", b"{", greeting(1, 3)[:-1])]
     first.complete()
-    for door in slow:
-        with door:
-            assert hear(door) == {"later": "the job has begun"}
+    for listener in slow:
+        with listener:
+            assert hear(listener) == {"later": "the job has begun"}
 
 
 def test_a_guest_that_sends_a_byte_now_and_then_is_sent_away(first: First, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reception, "GREETING_S", 0.5)
     until = time.monotonic() + seconds(20)
-    with call(first.address) as door:
-        door.settimeout(0.05)
+    with call(first.address) as listener:
+        listener.settimeout(0.05)
         heard = b""
         while not heard.endswith(b"\n"):
             assert time.monotonic() < until, "still heard"
             with contextlib.suppress(TimeoutError):
-                door.sendall(b" ")
-                heard += door.recv(1000)
+                listener.sendall(b" ")
+                heard += listener.recv(1000)
     assert heard == line({"later": "the greeting took longer than 0.5 s"})
     first.complete()
 
 
 def test_the_oldest_of_too_many_strangers_is_sent_away(first: First, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reception, "STRANGERS", 2)
-    doors = [call(first.address) for _ in range(3)]
-    assert hear(doors[0]) == {"later": "process 0 is busy"}
-    for door in doors:
-        door.close()
+    listeners = [call(first.address) for _ in range(3)]
+    assert hear(listeners[0]) == {"later": "process 0 is busy"}
+    for listener in listeners:
+        listener.close()
     first.complete()
 
 
@@ -161,17 +161,17 @@ def test_a_process_of_another_job_is_refused_and_hears_why(first: First, said: b
 
 
 def test_the_first_process_of_a_number_stays_and_the_second_is_refused(first: First):
-    with call(first.address, greeting(1, 3, host="node-a")) as door:
-        assert hear(door)["welcome"]
+    with call(first.address, greeting(1, 3, host="node-a")) as listener:
+        assert hear(listener)["welcome"]
         with call(first.address, greeting(1, 3)) as second:
-            assert hear(door) == {"ask": True}
-            door.sendall(line({"here": True}))
+            assert hear(listener) == {"ask": True}
+            listener.sendall(line({"here": True}))
             assert hear(second) == {"refused": "process 1 is there already, on node-a"}
         guest = threading.Thread(target=first.visit, args=(2,))
         guest.start()
-        assert hear(door) == {"ask": True}
-        door.sendall(line({"here": True}))
-        assert "go" in hear(door)
+        assert hear(listener) == {"ask": True}
+        listener.sendall(line({"here": True}))
+        assert "go" in hear(listener)
         guest.join(seconds(20))
     first.join()
     assert first.hosts[1] == "node-a"
@@ -200,13 +200,13 @@ def test_what_a_guest_says_is_printed_and_kept_without_control_characters(first:
     shown = "?[2Ja???b" + "x" * 116 + "..."
     why = f"process 1 on {shown} expects 4 processes and process 0 expects 3"
     assert answer(first.address, greeting(1, 4, host=host)) == {"refused": why}
-    with call(first.address, greeting(1, 3, host=host)) as door:
-        assert hear(door)["welcome"]
+    with call(first.address, greeting(1, 3, host=host)) as listener:
+        assert hear(listener)["welcome"]
         guest = threading.Thread(target=first.visit, args=(2,))
         guest.start()
-        assert hear(door) == {"ask": True}
-        door.sendall(line({"here": True}))
-        assert "go" in hear(door)
+        assert hear(listener) == {"ask": True}
+        listener.sendall(line({"here": True}))
+        assert "go" in hear(listener)
         guest.join(seconds(20))
     first.join()
     assert first.said == [f"process 0 refuses a process: {why}"]
@@ -221,9 +221,9 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
         def serve(said: bytes) -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    door = server.accept()[0]
-                    door.sendall(said)
-                    doors.append(door)
+                    listener = server.accept()[0]
+                    listener.sendall(said)
+                    listeners.append(listener)
 
         def visit(said: bytes) -> str:
             threading.Thread(target=serve, args=(said,), daemon=True).start()
@@ -231,11 +231,11 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
                 meet(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, seconds(0.5))
             return str(caught.value)
 
-        doors: list[socket.socket] = []
+        listeners: list[socket.socket] = []
         yield visit
         server.shutdown(socket.SHUT_RDWR)
-        for door in doors:
-            door.close()
+        for listener in listeners:
+            listener.close()
 
 
 @pytest.mark.parametrize(

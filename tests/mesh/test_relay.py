@@ -25,9 +25,9 @@ def stays_open(client: socket.socket, seconds: float) -> bool:
 
 
 def test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not():
-    door = socket.create_server(("127.0.0.1", 0))
-    with door, connect(open_relay(f"127.0.0.1:{door.getsockname()[1]}")) as client:
-        service, _ = door.accept()
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, connect(open_relay(f"127.0.0.1:{listener.getsockname()[1]}")) as client:
+        service, _ = listener.accept()
         with service:
             client.sendall(b"question")
             assert service.recv(100) == b"question"
@@ -45,9 +45,9 @@ def test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not():
 
 
 def test_the_end_of_the_client_is_passed_on():
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        client = connect(open_relay(f"127.0.0.1:{door.getsockname()[1]}"))
-        service, _ = door.accept()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = connect(open_relay(f"127.0.0.1:{listener.getsockname()[1]}"))
+        service, _ = listener.accept()
         with service:
             client.close()
             service.settimeout(10)
@@ -61,7 +61,7 @@ def test_a_service_may_open_after_its_client_came():
     with connect(open_relay(f"127.0.0.1:{port}")) as client:
         client.sendall(b"early")
         time.sleep(0.3)
-        with socket.create_server(("127.0.0.1", port)) as door:
-            service, _ = door.accept()
+        with socket.create_server(("127.0.0.1", port)) as listener:
+            service, _ = listener.accept()
             with service:
                 assert service.recv(100) == b"early"

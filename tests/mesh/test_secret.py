@@ -69,10 +69,10 @@ def test_a_process_without_the_secret_is_refused_and_both_say_so(
 def test_a_guessed_proof_is_refused(address: str, proof: object):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(joined, address, 0, b"one", seconds(20))
-        with call(address, greeting(1, 2, nonce=NONCE)) as door:
-            assert len(hear(door)["challenge"]) == 64
-            door.sendall(line({"proof": proof}))
-            assert hear(door) == {"refused": f"process 1 on node-b has another secret than process 0{ALIKE}"}
+        with call(address, greeting(1, 2, nonce=NONCE)) as listener:
+            assert len(hear(listener)["challenge"]) == 64
+            listener.sendall(line({"proof": proof}))
+            assert hear(listener) == {"refused": f"process 1 on node-b has another secret than process 0{ALIKE}"}
         assert joined(address, 1, b"one", seconds(20)) == first.result() == "met"
 
 
@@ -83,11 +83,11 @@ def test_a_proof_that_was_heard_before_is_refused(address: str):
 
         def pass_on() -> None:
             guest = relay.accept()[0]
-            with guest, call(address) as door:
+            with guest, call(address) as listener:
                 for _ in range(2):  # The greeting and its challenge, the proof and its welcome.
                     heard.append(guest.makefile("rb").readline())
-                    door.sendall(heard[-1])
-                    guest.sendall(line(hear(door)))
+                    listener.sendall(heard[-1])
+                    guest.sendall(line(hear(listener)))
 
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(joined, address, 0, b"one", seconds(20))
@@ -96,10 +96,10 @@ def test_a_proof_that_was_heard_before_is_refused(address: str):
             threading.Thread(target=joined, args=(beside, 1, b"one", seconds(5)), daemon=True).start()
             passed.result()
             assert not any(b"one" in said for said in heard)
-            with call(address, heard[0]) as door:
-                hear(door)
-                door.sendall(heard[1])
-                assert "has another secret" in hear(door)["refused"]
+            with call(address, heard[0]) as listener:
+                hear(listener)
+                listener.sendall(heard[1])
+                assert "has another secret" in hear(listener)["refused"]
             assert joined(address, 1, b"one", seconds(20)) == first.result() == "met"
 
 
@@ -115,16 +115,16 @@ def test_a_proof_that_was_heard_before_is_refused(address: str):
 def test_somebody_who_does_not_prove_the_secret_is_not_taken_for_process_0(said: list[object]):
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         joining = pool.submit(joined, f"127.0.0.1:{server.getsockname()[1]}", 1, b"one", seconds(20))
-        door = server.accept()[0]
-        with door:
+        listener = server.accept()[0]
+        with listener:
             proof = None
             for message in said:
                 if message == "its own proof":  # Sent back to it.
                     message = {"welcome": True, "proof": proof}
-                door.sendall(line(message))
+                listener.sendall(line(message))
                 if isinstance(message, dict) and "challenge" in message:
-                    assert "nonce" in hear(door)
-                    proof = hear(door)["proof"]
+                    assert "nonce" in hear(listener)
+                    proof = hear(listener)["proof"]
             why = joining.result()
     assert why == (
         f"whoever listens there does not prove that it knows the secret of process 1 on {HERE}, so it is not process "
