@@ -16,7 +16,7 @@ from jaxpar.config.unused import without_unused
 from jaxpar.config.yaml_text import parse_document, to_yaml
 
 SHOWN = 10
-"""Mistakes of a file that are told at once."""
+"""Mistakes of a file that one message shows."""
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:

@@ -93,7 +93,7 @@ class Reception:
             deadline: until when, by `time.monotonic`.
 
         Raises:
-            Refused: somebody is missing; those that are there are told too.
+            Refused: somebody is missing; those that are there hear it too.
         """
         try:
             for listener in listeners:
