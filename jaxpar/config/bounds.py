@@ -93,6 +93,7 @@ BOUNDS: dict[str, Bound] = {
     "model.window": _at_least(1),
     "model.logit_softcap": _POSITIVE,
     "model.attention_softcap": _POSITIVE,
+    "model.attention_scale": _POSITIVE,
     "model.dropout": _BELOW_ONE,
     "model.init_scale": _POSITIVE,
     "model.z_loss": _at_least(0, 1e30),

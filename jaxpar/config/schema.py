@@ -35,6 +35,18 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class Pattern:
+    """The kinds of a model's layers in order: `prefix`, then `unit` again and again, then `suffix`."""
+
+    unit: tuple[str, ...]
+    """Kinds that repeat, as often as `model.layers` wants."""
+    prefix: tuple[str, ...] = ()
+    """Kinds of the layers before them."""
+    suffix: tuple[str, ...] = ()
+    """Kinds of the layers behind them."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The decoder. A preset fills every field; fields written beside it override it."""
 
@@ -42,6 +54,12 @@ class ModelConfig:
     """Name of a published model to start from (`llama3-8b`, `gpt2-124m`, ...)."""
     layers: int = 4
     """Number of decoder layers."""
+    kinds: dict[str, dict[str, int | float | bool | str | None]] = field(default_factory=dict, hash=False)
+    """Kinds of layers by name, each with the keys of `model` in which it differs: `{local: {window: 512}, global: {}}`.
+    Empty means that all layers are alike."""
+    pattern: Pattern | None = None
+    """Which layer is of which kind: `{prefix: [...], unit: [...], suffix: [...]}`, lists of names of `model.kinds`; the
+    unit repeats until there are `model.layers`. Null is for a model without kinds."""
     embed: int = 256
     """Width of the residual stream."""
     heads: int = 8
@@ -56,8 +74,12 @@ class ModelConfig:
     """Vocabulary size; null takes it from the data source."""
     vocab_multiple: int = 128
     """The vocabulary is padded to this multiple, on every mesh alike, so that weights do not depend on the layout."""
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    """Normalisation before attention, before the feed-forward layer and before the head."""
+    norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm"] = "rmsnorm"
+    """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
+    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma)."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    """Whether attention and the feed-forward layer have a norm before them (`pre`), of what they give before it is
+    added to the residual stream (`post`: OLMo 2), or both (`sandwich`: Gemma 2 and 3)."""
     norm_epsilon: float = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
     position: Literal["rope", "learned"] = "rope"
@@ -76,16 +98,21 @@ class ModelConfig:
     """Wavelengths longer than `rope_original_length / rope_low_frequency` are stretched in full (`llama3`)."""
     rope_high_frequency: float = 4.0
     """Wavelengths shorter than `rope_original_length / rope_high_frequency` are kept (`llama3`)."""
-    qk_norm: bool = False
-    """Normalise queries and keys per head before the rotation (Qwen3)."""
-    attention_bias: bool = False
-    """Biases on the four projections of attention."""
+    qk_norm: bool | Literal["projection"] = False
+    """Normalise queries and keys before the rotation: per head (true: Qwen3, Gemma 3), or over all heads at once
+    (`projection`: OLMo 2)."""
+    attention_bias: bool | Literal["qkv"] = False
+    """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
+    attention_scale: float | None = None
+    """Factor of the attention scores; null means `head_dim ** -0.5`."""
     mlp_bias: bool = False
     """Biases on the projections of the feed-forward layer."""
-    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
-    """Feed-forward non-linearity; `swiglu` has a third (gate) projection."""
+    activation: Literal["swiglu", "geglu", "gelu", "relu2"] = "swiglu"
+    """Feed-forward non-linearity; `swiglu` and `geglu` have a third (gate) projection."""
     tied: bool = False
     """Use the token embedding as the output head."""
+    embedding_scale: bool = False
+    """Multiply token embeddings by `sqrt(embed)` (Gemma)."""
     window: int | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
     logit_softcap: float | None = None

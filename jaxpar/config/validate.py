@@ -10,6 +10,7 @@ from jaxpar.config.axes import AXES, check_axes
 from jaxpar.config.bounds import BOUNDS, COUNT, PARAMETERS, RANKS, TOKENS, spell_limit
 from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, parameter_count
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import check_kinds, kind_models
 from jaxpar.config.schema import Config, DataConfig, ParallelConfig
 from jaxpar.config.sections import check_value, config_to_dict
 from jaxpar.config.spelling import quoted
@@ -77,21 +78,34 @@ def _check_run(config: Config) -> None:
 
 def _check_model(config: Config) -> None:
     model = config.model
+    check_kinds(model)
+    _check_overrides(config)
     _divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
     if model.head_dim is None:
         _divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
     if model.position == "rope" and head_dim(model) % 2:
         raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
-    if model.rope_scaling == "llama3" and model.rope_low_frequency >= model.rope_high_frequency:
-        raise UserError(
-            f"model.rope_low_frequency: expected less than model.rope_high_frequency ({model.rope_high_frequency}), "
-            f"got {model.rope_low_frequency}"
-        )
+    for kind, own in kind_models(model).items():
+        if own.rope_scaling == "llama3" and own.rope_low_frequency >= own.rope_high_frequency:
+            raise UserError(
+                f"{_key(kind, 'rope_low_frequency')}: expected less than model.rope_high_frequency "
+                f"({own.rope_high_frequency}), got {own.rope_low_frequency}"
+            )
     if model.position == "learned" and config.data.sequence_length > model.max_positions:
         raise UserError(
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
             f"model.max_positions ({model.max_positions})"
         )
+
+
+def _check_overrides(config: Config) -> None:
+    """The range of what each kind of layer sets, under its own name."""
+    for kind, overrides in config.model.kinds.items():
+        for key, value in overrides.items():
+            bound = BOUNDS.get(f"model.{key}")
+            refusal = None if bound is None or value is None else bound.refusal(value)
+            if refusal is not None:
+                raise UserError(f"model.kinds.{kind}.{key}: {refusal}, got {value}")
 
 
 def _check_sizes(config: Config) -> None:
@@ -136,7 +150,8 @@ def _check_layout(config: Config) -> None:
         raise UserError(
             f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
         )
-    _divides("model.mlp", model.mlp, "parallel.tensor", tensor)
+    for kind, own in kind_models(model).items():
+        _divides(_key(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
     shared = ("pipe", "tensor") if parallel.pipe_ends == "shared" else ("tensor",)
     ways = f"parallel.{' x '.join(shared)}", _known(parallel, *shared)
     if model.vocab is None:
@@ -334,6 +349,11 @@ def _check_distributed(config: Config) -> None:
         raise UserError(f"distributed.coordinator: expected host:port, got {quoted(distributed.coordinator)}")
     if distributed.secret_file == "":
         raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got nothing")
+
+
+def _key(kind: str, key: str) -> str:
+    """The name of a key as a kind of layer sees it."""
+    return f"model.kinds.{kind}.{key}" if kind else f"model.{key}"
 
 
 def _known(parallel: ParallelConfig, *axes: str) -> int:

@@ -1,0 +1,109 @@
+"""Kinds of layers: which layer of a model is of which kind, and the model that layers of a kind see.
+
+A kind is a few keys of `ModelConfig` that differ. What describes a layer takes a `ModelConfig` and is asked once for
+each kind, with the model of that kind; a model without kinds has one, whose name is empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig, Pattern
+from jaxpar.config.spelling import cut, did_you_mean, quoted
+from jaxpar.config.typed import checked, field_types
+
+OWN = (
+    "norm_placement", "rope_base", "rope_scaling", "rope_factor", "rope_original_length", "rope_low_frequency",
+    "rope_high_frequency", "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "window", "activation",
+    "mlp", "mlp_bias",
+)  # fmt: skip
+"""Keys of `model` that a kind may set."""
+
+ALIKE = ""
+"""The kind of all layers of a model that names none."""
+
+
+def layer_kinds(model: ModelConfig) -> tuple[str, ...]:
+    """The kind of each layer, in the order of the model."""
+    pattern = model.pattern
+    if pattern is None:
+        return (ALIKE,) * model.layers
+    units = (model.layers - len(pattern.prefix) - len(pattern.suffix)) // max(1, len(pattern.unit))
+    return pattern.prefix + pattern.unit * units + pattern.suffix
+
+
+def kind_model(model: ModelConfig, kind: str) -> ModelConfig:
+    """`model` as layers of `kind` see it: all its layers are of that kind."""
+    if kind == ALIKE:
+        return model
+    overrides = {key: checked(f"model.kinds.{kind}.{key}", v, _types()[key]) for key, v in model.kinds[kind].items()}
+    return replace(model, kinds={}, pattern=None, **overrides)
+
+
+def kind_models(model: ModelConfig) -> dict[str, ModelConfig]:
+    """The model of each kind that has layers, in the order in which they first come."""
+    return {kind: kind_model(model, kind) for kind in kind_counts(model)}
+
+
+def kind_counts(model: ModelConfig) -> dict[str, int]:
+    """How many layers each kind has, in the order in which they first come."""
+    return dict(Counter(layer_kinds(model)))
+
+
+def check_kinds(model: ModelConfig) -> None:
+    """Refuse kinds and patterns that do not make `model.layers` layers.
+
+    Raises:
+        UserError: a kind sets a key that there is not, or that is the whole model's, or to a value of the wrong type; a
+            pattern names a kind that is not declared, or its parts do not add up; a kind has no layer.
+    """
+    for kind, overrides in model.kinds.items():
+        where = f"model.kinds.{cut(kind, 80)}"
+        if not kind.isidentifier():
+            raise UserError(f"{where}: expected a name of letters, digits and _, got {quoted(kind, 80)}")
+        for key, value in overrides.items():
+            if key not in OWN:
+                why = "is of the whole model" if key in _types() else "is no key of model"
+                raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{did_you_mean(key, OWN) or _may_set()}")
+            checked(f"{where}.{key}", value, _types()[key])
+    pattern = model.pattern
+    if pattern is None:
+        if model.kinds:
+            raise UserError(f"model.pattern: null, and model.kinds declares {', '.join(model.kinds)}; {_EXPECTED}")
+        return
+    if not pattern.unit:
+        raise UserError(f"model.pattern.unit: no kinds in it; {_EXPECTED}")
+    for part in ("prefix", "unit", "suffix"):
+        for kind in getattr(pattern, part):
+            if kind not in model.kinds:
+                near = did_you_mean(kind, model.kinds) or f"; there are {', '.join(model.kinds) or 'none'}"
+                raise UserError(f"model.pattern.{part}: {quoted(kind, 80)} is not declared in model.kinds{near}")
+    _check_sum(pattern, model.layers)
+    idle = [kind for kind in model.kinds if kind not in layer_kinds(model)]
+    if idle:
+        raise UserError(f"model.kinds.{idle[0]}: no layer is of this kind; expected it in model.pattern")
+
+
+_EXPECTED = "expected {unit: [...]}, names of model.kinds"
+
+
+def _check_sum(pattern: Pattern, layers: int) -> None:
+    ends, unit = len(pattern.prefix) + len(pattern.suffix), len(pattern.unit)
+    units, rest = divmod(layers - ends, unit)
+    if units < 1 or rest:
+        below = ends + unit * max(1, units)
+        near = f"{below} or {below + unit}" if units >= 1 else str(below)
+        raise UserError(
+            f"model.pattern: a prefix of {len(pattern.prefix)}, units of {unit} and a suffix of {len(pattern.suffix)} "
+            f"make no {layers} layers (model.layers); expected for example {near}"
+        )
+
+
+def _types() -> dict[str, object]:
+    return field_types(ModelConfig)
+
+
+def _may_set() -> str:
+    return f"; a kind may set {', '.join(OWN)}"
