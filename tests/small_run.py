@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, PrecisionConfig, RunConfig
 from jaxpar.data import batch_rows, open_data
 from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.layer_order import StackOrder, own_layers, with_own_layers
 from jaxpar.training.batches import BatchPlacer
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 from jaxpar.training.step import TrainStep
@@ -70,19 +72,25 @@ class SmallRun:
 
     def by_layer(self, weights: Any) -> Any:
         """Weights or their gradients as NumPy, with layers in the order of the model, and none that pads the stack."""
-        weights, rows = jax.device_get(weights), self.step.order.row_of_layer
-        return weights | {"layers": jax.tree.map(lambda stack: stack[rows], weights["layers"])}
+        weights, layers = jax.device_get(weights), {}
+        for kind, order in self.step.order.stacks.items():
+            own = own_layers(weights["layers"], kind)
+            layers = with_own_layers(layers, kind, jax.tree.map(lambda stack, o=order: stack[o.row_of_layer], own))
+        return weights | {"layers": layers}
 
     def by_row(self, weights: Any) -> Any:
         """Weights with layers in the order of the model as the step has them; rows that pad the stack are zero."""
-        order = self.step.order
 
-        def stack(layers: np.ndarray) -> np.ndarray:
+        def stack(layers: np.ndarray, order: StackOrder) -> np.ndarray:
             rows = np.zeros((order.rows, *layers.shape[1:]), layers.dtype)
             rows[order.row_of_layer] = layers
             return rows
 
-        return weights | {"layers": jax.tree.map(stack, weights["layers"])}
+        layers = {}
+        for kind, order in self.step.order.stacks.items():
+            own = jax.tree.map(partial(stack, order=order), own_layers(weights["layers"], kind))
+            layers = with_own_layers(layers, kind, own)
+        return weights | {"layers": layers}
 
 
 def worst_difference(found: Any, wanted: Any) -> tuple[float, str]:

@@ -86,7 +86,7 @@ class ChunkPlans:
 def state_groups(step: TrainStep) -> dict[str, int]:
     """Bytes of master weights and moments on one device: the embedding, each layer of a rank, the head."""
     state = step.abstract_state()
-    rows = step.order.rows // step.plan.axes.pipe
+    rows = step.order.layers_per_chunk * step.plan.virtual_stages
     groups = {"embedding": 0, **{f"layer {row}": 0 for row in range(rows)}, "head": 0}
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in _weights(step)]
     for name, weight in zip(names, weight_states(state.master, state.optimizer), strict=True):

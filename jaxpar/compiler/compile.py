@@ -116,14 +116,15 @@ def compile_step(
 
 def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[str, ...]]:
     """The plan that can be compiled here, and in which way it is not the plan of the run."""
-    if plan.attention.name != "cudnn" or has_cudnn(release):
+    backends = {choice.name for choice in (plan.attention, *plan.kind_attention.values())}
+    if "cudnn" not in backends or has_cudnn(release):
         return plan, ()
     note = (
         "attention: the run uses cudnn, and xla stands in for it here, because cuDNN is not installed "
         f"(pip install nvidia-cudnn-cu{release}); what is kept for the backward is the same; temporaries, kernels and "
         "the time of attention are not"
     )
-    return replace(plan, attention=replace(plan.attention, name="xla", reason=note)), (note,)
+    return plan.with_attention("xla", note), (note,)
 
 
 def _what_matters(config: Config) -> Config:

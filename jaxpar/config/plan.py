@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -124,6 +124,8 @@ class Plan:
     """The attention backend."""
     context_strategy: Choice
     """How attention sees the other context ranks' keys and values."""
+    kind_attention: dict[str, Choice] = field(default_factory=dict, hash=False)
+    """The attention backend of each kind of layers, where kinds have names; `attention` is that of the first."""
     context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     """Which tokens of a row a context rank holds."""
     ulysses: int = 1
@@ -148,6 +150,16 @@ class Plan:
             _check_range(f"plan.{name}", getattr(self, name), low, most)
         for layers in self.stage_layers:
             _check_range("plan.stage_layers", layers, 0, LAYERS)
+
+    def attention_of(self, kind: str) -> Choice:
+        """The attention backend of the layers of a kind."""
+        return self.kind_attention.get(kind, self.attention)
+
+    def with_attention(self, backend: str, reason: str | None = None) -> Plan:
+        """The plan with another attention backend in all layers, and for the `reason` where one is given."""
+        changed = lambda old: replace(old, name=backend, reason=old.reason if reason is None else reason)
+        own = {kind: changed(choice) for kind, choice in self.kind_attention.items()}
+        return replace(self, attention=changed(self.attention), kind_attention=own)
 
     def to_json(self) -> str:
         """The plan as JSON text, one key a line."""

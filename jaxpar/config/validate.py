@@ -103,7 +103,7 @@ def _check_overrides(config: Config) -> None:
     for kind, overrides in config.model.kinds.items():
         for key, value in overrides.items():
             bound = BOUNDS.get(f"model.{key}")
-            refusal = None if bound is None or value is None else bound.refusal(value)
+            refusal = bound.refusal(value) if bound is not None and isinstance(value, int | float) else None
             if refusal is not None:
                 raise UserError(f"model.kinds.{kind}.{key}: {refusal}, got {value}")
 
@@ -202,6 +202,11 @@ def _check_weights_offload(config: Config) -> None:
         raise UserError(
             f"{said} leaves no master weights on the device, and memory.optimizer_resident is "
             f"{memory.optimizer_resident}; expected 0 bytes"
+        )
+    if config.model.kinds:
+        raise UserError(
+            f"{said} is for layers that are all alike, and model.kinds declares {', '.join(config.model.kinds)}; "
+            "expected none with it"
         )
     if parallel.pipe != 1:
         raise UserError(

@@ -27,16 +27,16 @@ def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: st
 
 
 def offload_share(
-    runs: Sequence[LayerRun], sizes: Mapping[str, int], fraction: float, stays_below: int = STAYS_BELOW
+    runs: Sequence[tuple[LayerRun, Mapping[str, int]]], fraction: float, stays_below: int = STAYS_BELOW
 ) -> tuple[LayerRun, ...]:
-    """`runs` with as near to `fraction` of the kept bytes in host memory as whole arrays allow.
+    """`runs`, each with the bytes of its layers' activations, with as near to `fraction` of the kept bytes in host memory as whole arrays allow.
 
     The first layers go whole, since their backward is the furthest away, and one more in part. Arrays of fewer bytes
     than `stays_below` stay.
     """
-    wanted = fraction * kept_bytes(runs, sizes)
+    wanted = fraction * sum(kept_bytes([run], sizes) for run, sizes in runs)
     found: list[LayerRun] = []
-    for run in runs:
+    for run, sizes in runs:
         moved = {n for n, own in run.activations.items() if own == "save" and sizes.get(n, 0) >= stays_below}
         each = sum(sizes[name] for name in moved)
         whole = min(run.layers, int(max(0.0, wanted) // each)) if each else 0

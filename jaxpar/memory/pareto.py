@@ -16,6 +16,7 @@ Times are integers inside (picoseconds), so that ties are ties.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -146,6 +147,52 @@ def cheapest(
         raise NothingFits(sum(n * points[i].device_bytes for i, n in least), budget_bytes)
     runs = sorted(best, key=lambda run: (-points[run[0]].host_bytes, points[run[0]].device_bytes))
     return [(n, points[i].named(costs)) for i, n in runs]
+
+
+def cheapest_of_kinds(
+    costs: Mapping[str, LayerCosts],
+    slots: Sequence[str],
+    budget_bytes: int,
+    host_budget_bytes: int = 0,
+    points: Mapping[str, Sequence[Point]] | None = None,
+) -> list[tuple[int, dict[str, Treatment]]]:
+    """`cheapest` for a chunk whose slots are of several kinds, of which the layers of each keep alike.
+
+    Args:
+        costs: of a layer of each kind.
+        slots: the kind of each slot, in their order.
+        budget_bytes: see `cheapest`.
+        host_budget_bytes: see `cheapest`.
+        points: the choices of a layer of each kind, where they are known.
+
+    Returns:
+        Runs of slots in their order, (how many, treatment by name).
+
+    Raises:
+        NothingFits: not even the least does.
+    """
+    if points is None:
+        points = {kind: layer_front(own, offload=host_budget_bytes > 0) for kind, own in costs.items()}
+    if len(costs) == 1:
+        (kind,) = costs
+        return cheapest(costs[kind], len(slots), budget_bytes, host_budget_bytes, points[kind])
+    number, least = Counter(slots), 0
+    sums: list[tuple[int, int, int, tuple[Point, ...]]] = [(0, 0, 0, ())]
+    for kind in costs:
+        own = [point for point in points[kind] if number[kind] * point.host_bytes <= host_budget_bytes]
+        least += number[kind] * min(point.device_bytes for point in own)
+        n = number[kind]
+        more = [
+            (d + n * p.device_bytes, t + n * p.picoseconds, h + n * p.host_bytes, (*chosen, p))
+            for (d, t, h, chosen), p in product(sums, own)
+            if d + n * p.device_bytes <= budget_bytes and h + n * p.host_bytes <= host_budget_bytes
+        ]
+        if not more:
+            raise NothingFits(max(least, budget_bytes + 1), budget_bytes)
+        sums = [more[i] for i in _undominated([entry[:3] for entry in more])]
+    best = min(sums, key=lambda entry: (entry[1], entry[2]))
+    named = {kind: point.named(costs[kind]) for kind, point in zip(costs, best[3], strict=True)}
+    return [(1, named[kind]) for kind in slots]
 
 
 def _best_pair(

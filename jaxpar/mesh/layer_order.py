@@ -1,25 +1,35 @@
-"""Which layer of the model lies in which row of the stacked weights, when a pipeline splits them.
+"""Which layer of the model lies in which row of the stacked weights, and in which order a chunk's layers run.
 
-The stack's rows are split over the pipe axis in one piece a rank; a rank's rows are its chunks, one after the other,
-each padded to the longest (one program runs on all ranks). With one chunk a rank and stages of one length the rows are
-the layers in order. The order is a matter of memory alone: seeds, dropout and checkpoints go by the layer's number.
+Layers of one kind are one stack. A stack's rows are split over the pipe axis in one piece a rank; a rank's rows are
+its chunks, one after the other. One program runs on all ranks, so all chunks have the same *slots*, each of a kind, and
+a chunk leaves out those that it has no layer for: the rows of these only pad the stack. Without kinds the slots are as
+many as the longest chunk has layers; with kinds they are a sequence that has each chunk's kinds in order among its own.
+With one chunk a rank and stages of one length the rows are the layers in order. The order is a matter of memory alone:
+seeds, dropout and checkpoints go by the layer's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
+
+from jaxpar.config.kinds import ALIKE
 
 type Index = int | Int[Array, ""]
 
 PADDING = -1
 """Number of a row that holds no layer."""
+
+LAYERS = "layers"
+"""Where the layers stand in a tree of weights; below it, where kinds have names, stands a tree for each."""
 
 
 class Parted(NamedTuple):
@@ -32,38 +42,30 @@ class Parted(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk of this rank in a stack of weights, or of their gradients."""
+    """A chunk of this rank in the stacks of weights, or of their gradients."""
 
     stack: Any
-    """Arrays [row, ...]; the rows of a chunk lie together."""
+    """Arrays [row, ...], by kind where kinds have names; the rows of a chunk lie together."""
     chunk: Index
     """Which of the rank's chunks it is."""
     place: Index
-    """Where in the stack it lies: as `chunk`, or in a slot where the stack has only the chunks in use."""
+    """Where in the stacks it lies: as `chunk`, or in a slot where they have only the chunks in use."""
+
+
+class Slot(NamedTuple):
+    """Where a chunk may have a layer."""
+
+    kind: str
+    row: int
+    """Of the chunk, in the stack of the kind."""
 
 
 @dataclass(frozen=True, eq=False)
-class LayerOrder:
-    """The number of the layer in each row, [rank, chunk of the rank, row of the chunk]; `PADDING` for none."""
+class StackOrder:
+    """The number of the layer in each row of a kind's stack, [rank, chunk of the rank, row of the chunk]; `PADDING`
+    for none."""
 
     numbers: Int[np.ndarray, "ranks chunks rows"]
-
-    @staticmethod
-    def of_one_rank(layers: int) -> LayerOrder:
-        """All layers in order."""
-        return LayerOrder(np.arange(layers).reshape(1, 1, layers))
-
-    @staticmethod
-    def of_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
-        """Chunks in model order: the rank of each, and its number of layers."""
-        ranks, longest = max(rank_of) + 1, max(layers)
-        starts = np.concatenate([[0], np.cumsum(layers)])
-        rows: list[list[np.ndarray]] = [[] for _ in range(ranks)]
-        for chunk, (rank, count) in enumerate(zip(rank_of, layers, strict=True)):
-            row = np.full(longest, PADDING)
-            row[:count] = np.arange(starts[chunk], starts[chunk] + count)
-            rows[rank].append(row)
-        return LayerOrder(np.array(rows))
 
     @property
     def rows(self) -> int:
@@ -71,33 +73,175 @@ class LayerOrder:
         return self.numbers.size
 
     @property
-    def layers_per_chunk(self) -> int:
+    def rows_per_chunk(self) -> int:
         """Rows of a chunk, padding included."""
         return self.numbers.shape[2]
+
+    @cached_property
+    def sometimes_padding(self) -> Bool[np.ndarray, " rows"]:
+        """Of each row of a chunk, whether it only pads the stack in some chunks."""
+        return (self.numbers == PADDING).any(axis=(0, 1))
 
     @property
     def padded(self) -> bool:
         """Whether some rows hold no layer."""
-        return bool((self.numbers == PADDING).any())
+        return bool(self.sometimes_padding.any())
 
     @property
-    def shortest(self) -> int:
-        """Layers of the shortest chunk: as many rows hold a layer in every chunk, the first ones."""
-        return int((self.numbers != PADDING).sum(axis=2).min())
+    def layers(self) -> Int[np.ndarray, " layers"]:
+        """The numbers of the layers in the stack, ascending."""
+        return np.sort(self.numbers[self.numbers != PADDING])
 
     @property
     def in_order(self) -> bool:
         """Whether the rows are the layers in order."""
-        return bool((self.numbers.ravel() == np.arange(self.rows)).all())
+        return not self.padded and bool((np.diff(self.numbers.ravel()) > 0).all())
 
     @property
     def row_of_layer(self) -> Int[np.ndarray, " layers"]:
-        """The row of each layer of the model."""
+        """The row of each layer in the stack, in the order of the model."""
         flat = self.numbers.ravel()
         order = np.argsort(flat, kind="stable")
         return order[flat[order] != PADDING]
+
+    @property
+    def places(self) -> Int[np.ndarray, " rows"]:
+        """Of each row, which of the stack's layers it holds, counted in the order of the model; `PADDING` for none."""
+        flat = self.numbers.ravel()
+        return np.where(flat == PADDING, PADDING, np.searchsorted(self.layers, flat))
 
     def own(self, chunk: Index) -> Int[Array, " rows"]:
         """Inside the step's map: the numbers of the layers of this rank's `chunk`."""
         numbers = jnp.asarray(self.numbers, jnp.int32)
         return numbers[lax.axis_index("pipe"), chunk]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerOrder:
+    """Where the layers of a model lie, and the slots in which they run."""
+
+    stacks: Mapping[str, StackOrder]
+    """By kind, in the order in which the kinds first come."""
+    slots: tuple[Slot, ...]
+    """Of every chunk, in the order in which they run."""
+
+    @staticmethod
+    def of_one_rank(layers: int) -> LayerOrder:
+        """All layers in order, all alike."""
+        return LayerOrder.of_chunks([0], [layers])
+
+    @staticmethod
+    def of_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
+        """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
+        return LayerOrder.of_kinds(rank_of, [(ALIKE,) * count for count in layers])
+
+    @staticmethod
+    def of_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:
+        """Chunks in model order: the rank of each, and the kinds of its layers."""
+        program = common_sequence(chunks)
+        seen: Counter[str] = Counter()
+        slots = []
+        for kind in program:
+            slots.append(Slot(kind, seen[kind]))
+            seen[kind] += 1
+        ranks = max(rank_of) + 1
+        rows: dict[str, list[list[np.ndarray]]] = {kind: [[] for _ in range(ranks)] for kind in _first_seen(chunks)}
+        number = 0
+        for rank, kinds in zip(rank_of, chunks, strict=True):
+            own = {kind: np.full(seen[kind], PADDING) for kind in rows}
+            for place, kind in zip(_places(kinds, program), kinds, strict=True):
+                own[kind][slots[place].row] = number
+                number += 1
+            for kind, row in own.items():
+                rows[kind][rank].append(row)
+        return LayerOrder({kind: StackOrder(np.array(found)) for kind, found in rows.items()}, tuple(slots))
+
+    @property
+    def layers_per_chunk(self) -> int:
+        """Slots of a chunk: its layers, and what pads the stacks."""
+        return len(self.slots)
+
+    @property
+    def padded(self) -> bool:
+        """Whether some chunks leave out a slot."""
+        return any(stack.padded for stack in self.stacks.values())
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the rows of every stack are its layers in order."""
+        return all(stack.in_order for stack in self.stacks.values())
+
+    @cached_property
+    def first_slots(self) -> Int[np.ndarray, "ranks chunks"]:
+        """The first slot in which each chunk has a layer."""
+        each = np.stack([self.stacks[kind].numbers[:, :, row] for kind, row in self.slots], axis=-1)
+        return np.argmax(each != PADDING, axis=-1)
+
+    def stack_at(self, path: Sequence[Any]) -> StackOrder:
+        """The stack that a stacked leaf belongs to, which stands at `path` of a tree of weights or of their states.
+
+        `path` is JAX's, or a sequence of names.
+        """
+        if ALIKE in self.stacks:
+            return self.stacks[ALIKE]
+        names = [getattr(key, "key", key) for key in path]
+        return self.stacks[names[names.index(LAYERS) + 1]]
+
+    def without_kind(self, path: Sequence[Any]) -> tuple[Any, ...]:
+        """`path` of a tree of weights without the name of a kind, which is what a weight begins with goes by."""
+        names = [getattr(key, "key", key) for key in path]
+        if ALIKE in self.stacks or LAYERS not in names:
+            return tuple(path)
+        place = names.index(LAYERS) + 1
+        return (*path[:place], *path[place + 1 :])
+
+
+def own_layers(layers: Any, kind: str) -> Any:
+    """What a tree has under its `layers` of one kind: all of it where kinds have no names."""
+    return layers if kind == ALIKE else layers[kind]
+
+
+def with_own_layers(layers: Any, kind: str, own: Any) -> Any:
+    """`layers` with what it has of one kind replaced."""
+    return own if kind == ALIKE else layers | {kind: own}
+
+
+def common_sequence(chunks: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Kinds in an order in which each chunk finds its own, some left out: the shortest such sequence of two chunks, and
+    of more a short one, taken one after the other, the longest first."""
+    distinct = sorted(dict.fromkeys(map(tuple, chunks)), key=len, reverse=True)
+    return reduce(_shortest_common, distinct)
+
+
+def _shortest_common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest sequence that has both among its own (by their longest common subsequence)."""
+    longest = np.zeros((len(a) + 1, len(b) + 1), int)
+    for i in reversed(range(len(a))):
+        for j in reversed(range(len(b))):
+            same = a[i] == b[j]
+            longest[i, j] = longest[i + 1, j + 1] + 1 if same else max(longest[i + 1, j], longest[i, j + 1])
+    found: list[str] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if a[i] == b[j]:
+            found, i, j = [*found, a[i]], i + 1, j + 1
+        elif longest[i + 1, j] >= longest[i, j + 1]:
+            found, i = [*found, a[i]], i + 1
+        else:
+            found, j = [*found, b[j]], j + 1
+    return (*found, *a[i:], *b[j:])
+
+
+def _places(kinds: Sequence[str], program: Sequence[str]) -> list[int]:
+    """The slots that a chunk's layers take: each the first of its kind behind that of the layer before."""
+    found, place = [], 0
+    for kind in kinds:
+        while program[place] != kind:
+            place += 1
+        found.append(place)
+        place += 1
+    return found
+
+
+def _first_seen(chunks: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(kind for kinds in chunks for kind in kinds))

@@ -7,7 +7,7 @@ sink, and not the weight, makes the backward reduce-scatter into gradient placem
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,13 @@ from jax.sharding import PartitionSpec
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_weight, reduce_sum, scatter_gradient
 from jaxpar.mesh.parameters import Tree
-from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
+from jaxpar.mesh.placements import Placement, Placements, added_dim, unreduced_axes
+
+type Part = str | tuple[str, ...]
+"""A part of the model, or of a part: where its weights stand in the trees of the placements."""
 
 
-def gather(weights: Tree, placements: Placements, *, part: str, unstacked: bool = False) -> Tree:
+def gather(weights: Tree, placements: Placements, *, part: Part, unstacked: bool = False) -> Tree:
     """Weights from storage to compute placement and dtype, typed as varying over every axis.
 
     `part` names the subtree of the placements that `weights` belongs to; `unstacked` says that the `layers` dim is
@@ -35,7 +38,7 @@ def gather(weights: Tree, placements: Placements, *, part: str, unstacked: bool 
             weight = gather_weight(weight, added[1], added[0] - unstacked)
         return weight.astype(dtype)
 
-    return jax.tree.map(one, weights, placements.compute.layout[part], placements.storage.layout[part])
+    return jax.tree.map(one, weights, *(_layout(role, part) for role in (placements.compute, placements.storage)))
 
 
 def sink_gradients(gradients: Tree, placements: Placements, *, part: str, unstacked: bool = False) -> Tree:
@@ -94,6 +97,10 @@ def _materialize_backward(static: tuple[Placements, str], _: None, gradients: Tr
 
 
 _materialize.defvjp(_materialize_forward, _materialize_backward)
+
+
+def _layout(role: Placement, part: Part) -> Tree:
+    return reduce(lambda tree, name: tree[name], (part,) if isinstance(part, str) else part, role.layout)
 
 
 def to_storage(master: Tree, placements: Placements) -> Tree:

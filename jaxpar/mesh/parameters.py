@@ -55,18 +55,24 @@ def map_specs(function: Any, specs: Tree, *rest: Tree) -> Tree:
 
 
 def initial_weights(specs: Tree, seed: int, order: LayerOrder) -> Tree:
-    """Initial float32 values of `specs`: a weight's key depends on the seed, its path and its layer's number alone.
+    """Initial float32 values of `specs`: a weight's key depends on the seed, its path and its layer's number alone,
+    and not on the name of its layer's kind.
 
     Call it under `jax.jit` with `out_shardings`: the values are then made shard by shard and are bit-identical on
     every mesh (eager and compiled generators differ in the last bit). Rows that only pad the stack are zero.
     """
-    numbers = jnp.asarray(order.numbers.ravel(), jnp.int32)
-    value = lambda path, spec: initial_weight(jax.tree_util.keystr(path), spec, seed, numbers)
+
+    def value(path: Any, spec: ParamSpec) -> jax.Array:
+        numbers = order.stack_at(path).numbers.ravel() if "layers" in spec.axes else ()
+        name = jax.tree_util.keystr(order.without_kind(path))
+        return initial_weight(name, spec, seed, jnp.asarray(numbers, jnp.int32))
+
     return jax.tree_util.tree_map_with_path(value, specs, is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
 def initial_weight(name: str, spec: ParamSpec, seed: int, numbers: Int[Array, " rows"]) -> Float[Array, "..."]:
-    """`initial_weights` of the weight whose path is `name`; of a stacked one, the rows of layers with these numbers."""
+    """`initial_weights` of the weight whose path, without a kind of layers, is `name`; of a stacked one, the rows of
+    layers with these numbers."""
     root = jax.random.key(seed)
 
     def one(shape: tuple[int, ...], layer: Any = None) -> jax.Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +13,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpar.config.counting import head_dim
+from jaxpar.config.kinds import kind_model
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
-from jaxpar.mesh.layer_order import Chunk, LayerOrder
+from jaxpar.mesh.layer_order import LAYERS, Chunk, LayerOrder, with_own_layers
 from jaxpar.mesh.materialize import materialize
 from jaxpar.mesh.parameters import Tree, map_specs
 from jaxpar.mesh.placements import Placements
@@ -34,10 +36,12 @@ from jaxpar.model.embedding import (
 )
 from jaxpar.model.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.layer import DecoderLayer
-from jaxpar.model.layer_loop import Keep, LayerLoop
+from jaxpar.model.layer_kind import Keep, LayerKind
+from jaxpar.model.layer_loop import LayerLoop
 from jaxpar.model.linear import Tap
 from jaxpar.model.norm import NORMS
-from jaxpar.model.rope import rotary_tables
+from jaxpar.model.report import Output
+from jaxpar.model.rope import frequencies, rotary_tables
 from jaxpar.model.tiled_loss import head_loss
 from jaxpar.model.weights import specs_of, with_weights
 
@@ -46,24 +50,30 @@ type Batch = dict[str, jax.Array]
 
 
 class Decoder(nnx.Module):
-    """All modules of the decoder, one of each: `layers` is the prototype of the stacked layers."""
+    """All modules of the decoder outside its layers, one of each."""
 
     def __init__(self, config: Config):
         self.embedding = Embedding(config.model)
-        self.layers = DecoderLayer(config)
         self.final_norm = NORMS[config.model.norm](config.model)
         if not config.model.tied:
             self.head = Head(config.model)
 
 
-def decoder_specs(config: Config, rows: int | None = None) -> Tree:
+def decoder_specs(config: Config, order: LayerOrder) -> Tree:
     """The `ParamSpec` of every weight, layers stacked: what weights, placements and checkpoints are made from.
 
-    `rows` is the length of the stack, by default as many as there are layers; more where a pipeline pads its stages.
+    Below `layers` stand the weights of all layers or, where kinds have names, a tree for each.
     """
-    specs = specs_of(Decoder(config))
-    specs["layers"] = map_specs(lambda spec: spec.stacked(rows or config.model.layers), specs["layers"])
-    return specs
+    specs, layers = specs_of(Decoder(config)), {}
+    for kind, stack in order.stacks.items():
+        stacked = map_specs(lambda spec, rows=stack.rows: spec.stacked(rows), specs_of(layer_of_kind(config, kind)))
+        layers = with_own_layers(layers, kind, stacked)
+    return specs | {LAYERS: layers}
+
+
+def layer_of_kind(config: Config, kind: str, mlp_tiles: int = 1) -> DecoderLayer:
+    """The prototype of the layers of a kind."""
+    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +85,14 @@ class DecoderStages:
 
     config: Config
     placements: Placements
-    attend: Attend
-    keeps: tuple[Keep, ...]
-    """What the layers of a chunk keep between forward and backward."""
+    attend: Mapping[str, Attend]
+    """The attention of each kind of layers."""
+    keeps: Mapping[str, tuple[Keep, ...]]
+    """What the layers of each kind in a chunk keep between forward and backward."""
     train: bool
     """Whether dropout is on."""
     order: LayerOrder
-    """Where the layers lie in the stack."""
+    """Where the layers lie in the stacks."""
     split_backward: bool = False
     """Whether the gradients of the layers' matrices are left to a later action."""
     loss_tiles: int = 1
@@ -96,14 +107,22 @@ class DecoderStages:
         """The model's configuration."""
         return self.config.model
 
-    def token_context(self, batch: Batch) -> TokenContext:
-        """What layers need to know about the tokens of `batch`."""
-        cos = sin = None
-        if self.model.position == "rope":
-            cos, sin = rotary_tables(batch["positions"], self.model, head_dim(self.model))
+    def token_context(self, batch: Batch) -> dict[str, TokenContext]:
+        """What layers of each kind need to know about the tokens of `batch`."""
         segments, slots = vary(batch["segments"]), vary(batch["slots"])
         row = gather_context(segments), gather_context(slots)
-        return vary(TokenContext(segments, slots, *row, batch["examples"], cos, sin))
+        plain = vary(TokenContext(segments, slots, *row, batch["examples"], None, None))
+        if self.model.position != "rope":
+            return dict.fromkeys(self.order.stacks, plain)
+        tables: dict[bytes, tuple[jax.Array, jax.Array]] = {}
+        found = {}
+        for kind in self.order.stacks:
+            own = frequencies(kind_model(self.model, kind), head_dim(self.model))
+            if own.tobytes() not in tables:
+                tables[own.tobytes()] = vary(rotary_tables(batch["positions"], own))
+            cos, sin = tables[own.tobytes()]
+            found[kind] = plain._replace(cos=cos, sin=sin)
+        return found
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:
@@ -138,17 +157,20 @@ class DecoderStages:
     @cached_property
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
-        prototype = DecoderLayer(self.config, self.mlp_tiles)
+        return LayerLoop({kind: self._kind(kind) for kind in self.order.stacks}, self.placements, self.order)
 
-        def apply(w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> jax.Array:
+    def _kind(self, kind: str) -> LayerKind:
+        prototype, attend = layer_of_kind(self.config, kind, self.mlp_tiles), self.attend[kind]
+
+        def apply(w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> Output:
             layer: Any = with_weights(prototype, w)
-            return layer(x, number, tokens, self.attend, self.train, tap)
+            return layer(x, number, tokens, attend, self.train, tap)
 
         def linear(w: Tree, name: str, x: jax.Array) -> Any:
             return with_weights(prototype, w).linear(name, x)
 
         matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
-        return LayerLoop(apply, self.placements, self.keeps, self.order, linear, matrices)
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports)
 
     def over_held_chunks(self) -> LayerLoop:
         """`loop`, over chunks that are gathered whole."""

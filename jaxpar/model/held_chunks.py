@@ -8,6 +8,7 @@ gradients to match.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import jax
@@ -15,10 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.mesh.axes import vary
+from jaxpar.mesh.layer_order import LAYERS, own_layers, with_own_layers
 from jaxpar.mesh.materialize import gather, sink_gradients
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placement
 from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.layer_stack import LayerStack
 
 
 def over_held_chunks(loop: LayerLoop) -> LayerLoop:
@@ -31,9 +34,13 @@ def over_held_chunks(loop: LayerLoop) -> LayerLoop:
 
 def no_chunks(loop: LayerLoop, weights: Tree, slots: int, dtype: str) -> Tree:
     """Zeros in compute placement for `slots` chunks of `weights` (storage placement)."""
-    like = jax.eval_shape(lambda weights: loop.load(weights, 0), weights)
-    rows = slots * loop.order.layers_per_chunk
-    return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
+
+    def zeros(stack: LayerStack, weights: Tree) -> Tree:
+        like = jax.eval_shape(lambda weights: stack.load(weights, 0), weights)
+        rows = slots * stack.order.rows_per_chunk
+        return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
+
+    return _by_stack(loop, zeros, weights)
 
 
 def hold(loop: LayerLoop, held: Tree, slot: int, weights: Tree, chunk: int, after: jax.Array) -> Tree:
@@ -42,11 +49,10 @@ def hold(loop: LayerLoop, held: Tree, slot: int, weights: Tree, chunk: int, afte
     Without that, the compiler would take the second gather of a chunk for the first, and keep its result until then.
     Bytes: `gather_weight` of each sharded weight.
     """
-    rows = loop.order.layers_per_chunk
-    part = jax.tree.map(lambda a: lax.slice_in_dim(a, chunk * rows, (chunk + 1) * rows), weights)
+    part = _by_stack(loop, lambda stack, own: _chunk(stack, own, chunk), weights)
     part, _ = lax.optimization_barrier((part, after))
-    new = gather(part, loop.placements, part="layers")
-    return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, slot * rows, 0), held, new)
+    new = gather(part, loop.placements, part=LAYERS)
+    return _by_stack(loop, lambda stack, own, new: _put(stack, own, new, slot), held, new)
 
 
 def release(loop: LayerLoop, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]:
@@ -54,10 +60,35 @@ def release(loop: LayerLoop, held: Tree, slot: int, gradients: Tree, chunk: int)
 
     Bytes: `scatter_gradient` of each weight that the gradient placement shards.
     """
-    rows = loop.order.layers_per_chunk
-    part = jax.tree.map(lambda a: lax.slice_in_dim(a, slot * rows, (slot + 1) * rows), held)
-    new = sink_gradients(part, loop.placements, part="layers")
+    part = _by_stack(loop, lambda stack, own: _chunk(stack, own, slot), held)
+    new = sink_gradients(part, loop.placements, part=LAYERS)
+
+    def added(stack: LayerStack, totals: Tree, new: Tree) -> Tree:
+        rows = stack.order.rows_per_chunk
+        return jax.tree.map(lambda a, b: a.at[chunk * rows : (chunk + 1) * rows].add(b), totals, new)
+
     with jax.named_scope("gradients"):
-        add = lambda a, b: a.at[chunk * rows : (chunk + 1) * rows].add(b)
-        empty = lambda a, b: lax.dynamic_update_slice_in_dim(a, jnp.zeros_like(b), slot * rows, 0)
-        return jax.tree.map(empty, held, part), jax.tree.map(add, gradients, new)
+        emptied = _by_stack(
+            loop, lambda stack, own, new: _put(stack, own, new, slot), held, jax.tree.map(jnp.zeros_like, part)
+        )
+        return emptied, _by_stack(loop, added, gradients, new)
+
+
+def _by_stack(loop: LayerLoop, function: Callable[..., Tree], *layers: Tree) -> Tree:
+    """`function(stack, ...)` of what each of `layers` has of each kind, put together as these are."""
+    found = layers[0]
+    for kind in loop.kinds:
+        found = with_own_layers(found, kind, function(loop.stack(kind), *(own_layers(tree, kind) for tree in layers)))
+    return found
+
+
+def _chunk(stack: LayerStack, weights: Tree, place: int) -> Tree:
+    """The rows of a chunk."""
+    rows = stack.order.rows_per_chunk
+    return jax.tree.map(lambda a: lax.slice_in_dim(a, place * rows, (place + 1) * rows), weights)
+
+
+def _put(stack: LayerStack, weights: Tree, new: Tree, place: int) -> Tree:
+    """`weights` with the rows of a chunk replaced."""
+    first = place * stack.order.rows_per_chunk
+    return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, first, 0), weights, new)

@@ -17,6 +17,7 @@ from jaxpar.model.dropout import dropout
 from jaxpar.model.linear import Tap, untapped
 from jaxpar.model.mlp import MLP
 from jaxpar.model.norm import NORMS
+from jaxpar.model.report import Output
 
 
 class DecoderLayer(nnx.Module):
@@ -31,6 +32,7 @@ class DecoderLayer(nnx.Module):
         self.mlp_tiles = mlp_tiles
         self.dropout = model.dropout
         self.seed = config.run.seed
+        self.reports: tuple[str, ...] = ()
 
     def linear(self, name: str, x: jax.Array) -> Any:
         """A group of matmuls with the verbs around it: linear in the layer's matrices, and in `x`."""
@@ -53,7 +55,7 @@ class DecoderLayer(nnx.Module):
         attend: Attend,
         train: bool,
         tap: Tap = untapped,
-    ) -> Float[Array, "batch part embed"]:
+    ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
         h = name_activation(self.attention_norm(x), "attention_input")
         q, k, v = tap("attention_in", self.linear, h)
@@ -67,7 +69,7 @@ class DecoderLayer(nnx.Module):
         else:
             assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
             h = self.mlp.in_tiles(h, self.mlp_tiles)
-        return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train)
+        return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train), {}
 
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
         if not train or self.dropout == 0.0:

@@ -18,11 +18,12 @@ from jaxpar.mesh.parameters import Tree
 from jaxpar.model.context import TokenContext
 from jaxpar.model.linear import Tap, recording, tapping, untapped
 from jaxpar.model.parts import merge, select
+from jaxpar.model.report import Output
 
 type Policy = Callable[..., Any]
 
-type Apply = Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], jax.Array]
-"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> x."""
+type Apply = Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], Output]
+"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report)."""
 
 
 class LayerDerivative:
@@ -30,13 +31,13 @@ class LayerDerivative:
 
     def __init__(self, apply: Apply, matrices: Tree | None):
         self.apply, self.matrices = apply, matrices
-        self._functions: dict[Policy | None, Callable[..., jax.Array]] = {}
-        self._vjps: dict[Policy | None, Callable[..., tuple[jax.Array, Any]]] = {}
+        self._functions: dict[Policy | None, Callable[..., Output]] = {}
+        self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
 
     def vjp(
         self, policy: Policy | None, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext
-    ) -> tuple[jax.Array, Any]:
-        """The layer's output and its pullback, which holds none of the arguments.
+    ) -> tuple[Output, Any]:
+        """The layer's output and report, and their pullback, which holds none of the arguments.
 
         `policy` is that of `jax.checkpoint`; None keeps every intermediate of autodiff.
         """
@@ -79,13 +80,13 @@ class LayerDerivative:
 
         return groups
 
-    def _function(self, policy: Policy | None) -> Callable[..., jax.Array]:
+    def _function(self, policy: Policy | None) -> Callable[..., Output]:
         if policy in self._functions:
             return self._functions[policy]
 
         def function(
             diff: Tree, x: jax.Array, taps: Any, fixed: Tree, number: jax.Array, tokens: TokenContext
-        ) -> jax.Array:
+        ) -> Output:
             return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
 
         if policy is not None:

@@ -30,10 +30,10 @@ def frequencies(model: ModelConfig, head_dim: int) -> np.ndarray:
 
 
 def rotary_tables(
-    positions: Int[Array, "batch seq"], model: ModelConfig, head_dim: int
+    positions: Int[Array, "batch seq"], frequencies: Float[np.ndarray, " half"]
 ) -> tuple[Float[Array, "batch seq half"], Float[Array, "batch seq half"]]:
-    """Cosines and sines of every position's angles, float32."""
-    angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies(model, head_dim), jnp.float32)
+    """Cosines and sines of every position's angles, float32, from radians per position."""
+    angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     return jnp.cos(angles), jnp.sin(angles)
 
 

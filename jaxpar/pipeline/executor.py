@@ -64,12 +64,25 @@ class Carry(NamedTuple):
     reported: Float[Array, ""]
     held: Tree | None
     """Gradients of the chunks that are held."""
+    report: dict[str, Float[Array, ""]]
+    """What layers report, summed."""
+
+
+class Gradients(NamedTuple):
+    """What a batch gives on this rank, summed over its microbatches."""
+
+    gradients: Tree
+    """Of all weights, in gradient placement."""
+    nll: Float[Array, ""]
+    """The reported loss."""
+    report: dict[str, Float[Array, ""]]
+    """What layers report."""
 
 
 def execute(
     program: PipelineProgram, stages: Stages, weights: Tree, gradients: Tree, microbatches: Tree, seed: Float[Array, ""]
-) -> tuple[Tree, Float[Array, ""]]:
-    """Gradients and the reported loss of this rank, summed over the microbatches.
+) -> Gradients:
+    """Gradients, the reported loss and the layers' reports of this rank, summed over the microbatches.
 
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...]; `gradients` are the zeros in
     gradient placement that gradients accumulate in; `seed` is the cotangent of the objective (loss scale / tokens).
@@ -124,7 +137,7 @@ class _Executor:
 
     # ---- the whole table
 
-    def train(self, gradients: Tree, given: Given) -> tuple[Tree, jax.Array]:
+    def train(self, gradients: Tree, given: Given) -> Gradients:
         loop, slots = self.stages.loop, self.program.slots
         x, tokens = self._shapes(given)
         layers = given.layers
@@ -134,6 +147,7 @@ class _Executor:
             gradients=gradients,
             reported=vary(jnp.float32(0), set(AXES) - set(self.stages.vocab_axes)),
             held=None,
+            report={name: vary(jnp.float32(0)) for name in loop.reports},
             **self._buffers(x),
         )
         held, holds = None, self.program.holds
@@ -147,7 +161,7 @@ class _Executor:
             tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
             carry = self._loop_over(part, tick, carry)
         _, carry = self._between(self.program.ticks, held, carry, given)
-        return carry.gradients, carry.reported
+        return Gradients(carry.gradients, carry.reported, carry.report)
 
     def _between(self, tick: int, held: Tree, carry: Carry, given: Given) -> tuple[Tree, Carry]:
         """What happens to the chunks that are held before `tick`: (their weights, carry)."""
@@ -203,7 +217,7 @@ class _Executor:
     def _tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
         y = g = None
         if Kind.FORWARD in run.kinds:
-            y, carry = self._act(row["f_counts"], ("stash", "outputs"), "forward", row, carry, given)
+            y, carry = self._act(row["f_counts"], ("stash", "outputs", "report"), "forward", row, carry, given)
         if Kind.BACKWARD in run.kinds:
             at = self._at(carry.cotangents, row["b_cotangent"])
             if run.head:
@@ -258,9 +272,11 @@ class _Executor:
         data = self._microbatch(given, row["f_microbatch"])
         x = self._input(row, given, carry.arrivals, carry.stash)
         chunk = self._chunk(given.layers, row, "f", "weights")
-        y, stash = self._loop.forward(chunk, x, self.stages.token_context(data), carry.stash, row["f_slot"])
-        last = (row["f_counts"] & row["f_last"]) == 1
-        return y, carry._replace(stash=stash, outputs=self._put(carry.outputs, y, row["f_output"], last))
+        y, stash, new = self._loop.forward(chunk, x, self.stages.token_context(data), carry.stash, row["f_slot"])
+        last, counts = (row["f_counts"] & row["f_last"]) == 1, row["f_counts"] == 1
+        report = {name: total + jnp.where(counts, new[name], 0) for name, total in carry.report.items()}
+        outputs = self._put(carry.outputs, y, row["f_output"], last)
+        return y, carry._replace(stash=stash, outputs=outputs, report=report)
 
     def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
@@ -288,7 +304,7 @@ class _Executor:
         dx, totals, kept = self._loop.backward(
             self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
-            self._is_first(row, given),
+            self._is_first(row, given), given.seed,
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
@@ -325,7 +341,9 @@ class _Executor:
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
-            x = jnp.where(row["f_source"] == STASHED, self.stages.loop.input_of(stash, row["f_slot"]), x)
+            x = jnp.where(
+                row["f_source"] == STASHED, self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"]), x
+            )
         return x
 
     def _shared(self, y: jax.Array, counts: jax.Array) -> jax.Array:

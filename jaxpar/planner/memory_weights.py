@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
+from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import ParamSpec, Tree
 from jaxpar.mesh.placements import SHARD_ORDER
 from jaxpar.mesh.rules import compute_rules
@@ -59,7 +60,7 @@ class Weights:
 
     @cached_property
     def _specs(self) -> Tree:
-        return decoder_specs(self.config, 1)
+        return decoder_specs(self.config, LayerOrder.of_one_rank(1))
 
     @cached_property
     def _parts(self) -> dict[tuple[int, int, int], dict[str, Part]]:

@@ -6,8 +6,9 @@ import jax
 
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
-from jaxpar.config import Config
+from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import head_dim
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.model.attention import Attend
 from jaxpar.model.context import TokenContext
@@ -15,19 +16,24 @@ from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 
 
-def mask_of(config: Config) -> Mask:
-    """What a token of the run may see."""
-    return Mask(causal=True, window=config.model.window, segmented=config.data.packed)
+def mask_of(config: Config, model: ModelConfig) -> Mask:
+    """What a token of the run may see in layers of `model`, that of their kind."""
+    return Mask(causal=True, window=model.window, segmented=config.data.packed)
 
 
-def make_attend(config: Config, plan: Plan) -> Attend:
-    """Attention with the backend and the context strategy of `plan`."""
+def make_attend(config: Config, plan: Plan) -> dict[str, Attend]:
+    """The attention of each kind of layers, with the backend and the context strategy of `plan`."""
+    models = kind_models(config.model).items()
+    return {kind: _attend(config, plan, model, plan.attention_of(kind).name) for kind, model in models}
+
+
+def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Attend:
     layout = ContextLayout(plan.context_order, plan.ulysses)
-    function, options = attend(plan.attention.name, plan.context_strategy.name, layout), config.attention
+    function, options = attend(backend, plan.context_strategy.name, layout), config.attention
     settings = Settings(
-        mask_of(config),
-        head_dim(config.model) ** -0.5,
-        config.model.attention_softcap,
+        mask_of(config, model),
+        head_dim(model) ** -0.5,
+        model.attention_softcap,
         options.query_block,
         options.kv_block,
         run_length(plan.context_order, config.data.sequence_length, plan.axes.context // plan.ulysses),

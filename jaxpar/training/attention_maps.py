@@ -17,13 +17,14 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.config import ParallelConfig, UserError
+from jaxpar.config.kinds import kind_model
 from jaxpar.memory.filed import in_memory
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.materialize import gather, to_storage
+from jaxpar.mesh.layer_order import own_layers
+from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Tree
 from jaxpar.model.context import TokenContext
-from jaxpar.model.decoder import Batch
-from jaxpar.model.layer import DecoderLayer
+from jaxpar.model.decoder import Batch, layer_of_kind
 from jaxpar.model.weights import with_weights
 from jaxpar.training.attend import mask_of
 from jaxpar.training.resolve import make_plan
@@ -83,15 +84,17 @@ def _weights_function(step: TrainStep, layer: int):
         stages = step.stages(train=False)
         weights = to_storage(master, step.placements)
         x, tokens = stages.embed(weights, row), stages.token_context(row)
-        prototype = DecoderLayer(step.config)
-        attention = _KeepingAttention(mask_of(step.config), step.config.model.attention_softcap)
-        for number in range(layer + 1):
-            stored = jax.tree.map(lambda stack, number=number: stack[number], weights["layers"])
-            w = gather(stored, step.placements, part="layers", unstacked=True)
-            x = with_weights(prototype, w)(x, jnp.int32(number), tokens, attention, False)
-        assert attention.kept is not None
+        kept = None
+        for number, (kind, place) in enumerate(step.order.slots[: layer + 1]):
+            model = kind_model(step.config.model, kind)
+            attention = _KeepingAttention(mask_of(step.config, model), model.attention_softcap)
+            w = stages.loop.stack(kind).load(own_layers(weights["layers"], kind), place)
+            prototype = layer_of_kind(step.config, kind)
+            x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
+            kept = attention.kept
+        assert kept is not None
         # One device holds everything; only the types do not know it yet.
-        return jax.lax.psum(attention.kept[0], step.mesh.axis_names)
+        return jax.lax.psum(kept[0], step.mesh.axis_names)
 
     layouts = step.master_layout, PartitionSpec()
     return jax.jit(step.shard_map(function, layouts, PartitionSpec()))

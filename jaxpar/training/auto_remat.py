@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.pareto import NothingFits, cheapest, layer_front, point_of
-from jaxpar.memory.remat import Treatment
+from jaxpar.memory.pareto import NothingFits, cheapest_of_kinds, layer_front, point_of
+from jaxpar.memory.remat import Treatment, joined
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.memory_estimate import IN_TRANSIT
+from jaxpar.training.pipeline import layer_order
 from jaxpar.training.room import Room, memory_room
 
 ESTIMATED = 0.92
@@ -21,9 +24,9 @@ PARTS = (1, 2, 4, 8, 16, 32)
 
 
 def auto_runs(
-    config: Config, plan: Plan, costs: LayerCosts, usable_bytes: int, host_limit: int | None
+    config: Config, plan: Plan, costs: Mapping[str, LayerCosts], usable_bytes: int, host_limit: int | None
 ) -> tuple[LayerRun, ...]:
-    """What the layers of a chunk keep under `auto`: the cheapest choice that fits into `usable_bytes` of a device.
+    """What the slots of a chunk keep under `auto`, given the costs of a layer of each kind: the cheapest choice that fits into `usable_bytes` of a device.
 
     Host memory is used where nothing fits without it, since what it costs in time is known only of an idle link; where
     the user gives a `memory.host_limit`, wherever it is cheaper. It is at most `host_limit` for a device, the state
@@ -38,18 +41,18 @@ def auto_runs(
             "chooses what goes to the host by itself; expected 0, or a memory.remat other than auto"
         )
     room = memory_room(config, plan, int(ESTIMATED * usable_bytes))
-    layers, least = max(plan.stage_layers), 0
+    kinds, least = [slot.kind for slot in layer_order(plan, config.model).slots], 0
     found: list[tuple[LayerRun, ...]] = []
     for host_bytes in (0, room.host_unit_bytes(host_limit)):
         try:
-            found.append(cheapest_runs(room, costs, layers, host_bytes))
+            found.append(cheapest_runs(room, costs, kinds, host_bytes))
         except NothingFits as error:
             least = error.least_bytes
             continue
         if config.memory.host_limit is None:
             break
     if found:
-        return min(found, key=lambda runs: sum(run.layers * point_of(costs, run.activations).seconds for run in runs))
+        return min(found, key=lambda runs: _seconds(costs, kinds, runs))
     ways = [
         "raise parallel.microbatches" if plan.microbatch_rows > 1 else "split the sequence (parallel.context)",
         *(["choose parallel.zero: 3"] if plan.zero < 3 else []),
@@ -66,38 +69,52 @@ def auto_runs(
     )
 
 
-def cheapest_runs(room: Room, costs: LayerCosts, layers: int, host_bytes: int) -> tuple[LayerRun, ...]:
-    """The cheapest choice for a chunk of so many layers.
+def cheapest_runs(
+    room: Room, costs: Mapping[str, LayerCosts], kinds: Sequence[str], host_bytes: int
+) -> tuple[LayerRun, ...]:
+    """The cheapest choice for a chunk with slots of these kinds.
 
     Raises:
         NothingFits: there is none with so much host memory for a microbatch in a chunk.
     """
     if not host_bytes:
-        return _named(cheapest(costs, layers, room.unit_bytes, 0))
-    found: list[tuple[float, list[tuple[int, dict[str, Treatment]]]]] = []
+        return _named(cheapest_of_kinds(costs, kinds, room.unit_bytes, 0))
+    found: list[tuple[float, tuple[LayerRun, ...]]] = []
     least: list[int] = []
-    points = layer_front(costs)
+    points = {kind: layer_front(own) for kind, own in costs.items()}
+    kept = max(sum(own.sizes.values()) for own in costs.values())
     for part in PARTS:
         # What is chosen says what is on its way, and what is on its way leaves less to choose from.
-        on_their_way = IN_TRANSIT * sum(costs.sizes.values()) // part
-        own_host = min(host_bytes, layers * on_their_way // IN_TRANSIT)
+        on_their_way = IN_TRANSIT * kept // part
+        own_host = min(host_bytes, len(kinds) * on_their_way // IN_TRANSIT)
+        unit_bytes = room.unit_bytes - on_their_way // room.units
         try:
-            runs = cheapest(costs, layers, room.unit_bytes - on_their_way // room.units, own_host, points)
+            runs = _named(cheapest_of_kinds(costs, kinds, unit_bytes, own_host, points))
         except NothingFits as error:
             least.append(error.least_bytes + on_their_way // room.units)
             continue
-        if IN_TRANSIT * max(_offloaded(costs, own) for _, own in runs) <= on_their_way:
-            found.append((sum(number * point_of(costs, own).seconds for number, own in runs), runs))
+        if IN_TRANSIT * max(_offloaded(costs[kind], own) for kind, own in _each(kinds, runs)) <= on_their_way:
+            found.append((_seconds(costs, kinds, runs), runs))
     if not found:
         raise NothingFits(min(least), room.unit_bytes)
-    return _named(min(found, key=lambda choice: choice[0])[1])
+    return min(found, key=lambda choice: choice[0])[1]
 
 
 def _named(runs: list[tuple[int, dict[str, Treatment]]]) -> tuple[LayerRun, ...]:
-    return tuple(LayerRun(number, _of_all_names(own)) for number, own in runs)
+    return joined(LayerRun(number, _of_all_names(own)) for number, own in runs)
 
 
-def _offloaded(costs: LayerCosts, treatments: dict[str, Treatment]) -> int:
+def _each(kinds: Sequence[str], runs: Sequence[LayerRun]) -> list[tuple[str, Mapping[str, Treatment]]]:
+    """The kind of each slot, and what it keeps."""
+    return list(zip(kinds, (run.activations for run in runs for _ in range(run.layers)), strict=True))
+
+
+def _seconds(costs: Mapping[str, LayerCosts], kinds: Sequence[str], runs: Sequence[LayerRun]) -> float:
+    """What the slots of a chunk lose by not keeping everything on the device."""
+    return sum(point_of(costs[kind], own).seconds for kind, own in _each(kinds, runs))
+
+
+def _offloaded(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> int:
     """Bytes of a layer that go to the host."""
     return sum(size for name, size in costs.sizes.items() if treatments[name] == "offload")
 

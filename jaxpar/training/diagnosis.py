@@ -32,7 +32,9 @@ def broken_gradients(squares: Tree, order: LayerOrder) -> Broken:
         if sums.ndim == 0:
             if not np.isfinite(sums):
                 broken[name] = None
-        elif layers := np.flatnonzero(~np.isfinite(sums[order.row_of_layer])).tolist():
+            continue
+        stack = order.stack_at(name.split("/"))
+        if layers := stack.layers[~np.isfinite(sums[stack.row_of_layer])].tolist():
             broken[name] = [layer + 1 for layer in layers]
     return broken
 

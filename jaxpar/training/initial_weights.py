@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -44,13 +45,20 @@ def initial_by_weights(step: TrainStep, others: Callable[[], TrainState]) -> Tra
 def weight_state(step: TrainStep, number: int, layers: jax.Array) -> WeightState:
     """A weight and its moments before the first step; of a stacked one, the rows of these layers."""
     path, spec = jax.tree_util.tree_leaves_with_path(step.specs)[number]
-    master = initial_weight(jax.tree_util.keystr(path), spec, step.config.run.seed, layers)
+    name = jax.tree_util.keystr(step.order.without_kind(path))
+    master = initial_weight(name, spec, step.config.run.seed, layers)
     return WeightState(master, step.weight_updates[number].optimizer.init(master))
+
+
+def _numbers(step: TrainStep, number: int) -> np.ndarray:
+    """The numbers of the layers in a stacked weight's rows, [rank, chunk, row]; of another weight none."""
+    path, spec = jax.tree_util.tree_leaves_with_path(step.specs)[number]
+    return step.order.stack_at(path).numbers if is_stacked(spec) else np.zeros((step.plan.axes.pipe, 0, 0), int)
 
 
 def _in_files(step: TrainStep, number: int, rests: Any) -> Any:
     """What makes each array."""
-    layers = step.order.numbers.ravel()
+    layers = _numbers(step, number).ravel()
     leaves, structure = jax.tree.flatten(rests)
 
     def make(place: int, where: Any) -> Any:
@@ -63,7 +71,7 @@ def _in_files(step: TrainStep, number: int, rests: Any) -> Any:
 def _one_by_one(step: TrainStep, number: int, rests: Any) -> Any:
     """The arrays, each where it rests."""
     spec, update = jax.tree.leaves(step.specs)[number], step.weight_updates[number]
-    layers = jnp.asarray(step.order.numbers.ravel(), jnp.int32)
+    layers = jnp.asarray(_numbers(step, number).ravel(), jnp.int32)
     like = jax.eval_shape(partial(weight_state, step, number), layers)
     local = jax.tree.map(lambda a, where: jax.ShapeDtypeStruct(where.shard_shape(a.shape), a.dtype), like, rests)
     rows = update.rows(local)
@@ -89,7 +97,7 @@ def filling(step: TrainStep, number: int, local: WeightState) -> Callable[[Any, 
 
     In place of the state before the first rows there is None. `local` has the shapes of a device's part.
     """
-    layers = step.order.numbers.reshape(-1, local.master.shape[0])
+    layers = _numbers(step, number).reshape(-1, local.master.shape[0])
     assert len(layers) == step.plan.axes.pipe, "rows of a stack are split over the pipeline alone"
     layout = weight_states(step.state_layout.master, step.state_layout.optimizer)[number]
 

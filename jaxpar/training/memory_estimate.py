@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxpar.config.counting import padded_vocab
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
+from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.parameters import Tree, map_specs
 from jaxpar.mesh.placements import Placement, local_shape
 from jaxpar.training.activation_memory import chunk_bytes
@@ -197,7 +198,7 @@ def _update_apart(step: TrainStep, estimate: MemoryEstimate) -> MemoryEstimate:
 
 def _largest_matrix(step: TrainStep, placement: Placement) -> int:
     """Bytes of a layer's largest weight."""
-    return max(_each(step, placement, "layers")) * step.plan.axes.pipe // step.order.rows
+    return max(max(sizes) for sizes in _by_kind(step, placement).values())
 
 
 def _in_transit(step: TrainStep) -> int:
@@ -227,13 +228,22 @@ def _accumulated(step: TrainStep) -> dict[str, int]:
 
 def _staying(step: TrainStep, sizes: dict[str, int]) -> dict[str, int]:
     """`sizes` by part, less the layers that rest in host memory."""
-    layers = step.order.rows // step.plan.axes.pipe
+    layers = sum(stack.rows for stack in step.order.stacks.values()) // step.plan.axes.pipe
     return sizes | {"layers": sizes["layers"] // layers * (layers - step.layers_away)}
 
 
 def _layer(step: TrainStep) -> int:
-    """A layer's weights in compute placement."""
-    return sum(_each(step, step.placements.compute, "layers")) * step.plan.axes.pipe // step.order.rows
+    """The weights of a layer, of the largest kind, in compute placement."""
+    return max(map(sum, _by_kind(step, step.placements.compute).values()))
+
+
+def _by_kind(step: TrainStep, placement: Placement) -> dict[str, list[int]]:
+    """Bytes of each weight of one layer of each kind on one device."""
+    sizes = _sizes(step, placement, LAYERS)
+    return {
+        kind: [size * step.plan.axes.pipe // stack.rows for size in jax.tree.leaves(own_layers(sizes, kind))]
+        for kind, stack in step.order.stacks.items()
+    }
 
 
 def _gathers_layers(step: TrainStep) -> bool:
@@ -256,7 +266,9 @@ def _held(step: TrainStep, what: str) -> int:
     if not step.program.holds:
         return 0
     width = 1 if what == "weights" else _widening(step)
-    return int(width * _layer(step) * step.order.layers_per_chunk * step.program.slots[what])
+    sizes = {kind: sum(own) for kind, own in _by_kind(step, step.placements.compute).items()}
+    chunk = sum(sizes[kind] * stack.rows_per_chunk for kind, stack in step.order.stacks.items())
+    return int(width * chunk * step.program.slots[what])
 
 
 def _batch(step: TrainStep) -> int:

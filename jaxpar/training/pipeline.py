@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import prod
 from pathlib import Path
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import quoted
 from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
@@ -125,9 +126,15 @@ def holds_chunks(plan: Plan) -> bool:
     return sharded and plan.schedule == "breadth-first" and plan.virtual_stages > 1
 
 
-def layer_order(plan: Plan) -> LayerOrder:
-    """Where the layers lie in the stack."""
-    return LayerOrder.of_chunks(schedule_of(plan).rank_of, plan.stage_layers)
+def layer_order(plan: Plan, model: ModelConfig) -> LayerOrder:
+    """Where the layers lie in the stacks."""
+    return order_of_chunks(schedule_of(plan), plan.stage_layers, model)
+
+
+def order_of_chunks(schedule: Schedule, stage_layers: Sequence[int], model: ModelConfig) -> LayerOrder:
+    """Where the layers of `model` lie, so many in each chunk of `schedule`."""
+    kinds = iter(layer_kinds(model))
+    return LayerOrder.of_kinds(schedule.rank_of, [tuple(islice(kinds, count)) for count in stage_layers])
 
 
 def forward_program(plan: Plan, microbatches: int) -> PipelineProgram:

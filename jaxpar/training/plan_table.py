@@ -21,7 +21,7 @@ from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.batches import row_order
 from jaxpar.training.host_memory import offloaded_bytes
 from jaxpar.training.memory_check import mebibytes, state_bytes
-from jaxpar.training.resolve import attention_request
+from jaxpar.training.resolve import attention_requests, widest
 from jaxpar.training.resting_state import resting_rows
 from jaxpar.training.step import TrainStep
 from jaxpar.training.tiles import loss_tiles, mlp_tiles
@@ -61,7 +61,7 @@ def plan_rows(step: TrainStep, data_description: str) -> list[tuple[str, str, st
         *resting_rows(step),
         ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
         _tiles_row(step),
-        ("attention", plan.attention.name, _why(plan.attention.reason, plan.attention.rejected)),
+        *_attention_rows(plan),
         *_context_rows(step),
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
@@ -77,6 +77,15 @@ def _kept_words(plan: Plan) -> str:
     return f"of {len(plan.runs[0].activations)} named activations keeps {', then '.join(parts)} layer(s) of a chunk"
 
 
+def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """The attention backend, or those of each kind of layers."""
+    choices = plan.kind_attention or {"": plan.attention}
+    return [
+        (f"attention {kind}".strip(), choice.name, _why(choice.reason, choice.rejected))
+        for kind, choice in choices.items()
+    ]
+
+
 def _tiles_row(step: TrainStep) -> tuple[str, str, str]:
     """Parts of a microbatch that go through head and feed-forward in turn."""
     loss, mlp = loss_tiles(step.config), mlp_tiles(step.config, step.plan.runs, step.schedule.splits_backward)
@@ -89,10 +98,11 @@ def _context_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     rows = [("context", choice.name, _why(choice.reason, choice.rejected))]
     if plan.axes.context == 1:
         return rows
-    request = attention_request(config, step.mesh.devices.flat[0], plan.runs)
+    requests = attention_requests(config, step.mesh.devices.flat[0], plan.runs)
     (strategy,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == choice.name)
+    request = widest(requests)
     sent = strategy.traffic(request, ContextLayout(plan.context_order, plan.ulysses))
-    mask = Mask(window=config.model.window)
+    mask = Mask(window=request.window)
     ranks = plan.axes.context // plan.ulysses
     order = row_order(plan, config.data.sequence_length)
     busiest = imbalance(kept_pairs_per_rank(mask, None, order, ranks))
@@ -133,7 +143,7 @@ def _pipeline_rows(step: TrainStep) -> list[tuple[str, str, str]]:
     between = (slots["arrivals"] + slots["cotangents"] + slots["outputs"]) * sizes.sent
     rooms = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
     later = f", {slots['kept']} of {mebibytes(sizes.kept)} from B to W" if slots["kept"] else ""
-    longest = step.order.layers_per_chunk
+    longest = sum(stack.rows_per_chunk for stack in step.order.stacks.values())
     padding = f"; each has memory for {longest} layers" if step.order.padded else ""
     ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
     return [

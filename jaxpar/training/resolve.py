@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from math import gcd
 
 from jaxpar.attention import (
@@ -19,6 +20,7 @@ from jaxpar.attention.context import neighbours
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.validate import validate
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -33,7 +35,7 @@ from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.auto_remat import auto_runs
 from jaxpar.training.head_loss import choose_loss
 from jaxpar.training.memory_check import host_share, mebibytes, own_host_share, usable_bytes
-from jaxpar.training.pipeline import choose_schedule, chunk_layers
+from jaxpar.training.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
 
@@ -77,15 +79,16 @@ def make_plan(
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     costs = _layer_costs(config, axes, rows, cluster)
     schedule = choose_schedule(config)
-    layers = max(chunk_layers(config, schedule.chunks))
+    slots = order_of_chunks(schedule, chunk_layers(config, schedule.chunks), config.model).slots
     if config.memory.remat == AUTO:
-        least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, layers))
+        least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, len(slots)))
         host = _host_limit(config, cluster if described else None, alone=usable is not None)
-        asked = auto_runs(config, least, _without_tiled(config, costs), own() if usable is None else usable, host)
+        tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
+        asked = auto_runs(config, least, tiled, own() if usable is None else usable, host)
     else:
-        asked = layer_runs(config.memory.remat, ACTIVATIONS, layers)
+        asked = layer_runs(config.memory.remat, ACTIVATIONS, len(slots))
     kept = without_hidden(asked, mlp_tiles(config, asked, schedule.splits_backward).number)
-    kept = _partly_offloaded(config, kept, costs, known=cluster is not None)
+    kept = _partly_offloaded(config, kept, [costs[kind] for kind, _ in slots], known=cluster is not None)
     return _plan_keeping(config, device, node_devices, kept)
 
 
@@ -96,10 +99,14 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
     schedule = choose_schedule(config)
     in_tiles = mlp_tiles(config, asked, schedule.splits_backward).number
     runs = without_hidden(asked, in_tiles)
-    request = attention_request(config, device, runs, node_devices)
-    strategy = choose_context_strategy(parallel.context_strategy, request, config.attention.backend)
-    layout = _context_layout(config, strategy.name, request)
+    requests = attention_requests(config, device, runs, node_devices)
+    strategy = choose_context_strategy(parallel.context_strategy, widest(requests), config.attention.backend)
+    layout = _context_layout(config, strategy.name, widest(requests))
     whole_rows = layout.ulysses == parallel.context
+    backends = {
+        kind: choose_backend(config.attention.backend, replace(request, whole_rows=whole_rows))
+        for kind, request in requests.items()
+    }
     return Plan(
         axes=axes,
         zero=parallel.zero,
@@ -119,7 +126,8 @@ def _plan_keeping(config: Config, device: Device, node_devices: int | None, aske
             gradient=precision.gradient,
             moments=precision.moments,
         ),
-        attention=choose_backend(config.attention.backend, replace(request, whole_rows=whole_rows)),
+        attention=next(iter(backends.values())),
+        kind_attention=backends if config.model.kinds else {},
         context_strategy=strategy,
         context_order=layout.order,
         ulysses=layout.ulysses,
@@ -153,16 +161,18 @@ def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
     )
 
 
-def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> LayerCosts:
-    """What a layer can keep, and at which costs; without GPUs that are known, at those of an H100."""
+def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> dict[str, LayerCosts]:
+    """What a layer of each kind can keep, and at which costs; without GPUs that are known, at those of an H100."""
     cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
-    return layer_costs(layer_shape(config, axes, rows), speeds_on(cluster, axes, config.precision.compute))
+    speeds = speeds_on(cluster, axes, config.precision.compute)
+    models = kind_models(config.model).items()
+    return {kind: layer_costs(layer_shape(replace(config, model=model), axes, rows), speeds) for kind, model in models}
 
 
 def _partly_offloaded(
-    config: Config, runs: Sequence[LayerRun], costs: LayerCosts, *, known: bool
+    config: Config, runs: Sequence[LayerRun], costs: Sequence[LayerCosts], *, known: bool
 ) -> tuple[LayerRun, ...]:
-    """What layers keep, with `memory.offload_fraction` of it in host memory.
+    """What layers keep, with `memory.offload_fraction` of it in host memory; `costs` are of each slot of a chunk.
 
     Raises `UserError` where a link that is `known` cannot hide the copies.
     """
@@ -174,11 +184,14 @@ def _partly_offloaded(
             f"memory.offload_fraction: {fraction:g} takes from all that is kept, and memory.remat offloads "
             f"{', '.join(names)} by name; expected one of the two"
         )
-    layers, unit = sum(run.layers for run in runs), kept_bytes(runs, costs.sizes)
-    times = layers * costs.forward_seconds, layers * costs.backward_seconds
+    each = [LayerRun(1, run.activations) for run in runs for _ in range(run.layers)]
+    alike = [(own, list(group)) for own, group in groupby(zip(each, costs, strict=True), key=lambda pair: pair)]
+    pieces = [(LayerRun(len(group), run.activations), own.sizes) for (run, own), group in alike]
+    unit = sum(kept_bytes([run], sizes) for run, sizes in pieces)
+    times = sum(own.forward_seconds for own in costs), sum(own.backward_seconds for own in costs)
     if known:
-        check_hidden(fraction, unit, costs.host_bandwidth, *times)
-    found = offload_share(runs, costs.sizes, fraction, config.memory.offload_smallest)
+        check_hidden(fraction, unit, costs[0].host_bandwidth, *times)
+    found = offload_share(pieces, fraction, config.memory.offload_smallest)
     if not offloaded(found):
         raise UserError(
             f"memory.offload_fraction: {fraction:g} moves nothing: no array that a layer keeps has "
@@ -208,6 +221,19 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     except ValueError as error:
         raise UserError(f"data.sequence_length: {error}; or take another parallel.context_order") from None
     return layout
+
+
+def attention_requests(
+    config: Config, device: Device, runs: Sequence[LayerRun], node_devices: int | None = None
+) -> dict[str, AttentionRequest]:
+    """What the attention of each kind of layers is asked for; see `attention_request`."""
+    models = kind_models(config.model).items()
+    return {kind: attention_request(replace(config, model=m), device, runs, node_devices) for kind, m in models}
+
+
+def widest(requests: Mapping[str, AttentionRequest]) -> AttentionRequest:
+    """The request of the kind whose window is widest: what the order of a row's tokens serves best."""
+    return max(requests.values(), key=lambda request: request.sequence if request.window is None else request.window)
 
 
 def attention_request(

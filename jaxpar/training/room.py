@@ -12,6 +12,7 @@ from jaxpar.memory.remat import remat_map
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_estimate import estimate_memory
+from jaxpar.training.pipeline import layer_order
 from jaxpar.training.step import TrainStep
 
 
@@ -53,7 +54,8 @@ def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
 
     Temporaries are those of a layer that makes everything again, which has the most of them.
     """
-    again = LayerRun(max(plan.stage_layers), dict(remat_map("full", ACTIVATIONS)))
+    slots = layer_order(plan, config.model).layers_per_chunk
+    again = LayerRun(slots, dict(remat_map("full", ACTIVATIONS)))
     step = described_step(config, replace(plan, runs=(again,)))
     estimate = estimate_memory(step)
     parts = estimate._replace(saved_activations=0, host=0)._asdict()
@@ -63,5 +65,4 @@ def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
 def described_step(config: Config, plan: Plan) -> TrainStep:
     """The step of `plan` on devices that need not be there, to be traced and not to be run."""
     # What the backends keep is the same, and this one can be traced anywhere.
-    attention = replace(plan.attention, name="xla")
-    return TrainStep(config, replace(plan, attention=attention), abstract_mesh(plan.axes))
+    return TrainStep(config, plan.with_attention("xla"), abstract_mesh(plan.axes))

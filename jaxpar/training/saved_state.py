@@ -10,7 +10,7 @@ rest in files are saved and restored one by one, each where it belongs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.memory.filed import FiledArray, check_whole
 from jaxpar.memory.streaming import PINNED
-from jaxpar.mesh.layer_order import PADDING, LayerOrder
+from jaxpar.mesh.layer_order import PADDING, LayerOrder, StackOrder
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.training.filed_rows import FiledRows
 
@@ -57,7 +57,8 @@ class SavedState:
     @cached_property
     def _in_order(self) -> State:
         """Shapes, dtypes and shardings of the state with its layers in order."""
-        return self._with_layers(self._abstract, [self._saved_leaf(leaf) for leaf in self._layers(self._abstract)])
+        saved = map(self._saved_leaf, self._layers(self._abstract), self._orders(self._abstract))
+        return self._with_layers(self._abstract, list(saved))
 
     def outgoing(self, state: State) -> State:
         """`state` with its layers in order, to be saved; what rests in files stays there until it is written.
@@ -74,9 +75,9 @@ class SavedState:
         """`state`, of JAX's arrays, with its layers in order."""
         if self._order.in_order:
             return state
-        rows = jnp.asarray(self._order.row_of_layer)
 
-        def collect(stack: jax.Array, where: NamedSharding) -> jax.Array:
+        def collect(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
+            rows = jnp.asarray(order.row_of_layer)
             return jnp.take(jax.lax.with_sharding_constraint(stack, where), rows, axis=0)
 
         return self._moved(collect, state, self._in_order)
@@ -85,24 +86,26 @@ class SavedState:
         """A restored state as the step wants it; rows that only pad the stacks are zero."""
         if self._order.in_order or self._folder is not None:
             return saved
-        numbers = self._order.numbers.ravel()
 
-        def spread(stack: jax.Array, where: NamedSharding) -> jax.Array:
-            rows = jnp.take(stack, jnp.asarray(np.maximum(numbers, 0)), axis=0)
-            real = jnp.asarray(numbers != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
+        def spread(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
+            places = order.places
+            rows = jnp.take(stack, jnp.asarray(np.maximum(places, 0)), axis=0)
+            real = jnp.asarray(places != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
             return jax.lax.with_sharding_constraint(jnp.where(real, rows, jnp.zeros_like(rows)), where)
 
         return self._moved(spread, saved, self._abstract)
 
-    def _moved(self, function: Callable[[jax.Array, NamedSharding], jax.Array], state: State, like: State) -> State:
+    def _moved(self, function: Callable[..., jax.Array], state: State, like: State) -> State:
         """`state` with `function` of its stacks of layers, which come to lie as in `like`; the rest is untouched.
 
-        `function` gets each stack's sharding in a checkpoint too. One stack is moved after the other, on the device.
+        `function` gets each stack, its sharding in a checkpoint (`where`) and its `order`. One stack is moved after the
+        other, on the device.
         """
         moved = []
-        for stack, target, saved in zip(*map(self._layers, (state, like, self._in_order)), strict=True):
-            where = _on_device(saved.sharding)
-            move = jax.jit(lambda stack, where=where: function(stack, where), out_shardings=_on_device(target.sharding))
+        stacks = zip(self._orders(state), *map(self._layers, (state, like, self._in_order)), strict=True)
+        for order, stack, target, saved in stacks:
+            arrange = partial(function, where=_on_device(saved.sharding), order=order)
+            move = jax.jit(arrange, out_shardings=_on_device(target.sharding))
             moved.append(jax.device_put(move(jax.device_put(stack, _on_device(stack.sharding))), target.sharding))
         return self._with_layers(state, moved)
 
@@ -110,11 +113,17 @@ class SavedState:
         """What a checkpoint has of a filed array like `like`, which stands at `path` of the state."""
         numbers, shape = None, like.shape
         if _is_stack(path) and not self._order.in_order:
-            numbers, shape = tuple(self._order.numbers.ravel().tolist()), self._saved_leaf(like).shape
+            order = self._order.stack_at(path)
+            numbers, shape = tuple(order.places.tolist()), self._saved_leaf(like, order).shape
         return FiledRows(shape, np.dtype(like.dtype), like.sharding.shard_shape(like.shape), file, numbers)
 
     def _layers(self, state: State) -> list[Any]:
         return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]
+
+    def _orders(self, state: State) -> list[StackOrder]:
+        """The order of each of `_layers`."""
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]
+        return list(map(self._order.stack_at, paths))
 
     def _with_layers(self, state: State, stacks: list[Any]) -> State:
         """`state` with its stacks of layers replaced, in the order of `_layers`."""
@@ -122,10 +131,10 @@ class SavedState:
         replace = lambda path, leaf: next(rest) if _is_stack(path) else leaf
         return jax.tree_util.tree_map_with_path(replace, state)
 
-    def _saved_leaf(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def _saved_leaf(self, leaf: jax.ShapeDtypeStruct, order: StackOrder) -> jax.ShapeDtypeStruct:
         if self._order.in_order:
             return leaf
-        layers = len(self._order.row_of_layer)
+        layers = len(order.layers)
         sharding = leaf.sharding
         assert isinstance(sharding, NamedSharding), "a state lies on the mesh"
         shape = (layers, *leaf.shape[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from jaxpar.mesh.parameters import Tree, initial_weights, map_specs
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import Batch, DecoderStages, decoder_specs
 from jaxpar.model.embedding import vocab_axes
-from jaxpar.model.layer_loop import Keep, split_keeps
+from jaxpar.model.layer_kind import Keep, keeps_by_kind, split_keeps
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import global_norm, squares, squares_layout
 from jaxpar.optim.optimizer import OptimizerState, make_optimizer
@@ -65,6 +65,8 @@ class StepMetrics(NamedTuple):
     loss_scale: Float[Array, ""]
     squares: Tree
     """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
+    report: dict[str, Float[Array, ""]]
+    """What layers report, summed over layers and tokens, for each unmasked token."""
 
 
 class TrainStep:
@@ -74,8 +76,8 @@ class TrainStep:
         """`fraction` is the share of its peak that the learning rate has, by default the schedule of `config`."""
         self.config, self.plan, self.mesh = config, plan, mesh
         self.fraction = schedule(config.optimizer, config.run.steps) if fraction is None else fraction
-        self.order = layer_order(plan)
-        self.specs = decoder_specs(config, self.order.rows)
+        self.order = layer_order(plan, config.model)
+        self.specs = decoder_specs(config, self.order)
         shared_ends = plan.pipe_ends == "shared"
         self.placements = place(
             self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(config.model), shared_ends=shared_ends
@@ -102,13 +104,11 @@ class TrainStep:
     def stages(self, *, train: bool) -> DecoderStages:
         """The model's parts; without `train` there is no dropout."""
         attend = make_attend(self.config, self.plan)
-        keeps = split_keeps(
-            [
-                Keep(run.layers, remat_policy(run.activations), run.activations[LAYER_INPUT] == "offload")
-                for run in self.plan.runs
-            ],
-            self.layers_away,
+        policy = cache(lambda kept: remat_policy(dict(kept)))
+        keep = lambda run: Keep(
+            run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload"
         )
+        keeps = keeps_by_kind(self.order.slots, split_keeps(list(map(keep, self.plan.runs)), self.layers_away))
         tiles, split = (self.plan.loss_tiles, self.plan.mlp_tiles), self.schedule.splits_backward
         loss = self.plan.loss.name
         return DecoderStages(self.config, self.placements, attend, keeps, train, self.order, split, *tiles, loss)
@@ -223,7 +223,8 @@ class TrainStep:
         Where the state rests in files, what `advance` needs of it.
         """
         whole: Any = PartitionSpec()
-        metrics = StepMetrics(*[whole] * len(StepMetrics._fields))._replace(squares=self.squares_layout)
+        report = dict.fromkeys(self.stages(train=True).loop.reports, whole)
+        metrics = StepMetrics(*[whole] * len(StepMetrics._fields))._replace(squares=self.squares_layout, report=report)
         if self.filed is not None:
             lean, facts = self.state_layout._replace(optimizer=None), UpdateFacts(whole, whole, whole)
             results = self.master_layout, facts, lean._replace(master=None), metrics
@@ -304,15 +305,15 @@ class TrainStep:
             for part, own in weights.items()
         }
 
-    def _gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
-        """Loss, its gradient in optimizer placement, and the global count of unmasked tokens."""
+    def _gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""], Any]:
+        """Loss, its gradient in optimizer placement, the global count of unmasked tokens, and what layers report."""
         stages = self.stages(train=True)
         weights = self.stored_weights(state.master)
         sinks = self.sinks(weights)
         count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
-        gradients, nll = execute(self.program, stages, weights, sinks, batch, seed)
+        gradients, nll, report = execute(self.program, stages, weights, sinks, batch, seed)
         found = gradients["layers"]
         if isinstance(found, Parted):
             gradients = gradients | {"layers": found.device}
@@ -320,10 +321,11 @@ class TrainStep:
         if isinstance(found, Parted):
             gradients |= {"layers": away_gradients(self, found, gradients["layers"], scale)}
         loss = self._sum(nll) / jnp.maximum(count, 1.0)
-        return loss, gradients, count
+        report = {name: reduce_sum(value, AXES) / jnp.maximum(count, 1.0) for name, value in report.items()}
+        return loss, gradients, count, report
 
     def _whole_gradients(self, state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Tree, Float[Array, ""]]:
-        loss, gradients, count = self._gradients(state, batch)
+        loss, gradients, count, _ = self._gradients(state, batch)
         whole = lambda leaf: leaf.whole() if isinstance(leaf, AwayGradient) else leaf
         return loss, jax.tree.map(whole, gradients), count
 
@@ -339,7 +341,7 @@ class TrainStep:
 
     def _measured(self, state: TrainState, batch: Batch) -> tuple[Tree, UpdateFacts, TrainState, StepMetrics]:
         """Gradients and what the update must know; the state after the step, less what the update makes; metrics."""
-        loss, gradients, count = self._gradients(state, batch)
+        loss, gradients, count, report = self._gradients(state, batch)
         own = lambda leaf: leaf.squares() if isinstance(leaf, AwayGradient) else None
         sums = squares(gradients, self.master_layout, self.specs, own)
         norm = global_norm(sums, self.squares_layout)
@@ -354,7 +356,7 @@ class TrainStep:
             loss_scale=next_loss_scale(state.loss_scale, finite, self.config.precision),
         )
         rate = self.learning_rate(state.applied)
-        metrics = StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value, sums)
+        metrics = StepMetrics(loss, norm, rate, count, finite, skipped, state.loss_scale.value, sums, report)
         return gradients, UpdateFacts(norm, finite, state.applied), following, metrics
 
     def _updated(self, state: TrainState, gradients: Tree, facts: UpdateFacts) -> tuple[Tree, OptimizerState]:

@@ -250,7 +250,7 @@ class Trainer:
 
     def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], int]]:
         """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""
-        data, mask = self.config.data, mask_of(self.config)
+        data, mask = self.config.data, mask_of(self.config, self.config.model)
         share = data.batch_size / len(self.placer.rows)
         source = batches(
             self.data.train,

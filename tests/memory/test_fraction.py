@@ -13,12 +13,16 @@ SIZES = {"input": 8, "query": 4, "key": 3, "lse": 1}
 SAVED = dict.fromkeys(SIZES, "save")
 
 
+def sized(runs: tuple[LayerRun, ...]) -> list[tuple[LayerRun, dict[str, int]]]:
+    return [(run, SIZES) for run in runs]
+
+
 def runs(layers: int, **activations: str) -> list[LayerRun]:
     return [LayerRun(layers, SAVED | activations)]  # pyright: ignore[reportArgumentType]
 
 
 def test_the_first_layers_go_whole_and_one_in_part():
-    found = offload_share(runs(4), SIZES, 0.4, stays_below=2)
+    found = offload_share(sized(runs(4)), 0.4, stays_below=2)
     assert [run.layers for run in found] == [1, 1, 2]
     offloaded = [{name for name, own in run.activations.items() if own == "offload"} for run in found]
     # 25.6 of 64 bytes: 15 of the first layer (its statistics stay), and as near as may be to 10.6 of the second.
@@ -27,21 +31,21 @@ def test_the_first_layers_go_whole_and_one_in_part():
 
 
 def test_what_is_recomputed_neither_counts_nor_goes():
-    found = offload_share(runs(2, query="recompute", key="recompute"), SIZES, 1.0, stays_below=1)
+    found = offload_share(sized(runs(2, query="recompute", key="recompute")), 1.0, stays_below=1)
     assert [run.layers for run in found] == [2]
     assert found[0].activations == {"input": "offload", "query": "recompute", "key": "recompute", "lse": "offload"}
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_nothing_or_everything_is_one_run(fraction: float):
-    (run,) = offload_share(runs(5), SIZES, fraction, stays_below=1)
+    (run,) = offload_share(sized(runs(5)), fraction, stays_below=1)
     assert set(run.activations.values()) == {"offload" if fraction else "save"}
 
 
 @given(fraction=st.floats(0, 1), layers=st.integers(1, 9), second=st.integers(0, 4))
 def test_what_goes_is_within_half_of_the_smallest_array_or_all_that_may_go(fraction: float, layers: int, second: int):
     asked = [*runs(layers), *([LayerRun(second, SAVED | {"input": "recompute"})] if second else [])]  # pyright: ignore[reportArgumentType]
-    found = offload_share(asked, SIZES, fraction, stays_below=2)
+    found = offload_share(sized(asked), fraction, stays_below=2)
     assert sum(run.layers for run in found) == layers + second
     whole = kept_bytes(asked, SIZES)
     assert kept_bytes(found, SIZES) == whole

@@ -13,6 +13,7 @@ import pytest
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
@@ -21,8 +22,10 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.activations import name_activation
 from jaxpar.model.context import TokenContext
-from jaxpar.model.layer_loop import Keep, LayerLoop
+from jaxpar.model.layer_kind import Keep, LayerKind
+from jaxpar.model.layer_loop import LayerLoop
 from jaxpar.model.linear import Tap
+from jaxpar.model.report import Output
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 
@@ -38,11 +41,11 @@ POLICIES = {
 }
 
 
-def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> jax.Array:
+def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> Output:
     """A small residual layer that depends on its weights, its number and its tokens."""
     up = name_activation((x * w["scale"]) @ w["up"], "mlp_up")
     share = (1 + index) / (2 + tokens.slots[..., None])
-    return x + share * (jnp.tanh(up) @ w["down"])
+    return x + share * (jnp.tanh(up) @ w["down"]), {}
 
 
 def specs(layers: int) -> Any:
@@ -79,10 +82,10 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights = to_storage(master, placements)["layers"]
-        loop, tokens = loop_of(placements, *keeps), vary(tokens_of(1))
+        loop, tokens = loop_of(placements, *keeps), {ALIKE: vary(tokens_of(1))}
         stash = loop.stash(weights, vary(x), tokens, 1)
         chunk = Chunk(weights, 0, 0)
-        y, stash = loop.forward(chunk, vary(x), tokens, stash, 0)
+        y, stash, _ = loop.forward(chunk, vary(x), tokens, stash, 0)
         sinks = Chunk(zero_sinks(weights, placements, part="layers"), 0, 0)
         dx, gradients, _ = loop.backward(chunk, vary(dy), tokens, stash, 0, sinks)
         alone = loop.run(chunk, vary(x), tokens)
@@ -93,7 +96,7 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 
 def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
     layers = sum(keep.layers for keep in keeps)
-    return LayerLoop(layer, placements, keeps, LayerOrder.of_one_rank(layers))
+    return LayerLoop({ALIKE: LayerKind(layer, keeps)}, placements, LayerOrder.of_one_rank(layers))
 
 
 def placements_of(layers: int, zero: int) -> Placements:
@@ -108,7 +111,7 @@ def python_loop(layers: int) -> tuple[np.ndarray, np.ndarray, Any]:
         def function(weights: Any, x: jax.Array) -> jax.Array:
             for index in range(layers):
                 w = {name: stack[index] for name, stack in weights["layers"].items()}
-                x = layer(w, x, index, tokens_of(8))
+                x, _ = layer(w, x, index, tokens_of(8))
             return x
 
         y, pullback = jax.vjp(function, weights, x)
@@ -136,7 +139,7 @@ def close(found: Any, wanted: Any) -> None:
     ],
 )
 def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
-    assert loop_of(placements_of(layers, zero), Keep(layers)).prefetches == (zero == 3)
+    assert loop_of(placements_of(layers, zero), Keep(layers)).stack(ALIKE).prefetches == (zero == 3)
     equals_a_plain_loop(zero, Keep(layers, POLICIES[policy]))
 
 
@@ -163,24 +166,23 @@ def equals_a_plain_loop(zero: int, *keeps: Keep) -> None:
 def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: int):
     """Three layers as chunks of two and one. What lies in the row that pads the second counts nowhere."""
     order = LayerOrder.of_chunks((0, 0), (2, 1))
-    layers, placements = order.row_of_layer, placements_of(order.rows, zero)
+    rows, layers = order.stacks[ALIKE].rows, order.stacks[ALIKE].row_of_layer
+    placements = placements_of(rows, zero)
     small, x, dy = numbers(3)
-    master = {
-        "layers": {name: np.full((order.rows, *a.shape[1:]), np.nan, a.dtype) for name, a in small["layers"].items()}
-    }
+    master = {"layers": {name: np.full((rows, *a.shape[1:]), np.nan, a.dtype) for name, a in small["layers"].items()}}
     for name, stack in master["layers"].items():
         stack[layers] = small["layers"][name]
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
-        weights, tokens = to_storage(master, placements)["layers"], vary(tokens_of(1))
+        weights, tokens = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(1))}
         loop, gradients = (
-            LayerLoop(layer, placements, (Keep(order.layers_per_chunk),), order),
+            LayerLoop({ALIKE: LayerKind(layer, (Keep(order.layers_per_chunk),))}, placements, order),
             zero_sinks(weights, placements, part="layers"),
         )
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
         stash, no, yes = loop.stash(weights, vary(x), tokens, 3), jnp.bool(False), jnp.bool(True)
-        h, stash = loop.forward(first, vary(x), tokens, stash, 2)
-        y, stash = loop.forward(second, h, tokens, stash, 0)
+        h, stash, _ = loop.forward(first, vary(x), tokens, stash, 2)
+        y, stash, _ = loop.forward(second, h, tokens, stash, 0)
         _, gradients, _ = loop.backward(second, vary(dy), tokens, stash, 2, Chunk(gradients, 1, 1), no)
         dh, gradients, _ = loop.backward(second, vary(dy), tokens, stash, 0, Chunk(gradients, 1, 1), yes)
         dx, gradients, _ = loop.backward(first, dh, tokens, stash, 2, Chunk(gradients, 0, 0), yes)
@@ -191,7 +193,7 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
     put = lambda a, layout: jax.device_put(a, NamedSharding(MESH, layout))
     y, dx, gradients = jax.jit(mapped)(jax.tree.map(put, master, layout), put(x, ROWS), put(dy, ROWS))
     close((y, dx, jax.tree.map(lambda a: a[layers], gradients)), python_loop(3))
-    (padding,) = set(range(order.rows)) - set(layers.tolist())
+    (padding,) = set(range(rows)) - set(layers.tolist())
     assert not any(np.asarray(a)[padding].any() for a in jax.tree.leaves(gradients))
 
 
@@ -282,7 +284,7 @@ class Rows:
             self._say("matrices")
         return x @ w[name]
 
-    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap) -> jax.Array:
+    def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap) -> Output:
         @jax.custom_vjp
         def said(x: jax.Array) -> jax.Array:
             self._say("run")
@@ -299,7 +301,7 @@ class Rows:
         said.defvjp(forward, backward)
         group = lambda name, x: x @ w[name]
         x = said(jax.lax.ppermute(x, "context", [(0, 0)]) if self.permutes else x)
-        return x + tap("down", group, jnp.tanh(tap("up", group, x * w["scale"])))
+        return x + tap("down", group, jnp.tanh(tap("up", group, x * w["scale"]))), {}
 
     def _say(self, what: str) -> None:
         jax.debug.callback(lambda rank: self.ran.update([(what, int(rank))]), jax.lax.axis_index("pipe"))
@@ -309,16 +311,16 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
     """(A chunk's forward without derivative, forward, split backward and gradients of matrices, on the mesh; the
     arguments of that)."""
     sizes = AxisSizes(pipe=2)
-    placements = place(specs(PADDED.rows), sizes, 0, DTYPES, kv_heads=1)
+    placements = place(specs(PADDED.stacks[ALIKE].rows), sizes, 0, DTYPES, kv_heads=1)
 
     def program(master: Any, x: jax.Array) -> Any:
         matrices = {"up": True, "down": True, "scale": False}
-        loop = LayerLoop(rows.apply, placements, (keep,), PADDED, rows.linear, matrices)
-        weights, tokens, x = to_storage(master, placements)["layers"], vary(tokens_of(8)), vary(x)
+        loop = LayerLoop({ALIKE: LayerKind(rows.apply, (keep,), rows.linear, matrices)}, placements, PADDED)
+        weights, tokens, x = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(8))}, vary(x)
         chunk = Chunk(weights, 0, 0)
         stash, kept = loop.stash(weights, x, tokens, 1), loop.kept(weights, x, tokens, 1)
         alone = loop.run(chunk, x, tokens)
-        y, stash = loop.forward(chunk, x, tokens, stash, 0)
+        y, stash, _ = loop.forward(chunk, x, tokens, stash, 0)
         sinks = zero_sinks(weights, placements, part="layers")
         dx, sinks, kept = loop.backward(chunk, y, tokens, stash, 0, Chunk(sinks, 0, 0), kept=kept)
         sinks = loop.weight_gradients(weights, kept, 0, Chunk(sinks, 0, 0))
@@ -327,7 +329,7 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
     layout, whole = placements.optimizer.layout, PartitionSpec()
     results = (whole, whole), layout
     run = jax.shard_map(program, mesh=mesh_of(**dict(sizes)), in_specs=(layout, whole), out_specs=results)
-    weights, x, _ = numbers(PADDED.rows)
+    weights, x, _ = numbers(PADDED.stacks[ALIKE].rows)
     return run, (weights, x)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
@@ -21,8 +22,10 @@ from jaxpar.mesh.placements import place
 from jaxpar.model.activations import name_activation
 from jaxpar.model.context import TokenContext
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.layer_loop import Keep, LayerLoop
+from jaxpar.model.layer_kind import Keep, LayerKind
+from jaxpar.model.layer_loop import LayerLoop
 from jaxpar.model.linear import Tap
+from jaxpar.model.report import Output
 from jaxpar.pipeline.executor import execute
 from jaxpar.pipeline.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Schedule
@@ -37,11 +40,11 @@ def linear(w: Any, name: str, x: jax.Array) -> jax.Array:
     return x @ w[name]
 
 
-def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap) -> jax.Array:
+def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
     up = name_activation(tap("up", group, x * w["scale"]), "mlp_up")
-    return x + (1 + number) / (2 + tokens.slots[..., None]) * tap("down", group, jnp.tanh(up))
+    return x + (1 + number) / (2 + tokens.slots[..., None]) * tap("down", group, jnp.tanh(up)), {}
 
 
 def plain_objective(weights: Any, x: Any) -> Any:
@@ -76,10 +79,10 @@ def plain(layers: int, x: np.ndarray, seed: float) -> tuple[float, Any]:
 class ToyStages(DecoderStages):
     """The toy layers between a scale for an embedding and a sum of squares for a loss."""
 
-    def token_context(self, batch: Any) -> TokenContext:
+    def token_context(self, batch: Any) -> dict[str, TokenContext]:
         slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), batch["x"].shape[:-1])
         ones = jnp.ones_like(slots)
-        return vary(TokenContext(ones, slots, ones, slots, slots[:, 0], None, None))
+        return {ALIKE: vary(TokenContext(ones, slots, ones, slots, slots[:, 0], None, None))}
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:
@@ -96,7 +99,8 @@ class ToyStages(DecoderStages):
     @cached_property
     def loop(self) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
-        return LayerLoop(layer, self.placements, self.keeps, self.order, linear, matrices)
+        kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
+        return LayerLoop({ALIKE: kind}, self.placements, self.order)
 
     def loss(self, weights: Any, sinks: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
         del batch
@@ -122,6 +126,7 @@ class ToyRun:
         counts = layers or (1,) * schedule.chunks
         self.layers, self.seed = sum(counts), 0.5
         self.order = LayerOrder.of_chunks(schedule.rank_of, counts)
+        self.stack = self.order.stacks[ALIKE]
         self.mesh, sizes = mesh_of(pipe=schedule.ranks, fsdp=fsdp), AxisSizes(pipe=schedule.ranks, fsdp=fsdp)
         stacked = {
             "up": ParamSpec((EMBED, WIDTH), ("embed", "mlp")),
@@ -130,12 +135,12 @@ class ToyRun:
         }
         vector = ParamSpec((EMBED,), ("norm",))
         specs = {
-            "layers": {name: spec.stacked(self.order.rows) for name, spec in stacked.items()},
+            "layers": {name: spec.stacked(self.stack.rows) for name, spec in stacked.items()},
             "embedding": {"scale": vector},
             "head": {"weight": vector},
         }
         self.placements = place(specs, sizes, zero, FLOAT32, kv_heads=1)
-        keeps = (Keep(self.order.layers_per_chunk, policy),)
+        keeps = {ALIKE: (Keep(self.order.layers_per_chunk, policy),)}
         self.stages = ToyStages(None, self.placements, None, keeps, True, self.order, schedule.splits_backward)  # pyright: ignore[reportArgumentType]
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)
@@ -149,7 +154,7 @@ class ToyRun:
             weights = to_storage(master, self.placements)
             sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
             seed = jnp.float32(self.seed)
-            gradients, reported = execute(self.program, self.stages, weights, sinks, {"x": x}, seed)
+            gradients, reported, _ = execute(self.program, self.stages, weights, sinks, {"x": x}, seed)
             total = reduce_sum(reported, [axis for axis in AXES if axis != "tensor"])
             return total, to_optimizer(gradients, self.placements)
 
@@ -161,13 +166,13 @@ class ToyRun:
         """Weights in the order of the stack, with nonsense in rows that pad it; and rows."""
         weights = numbers(self.layers)
         for name, stack in weights["layers"].items():
-            weights["layers"][name] = np.full((self.order.rows, *stack.shape[1:]), np.nan, np.float32)
-            weights["layers"][name][self.order.row_of_layer] = stack
+            weights["layers"][name] = np.full((self.stack.rows, *stack.shape[1:]), np.nan, np.float32)
+            weights["layers"][name][self.stack.row_of_layer] = stack
         put = lambda a, layout: jax.device_put(a, NamedSharding(self.mesh, layout))
         return jax.tree.map(put, weights, self.placements.optimizer.layout), put(self.x, PartitionSpec(None, "fsdp"))
 
     def __call__(self) -> tuple[float, Any]:
         """(reported, gradients), layers in order."""
         reported, gradients = jax.device_get(jax.jit(self.function)(*self.arguments))
-        gradients["layers"] = {name: stack[self.order.row_of_layer] for name, stack in gradients["layers"].items()}
+        gradients["layers"] = {name: stack[self.stack.row_of_layer] for name, stack in gradients["layers"].items()}
         return float(reported), gradients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def both(config: Config) -> tuple[Any, Any]:
     config, plan = plan_for(config, parse_cluster("h100:1x8"))
-    traced = replace(plan, attention=replace(plan.attention, name="xla"))
+    traced = plan.with_attention("xla")
     return MemoryModel(config).of_plan(config, plan), estimate_memory(
         TrainStep(config, traced, abstract_mesh(plan.axes))
     )

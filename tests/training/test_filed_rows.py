@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.config.kinds import ALIKE
 from jaxpar.memory import streaming
 from jaxpar.memory.filed import FiledArray
 from jaxpar.mesh.layer_order import LayerOrder
@@ -38,7 +39,7 @@ def state_like(order: LayerOrder, where: NamedSharding, kind: str | None, dtype:
     resting = where if kind is None else where.with_memory_kind(kind)
     whole = NamedSharding(where.mesh, PartitionSpec())
     return {
-        "layers": {"up": jax.ShapeDtypeStruct((order.rows, 6, 4), dtype, sharding=resting)},
+        "layers": {"up": jax.ShapeDtypeStruct((order.stacks[ALIKE].rows, 6, 4), dtype, sharding=resting)},
         "tokens": jax.ShapeDtypeStruct((24, 6), jnp.float32, sharding=resting),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
     }
@@ -74,7 +75,7 @@ def test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout(
 
     checkpointer.save(1, on_devices.outgoing(state), {})
     filed = in_files.incoming(checkpointer.restore(1, in_files.abstract))
-    assert isinstance(filed["layers"]["up"], FiledArray) and filed["layers"]["up"].shape[0] == order.rows
+    assert isinstance(filed["layers"]["up"], FiledArray) and filed["layers"]["up"].shape[0] == order.stacks[ALIKE].rows
     checkpointer.save(2, in_files.outgoing(filed), {})
     moved = again.incoming(checkpointer.restore(2, again.abstract))
     checkpointer.save(3, again.outgoing(moved), {})

@@ -9,6 +9,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.remat_front.record import FrontPoint, RematFront
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
@@ -96,7 +97,7 @@ class _Maker:
 
     def _cheapest(self, costs: LayerCosts, front: Sequence[Point], host_bytes: int) -> FrontPoint | None:
         try:
-            runs = cheapest_runs(self.room, costs, self.layers, host_bytes)
+            runs = cheapest_runs(self.room, {ALIKE: costs}, [ALIKE] * self.layers, host_bytes)
         except NothingFits:
             return None
         named: list[tuple[int, Mapping[str, Treatment]]] = [

@@ -1,0 +1,18 @@
+"""What layers report beside their output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+from jaxtyping import Array, Float
+
+AUXILIARY_LOSS = "auxiliary_loss"
+"""The report that is added to the objective, and so has a gradient; all others are only counted."""
+
+type Report = Mapping[str, Float[Array, ""]]
+"""By name: this rank's part of a sum over the tokens of a microbatch, to be added up over layers, microbatches and all
+ranks. Of what tensor ranks have in common each must report its share, or it counts that often."""
+
+type Output = tuple[jax.Array, Report]
+"""What a layer gives: the residual stream, and its report."""

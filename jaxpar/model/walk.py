@@ -1,0 +1,164 @@
+"""Runs the slots of a chunk one after the other: slots that repeat are loops, and what the next one needs comes early.
+
+Slots of one *site* run the same program on other rows. Neighbouring slots of one site are a `lax.scan` over their rows;
+a sequence of such runs that repeats (a unit of a model's pattern) is a scan over units. While a layer runs, what the
+next one needs is fetched, whatever its kind; one layer, and of repeating units one unit, is peeled off so that nothing
+is fetched in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+
+class Site(NamedTuple):
+    """What slots that run the same program have in common."""
+
+    key: Hashable
+    """Two sites are one where this is."""
+    step: Callable[[Any, jax.Array, Any], Any]
+    """`(what was fetched, row, carry) -> carry`."""
+    fetch: Callable[[jax.Array], Any]
+    """`row -> arrays` that the step needs and that take time to come; may be empty."""
+
+
+class Run(NamedTuple):
+    """Neighbouring slots of one site."""
+
+    site: Site
+    rows: tuple[int, ...]
+
+    @property
+    def like(self) -> tuple[Hashable, int]:
+        """What runs have in common that can be one run of a loop."""
+        return self.site.key, len(self.rows)
+
+
+class Repeat(NamedTuple):
+    """Runs that come several times, with other rows."""
+
+    runs: tuple[Run, ...]
+    """Of the first time."""
+    rows: tuple[Int[Array, "times rows"], ...]
+    """Of each run."""
+
+    @property
+    def times(self) -> int:
+        """How often the runs come."""
+        return len(self.rows[0])
+
+
+def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry) -> Carry:
+    """`carry` after the steps of all slots, (site, row) each, in their order."""
+    repeats = repeating(slots)
+    fetched = None
+    for own, following in zip(repeats, [*repeats[1:], None], strict=True):
+        after = None if following is None else _first_fetch(following)
+        fetched, carry = _repeat(own, fetched, after, carry)
+    return carry
+
+
+def repeating(slots: Sequence[tuple[Site, int]]) -> list[Repeat]:
+    """Slots as runs, and runs that repeat as one: from each place on, the repetition that saves most."""
+    runs = [
+        Run(own[0][0], tuple(row for _, row in own))
+        for own in (list(group) for _, group in groupby(slots, key=lambda slot: slot[0].key))
+    ]
+    likes = [run.like for run in runs]
+    found: list[Repeat] = []
+    place = 0
+    while place < len(runs):
+        period, times = max(
+            ((period, _times(likes, place, period)) for period in range(1, (len(runs) - place) // 2 + 1)),
+            key=lambda found: (found[1] - 1) * found[0],
+            default=(1, 1),
+        )
+        period = period if times > 1 else 1
+        each = [runs[place + turn * period : place + (turn + 1) * period] for turn in range(times)]
+        rows = tuple(jnp.array([own[number].rows for own in each], jnp.int32) for number in range(period))
+        found.append(Repeat(tuple(each[0]), rows))
+        place += period * times
+    return found
+
+
+def _times(likes: Sequence[Hashable], place: int, period: int) -> int:
+    """How often the `period` entries from `place` on come one after the other."""
+    unit, times = likes[place : place + period], 1
+    while likes[place + times * period : place + (times + 1) * period] == unit:
+        times += 1
+    return times
+
+
+def _repeat[Carry](repeat: Repeat, fetched: Any, after: Callable[[], Any] | None, carry: Carry) -> tuple[Any, Carry]:
+    """(what `after` fetches, carry) once the runs have come as often as they do; the first slot's has been fetched."""
+    if repeat.times == 1:
+        return _unit(repeat.runs, [rows[0] for rows in repeat.rows], fetched, after, carry)
+    first = repeat.runs[0].site
+
+    if not _has_arrays(after) and not any(_fetches(run) for run in repeat.runs):
+
+        def once(carry: Carry, rows: list[jax.Array]) -> tuple[Carry, None]:
+            return _unit(repeat.runs, rows, None, None, carry)[1], None
+
+        return None, lax.scan(once, carry, list(repeat.rows))[0]
+
+    def turn(state: tuple[Any, Carry], now: tuple[list[jax.Array], jax.Array]) -> tuple[tuple[Any, Carry], None]:
+        fetched, carry = state
+        rows, following = now
+        return _unit(repeat.runs, rows, fetched, lambda: first.fetch(following), carry), None
+
+    fetched = first.fetch(repeat.rows[0][0, 0]) if fetched is None else fetched
+    turns = [rows[:-1] for rows in repeat.rows], repeat.rows[0][1:, 0]
+    (fetched, carry), _ = lax.scan(turn, (fetched, carry), turns)
+    return _unit(repeat.runs, [rows[-1] for rows in repeat.rows], fetched, after, carry)
+
+
+def _unit[Carry](
+    runs: Sequence[Run], rows: Sequence[jax.Array], fetched: Any, after: Callable[[], Any] | None, carry: Carry
+) -> tuple[Any, Carry]:
+    """(what `after` fetches, carry) once each of `runs` has run its `rows`, of which the first has `fetched`."""
+    for place, (run, own) in enumerate(zip(runs, rows, strict=True)):
+        last = place + 1 == len(runs)
+        then = after if last else (lambda place=place: runs[place + 1].site.fetch(rows[place + 1][0]))
+        fetched, carry = _run(run.site, own, fetched, then, carry)
+    return fetched, carry
+
+
+def _run[Carry](
+    site: Site, rows: jax.Array, fetched: Any, after: Callable[[], Any] | None, carry: Carry
+) -> tuple[Any, Carry]:
+    """(what `after` fetches, carry) once the slots of a run have run, of which the first has `fetched`."""
+    if not _has_arrays(lambda: site.fetch(rows[0])) and not _has_arrays(after):
+        body = lambda carry, row: (site.step(site.fetch(row), row, carry), None)
+        return None, lax.scan(body, carry, rows)[0]
+
+    def ahead(state: tuple[Any, Carry], pair: tuple[jax.Array, jax.Array]) -> tuple[tuple[Any, Carry], None]:
+        fetched, carry = state
+        row, following = pair
+        coming = site.fetch(following)
+        return (coming, site.step(fetched, row, carry)), None
+
+    fetched = site.fetch(rows[0]) if fetched is None else fetched
+    (fetched, carry), _ = lax.scan(ahead, (fetched, carry), (rows[:-1], rows[1:]))
+    coming = None if after is None else after()
+    return coming, site.step(fetched, rows[-1], carry)
+
+
+def _first_fetch(repeat: Repeat) -> Callable[[], Any]:
+    return lambda: repeat.runs[0].site.fetch(repeat.rows[0][0, 0])
+
+
+def _fetches(run: Run) -> bool:
+    return _has_arrays(lambda: run.site.fetch(jnp.int32(run.rows[0])))
+
+
+def _has_arrays(function: Callable[[], Any] | None) -> bool:
+    """Whether there is a function and its result has arrays."""
+    return function is not None and bool(jax.tree.leaves(jax.eval_shape(function)))
