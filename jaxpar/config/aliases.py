@@ -19,7 +19,7 @@ ALIASES: dict[str, str] = {
     "model.vocab_multiple": "make_vocab_size_divisible_by pad_vocab_size_multiple",
     "model.head_dim": "kv_channels d_head head_size",
     "model.tied": "tie_word_embeddings tie_embeddings tie_weights logits_via_embedding enable_weight_tying",
-    "model.rope_base": "rope_theta rotary_base rope_max_timescale",
+    "model.rope_base": "rope_theta rotary_base rope_max_timescale rope_local_base_freq local_rope_max_timescale",
     "model.rope_scaling": "rope_type rope_scaling_type",
     "model.rope_factor": "rope_scaling_factor scaling_factor",
     "model.norm_epsilon":
@@ -28,7 +28,14 @@ ALIASES: dict[str, str] = {
     "model.norm": "normalization norm_type",
     "model.position": "position_embedding_type",
     "model.max_positions": "max_position_embeddings n_positions block_size",
-    "model.activation": "hidden_act activation_function mlp_activations",
+    "model.norm_placement":
+        "norm_position norm_order post_norm use_post_norm sandwich_norm use_post_attn_norm use_post_ffw_norm "
+        "post_attention_norm",
+    "model.activation": "hidden_act hidden_activation activation_function mlp_activations",
+    "model.attention_bias": "qkv_bias use_qkv_bias add_qkv_bias use_bias_in_qkv",
+    "model.attention_scale": "query_pre_attn_scalar attention_multiplier softmax_scale attn_scale",
+    "model.embedding_scale": "scale_embeddings embedding_multiplier embed_scale scale_emb normalize_embedding",
+    "model.pattern": "layer_types layer_pattern sliding_window_pattern attention_pattern global_attn_every_n_layers",
     "model.window": "sliding_window sliding_window_size window_size",
     "model.dropout": "resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob dropout_rate attention_dropout",
     "model.init_scale": "initializer_range init_method_std init_std",

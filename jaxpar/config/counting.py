@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
 
 
@@ -14,6 +15,21 @@ def kv_heads(model: ModelConfig) -> int:
 def head_dim(model: ModelConfig) -> int:
     """Width of one head."""
     return model.embed // model.heads if model.head_dim is None else model.head_dim
+
+
+def attention_scale(model: ModelConfig) -> float:
+    """Factor of the attention scores."""
+    return head_dim(model) ** -0.5 if model.attention_scale is None else model.attention_scale
+
+
+def gated(model: ModelConfig) -> bool:
+    """Whether the feed-forward has a third projection, the gate."""
+    return model.activation in ("swiglu", "geglu")
+
+
+def norms(model: ModelConfig) -> int:
+    """Norms of the residual stream in a layer."""
+    return 4 if model.norm_placement == "sandwich" else 2
 
 
 def padded_vocab(model: ModelConfig) -> int:
@@ -40,7 +56,8 @@ def parameter_count(model: ModelConfig, padded: bool) -> int:
     embedding = rows * model.embed
     positions = model.max_positions * model.embed if model.position == "learned" else 0
     head = 0 if model.tied else model.embed * rows
-    return embedding + positions + model.layers * _layer_count(model) + _norm_count(model) + head
+    layers = sum(count * _layer_count(kind_model(model, kind)) for kind, count in kind_counts(model).items())
+    return embedding + positions + layers + _norm_count(model) + head
 
 
 def _layer_count(model: ModelConfig) -> int:
@@ -48,14 +65,16 @@ def _layer_count(model: ModelConfig) -> int:
     query, key = model.heads * width, kv_heads(model) * width
     attention = 2 * embed * query + 2 * embed * key
     if model.attention_bias:
-        attention += query + 2 * key + embed
+        attention += query + 2 * key
+    if model.attention_bias is True:
+        attention += embed
     if model.qk_norm:
-        attention += 2 * width
-    inward = 2 if model.activation == "swiglu" else 1
+        attention += query + key if model.qk_norm == "projection" else 2 * width
+    inward = 2 if gated(model) else 1
     feed_forward = (inward + 1) * embed * mlp
     if model.mlp_bias:
         feed_forward += inward * mlp + embed
-    return attention + feed_forward + 2 * _norm_count(model)
+    return attention + feed_forward + norms(model) * _norm_count(model)
 
 
 def _norm_count(model: ModelConfig) -> int:

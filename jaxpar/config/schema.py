@@ -216,7 +216,7 @@ class MemoryConfig:
     layer_input: offload}`. Or a list of such mappings, each with `layers: 0-15`, the layers of a chunk that it is of
     (without a pipeline there is one chunk, the model). Names: `layer_input` (`save` or `offload`), `attention_input`,
     `query`, `key`, `value`, `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`,
-    `mlp_up`, `mlp_activated`, `mlp_hidden`."""
+    `mlp_up`, `mlp_activated`, `mlp_hidden`; with norms behind the blocks `attention_projected`, `mlp_projected`."""
     offload_fraction: float = 0.0
     """Share of the bytes that a chunk of layers keeps of a microbatch, that lies in the host's pinned memory between
     forward and backward: the first layers whole, and one in part."""

@@ -15,6 +15,9 @@ Fewer key-value heads take 4·(1 - k/a)·S·b·h/t off all but `full`. Where the
 input, its norm, query, key, value, attention's output, the residual, its norm. Where 8f/h comes from: gate, up,
 silu(gate), and their product; without a gate, up and its non-linearity: 4f/h. 4·S·b·a/t is float32, a log-sum-exp
 for each query and head. GEMM-last drops the two norms (4), and silu(gate) and the product (4f/h).
+
+That is with norms before the blocks. A norm behind a block keeps what the block's last matmul gives in place of the
+residual: as much under `none`, 2 more under `gemm_last`; sandwich norms keep 2 more under both.
 """
 
 from __future__ import annotations
@@ -27,12 +30,13 @@ def none_bytes(shape: LayerShape) -> int:
 
     With a·d = h and k = a in 16 bits: (16 + 8f/h)·S·b·h/t + 4·S·b·a/t.
     """
-    return _sum(shape, between=4, query=2, key=2, hidden=4 if shape.gated else 2) + lse_bytes(shape)
+    return _sum(shape, between=_between(shape), query=2, key=2, hidden=4 if shape.gated else 2) + lse_bytes(shape)
 
 
 def gemm_last_bytes(shape: LayerShape) -> int:
     """All but what elementwise work brings back: (12 + 4f/h)·S·b·h/t + 4·S·b·a/t; not gated 2f/h."""
-    return _sum(shape, between=2, query=2, key=2, hidden=2 if shape.gated else 1) + lse_bytes(shape)
+    between = 2 if shape.norm_placement == "pre" else 3
+    return _sum(shape, between=between, query=2, key=2, hidden=2 if shape.gated else 1) + lse_bytes(shape)
 
 
 def selective_bytes(shape: LayerShape) -> int:
@@ -40,7 +44,7 @@ def selective_bytes(shape: LayerShape) -> int:
 
     Without flash attention the same rule drops the scores too, which is what it was made for.
     """
-    return _sum(shape, between=4, query=1, key=2, hidden=4 if shape.gated else 2)
+    return _sum(shape, between=_between(shape), query=1, key=2, hidden=4 if shape.gated else 2)
 
 
 def full_bytes(shape: LayerShape) -> int:
@@ -60,6 +64,10 @@ CLOSED_FORMS = {
     "full": full_bytes,
 }
 """The form of each preset of `memory.remat`."""
+
+
+def _between(shape: LayerShape) -> int:
+    return 5 if shape.norm_placement == "sandwich" else 4
 
 
 def _sum(shape: LayerShape, *, between: int, query: int = 0, key: int = 0, hidden: int = 0) -> int:

@@ -98,7 +98,9 @@ def operations(shape: LayerShape) -> tuple[Operation, ...]:
         return Operation(name, outputs, 2.0 * shape.tokens * shape.embed * width, moved, sent=over_ranks)
 
     gather = lambda name: Operation(name, (), moved=between + joined, sent=over_ranks)
-    norm = lambda name: Operation(name, (name,), moved=2 * between)
+    norm = lambda name, moved=2: Operation(name, (name,), moved=moved * between)
+    before, after = shape.norm_placement != "post", shape.norm_placement != "pre"
+    joining = "attention_projected" if after else "attention_residual"
     kept = sizes["query"] + sizes["key"] + sizes["value"] + sizes["attention_output"] + sizes["attention_lse"]
     attention = Operation(
         "attention",
@@ -116,18 +118,18 @@ def operations(shape: LayerShape) -> tuple[Operation, ...]:
     else:
         non_linear = (Operation("mlp_hidden", ("mlp_hidden",), moved=2 * hidden),)
     return (
-        norm("attention_input"),
+        *([norm("attention_input")] if before else []),
         gather("attention_gather"),
         product("query", shape.query_width, sizes["query"]),
         product("key", shape.kv_width, sizes["key"]),
         product("value", shape.kv_width, sizes["value"]),
         attention,
-        back("attention_residual", ("attention_residual",), shape.query_width, sizes["attention_output"]),
-        norm("mlp_input"),
+        back(joining, (joining,), shape.query_width, sizes["attention_output"]),
+        norm("mlp_input", 2 * before + 3 * after),
         gather("mlp_gather"),
         product("mlp_up", shape.hidden_width, hidden),
         *non_linear,
-        back("mlp_down", (), shape.hidden_width, hidden),
+        back("mlp_down", ("mlp_projected",) if after else (), shape.hidden_width, hidden),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import gated, head_dim, kv_heads
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config
 
@@ -30,7 +30,9 @@ class LayerShape:
     head_dim: int
     mlp: int
     gated: bool
-    """Whether the feed-forward has a gate (SwiGLU)."""
+    """Whether the feed-forward has a gate (SwiGLU, GeGLU)."""
+    norm_placement: str = "pre"
+    """`pre`, `post` or `sandwich`, as `model.norm_placement`."""
     context: int = 1
     """Ranks that a row's tokens are split over."""
     tensor: int = 1
@@ -83,7 +85,8 @@ def layer_shape(config: Config, axes: AxisSizes, rows: int) -> LayerShape:
         kv_heads=kv_heads(model),
         head_dim=head_dim(model),
         mlp=model.mlp,
-        gated=model.activation == "swiglu",
+        gated=gated(model),
+        norm_placement=model.norm_placement,
         context=axes.context,
         tensor=axes.tensor,
         window=model.window,
@@ -109,13 +112,20 @@ def activation_bytes(shape: LayerShape) -> dict[str, int]:
         "value": key,
         "attention_output": query,
         "attention_lse": shape.tokens * (shape.heads // shape.tensor) * FLOAT32_BYTES,
+        "attention_projected": between,
         "attention_residual": between,
         "mlp_input": between,
         "mlp_gate": hidden,
         "mlp_up": hidden,
         "mlp_activated": hidden,
         "mlp_hidden": hidden,
+        "mlp_projected": between,
     }
+    without = {
+        "pre": {"attention_projected", "mlp_projected"},
+        "post": {"attention_input", "attention_residual"},
+        "sandwich": {"attention_residual"},
+    }[shape.norm_placement]
     if not shape.gated:
-        del sizes["mlp_gate"], sizes["mlp_activated"]
-    return sizes
+        without |= {"mlp_gate", "mlp_activated"}
+    return {name: size for name, size in sizes.items() if name not in without}

@@ -15,15 +15,18 @@ ACTIVATIONS = (
     "value",
     "attention_output",
     "attention_lse",
+    "attention_projected",
     "attention_residual",
     "mlp_input",
     "mlp_gate",
     "mlp_up",
     "mlp_activated",
     "mlp_hidden",
+    "mlp_projected",
 )
-"""In the order in which a layer computes them. `layer_input` is kept by the layer loop; `attention_output` and
-`attention_lse` are named by the attention kernels, which keep them for their backward."""
+"""In the order in which a layer computes them; a model has those that its norms and its feed-forward make.
+`layer_input` is kept by the layer loop; `attention_output` and `attention_lse` are named by the attention kernels,
+which keep them for their backward."""
 
 
 def name_activation(x: jax.Array, name: str) -> jax.Array:

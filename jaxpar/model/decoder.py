@@ -148,7 +148,7 @@ class DecoderStages:
         return gradients | {"embedding": added}
 
     def _join(self, rows: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
-        x = join_rows(self.placements, rows)
+        x = join_rows(self.placements, rows, self.model)
         if self.train:
             slots, seed = sequence_part(batch["slots"]), self.config.run.seed
             x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], slots=slots)

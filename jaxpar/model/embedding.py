@@ -52,11 +52,13 @@ def table_rows(placements: Placements, weights: Tree, ids: Tree) -> Tree:
     return jax.tree.map(lambda table, rows: table.at[rows].get(mode="fill", fill_value=0), tables, ids)
 
 
-def join_rows(placements: Placements, found: Tree) -> Float[Array, "batch part embed"]:
+def join_rows(placements: Placements, found: Tree, model: ModelConfig) -> Float[Array, "batch part embed"]:
     """Embeddings of this rank's part of the sequence: what ranks found, summed, plus the rows by position."""
     x = scatter_sequence(found["tokens"])
     if "pipe" in vocab_axes(placements):
         x = sum_over_stages(x)
+    if model.embedding_scale:
+        x = x * jnp.asarray(model.embed**0.5, x.dtype)  # rounded first, as Gemma was trained
     return x + found["positions"] if "positions" in found else x
 
 

@@ -15,7 +15,7 @@ pairs, norms, softmax, the optimizer. So MFU goes up only when a step gets faste
 
 from __future__ import annotations
 
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import gated, head_dim, kv_heads
 from jaxpar.config.schema import ModelConfig
 
 
@@ -23,7 +23,7 @@ def layer_matmul_parameters(model: ModelConfig) -> int:
     """Weights in the matrices of one decoder layer. `model` has its preset filled in."""
     query_and_output = 2 * model.embed * model.heads * head_dim(model)
     key_and_value = 2 * model.embed * kv_heads(model) * head_dim(model)
-    projections = 3 if model.activation == "swiglu" else 2
+    projections = 3 if gated(model) else 2
     return query_and_output + key_and_value + projections * model.embed * model.mlp
 
 

@@ -1,4 +1,5 @@
-"""One decoder layer: attention and feed-forward, each behind a norm, each added to the residual stream."""
+"""One decoder layer: attention and feed-forward, each with a norm before or behind it or both, each added to the
+residual stream."""
 
 from __future__ import annotations
 
@@ -21,14 +22,17 @@ from jaxpar.model.report import Output
 
 
 class DecoderLayer(nnx.Module):
-    """Pre-norm block. Between blocks a rank holds its part of the sequence; inside, its part of heads and MLP."""
+    """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and MLP."""
 
     def __init__(self, config: Config, mlp_tiles: int = 1):
         model = config.model
-        self.attention_norm = NORMS[model.norm](model)
-        self.attention = Attention(model)
-        self.mlp_norm = NORMS[model.norm](model)
-        self.mlp = MLP(model)
+        norm, placement = NORMS[model.norm], model.norm_placement
+        self.norms_before, self.norms_behind = placement != "post", placement != "pre"
+        self.attention, self.mlp = Attention(model), MLP(model)
+        if self.norms_before:
+            self.attention_norm, self.mlp_norm = norm(model), norm(model)
+        if self.norms_behind:
+            self.post_attention_norm, self.post_mlp_norm = norm(model), norm(model)
         self.mlp_tiles = mlp_tiles
         self.dropout = model.dropout
         self.seed = config.run.seed
@@ -57,19 +61,27 @@ class DecoderLayer(nnx.Module):
         tap: Tap = untapped,
     ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
-        h = name_activation(self.attention_norm(x), "attention_input")
+        h = name_activation(self.attention_norm(x), "attention_input") if self.norms_before else x
         q, k, v = tap("attention_in", self.linear, h)
         h = self.attention.mix(q, k, v, tokens, attend)
         h = tap("attention_out", self.linear, h)
-        h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)
-        x = name_activation(x + h, "attention_residual")
-        h = name_activation(self.mlp_norm(x), "mlp_input")
+        h = self.attention.add_bias(h)
+        if self.norms_behind:
+            # The norm's derivative needs its input, and from that elementwise work brings back the residual stream.
+            h = self.post_attention_norm(name_activation(h, "attention_projected"))
+        x = x + self._drop(h, 2 * index + 1, tokens, train)
+        if not self.norms_behind:
+            x = name_activation(x, "attention_residual")
+        h = name_activation(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
         if self.mlp_tiles == 1:
             h = tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
         else:
             assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
             h = self.mlp.in_tiles(h, self.mlp_tiles)
-        return x + self._drop(self.mlp.add_bias(h), 2 * index + 2, tokens, train), {}
+        h = self.mlp.add_bias(h)
+        if self.norms_behind:
+            h = self.post_mlp_norm(name_activation(h, "mlp_projected"))
+        return x + self._drop(h, 2 * index + 2, tokens, train), {}
 
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
         if not train or self.dropout == 0.0:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxpar.config.counting import gated
 from jaxpar.config.schema import ModelConfig
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.parameters import Tree
@@ -20,27 +21,28 @@ _over_tiles: Any = over_tiles  # which type checkers do not see through `custom_
 
 
 class MLP(nnx.Module):
-    """`down(activation(up(x)))`; SwiGLU (arXiv:2002.05202) is `down(silu(gate(x)) * up(x))`."""
+    """`down(activation(up(x)))`, or gated `down(activation(gate(x)) * up(x))`: SwiGLU by SiLU, GeGLU by GELU
+    (arXiv:2002.05202)."""
 
     def __init__(self, model: ModelConfig):
-        self.activation = model.activation
+        self.activation, self.gated = model.activation, gated(model)
         wide = {"shape": (model.embed, model.mlp), "axes": ("embed", "mlp"), "matrix": True, "decay": True}
         back = model.init_scale / (2 * model.layers) ** 0.5
-        if self.activation == "swiglu":
+        if self.gated:
             self.gate = weight(**wide, scale=model.init_scale)
         self.up = weight(**wide, scale=model.init_scale)
         self.down = weight((model.mlp, model.embed), ("mlp", "embed"), matrix=True, decay=True, scale=back)
         self.biased = model.mlp_bias
         if self.biased:
-            if self.activation == "swiglu":
+            if self.gated:
                 self.gate_bias = weight((model.mlp,), ("mlp",), init="zeros")
             self.up_bias = weight((model.mlp,), ("mlp",), init="zeros")
             self.down_bias = weight((model.embed,), ("norm",), init="zeros")
 
     def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, ...]:
-        """Matmuls of the joined sequence with this rank's hidden columns: up, and gate under SwiGLU; no biases."""
+        """Matmuls of the joined sequence with this rank's hidden columns: up, and any gate; no biases."""
         up = x @ self.up[...]
-        return (up, x @ self.gate[...]) if self.activation == "swiglu" else (up,)
+        return (up, x @ self.gate[...]) if self.gated else (up,)
 
     def project_out(self, x: Float[Array, "batch seq mlp"]) -> Float[Array, "batch seq embed"]:
         """This rank's partial sums; the bias of `down` is added by `add_bias`."""
@@ -68,12 +70,21 @@ class MLP(nnx.Module):
         up = name_activation(up, "mlp_up")
         if gate is not None:
             gate_input: jax.Array = gate + self.gate_bias[...] if self.biased else gate
-            hidden = name_activation(jax.nn.silu(name_activation(gate_input, "mlp_gate")), "mlp_activated") * up
-        elif self.activation == "gelu":
-            hidden = jax.nn.gelu(up, approximate=True)
+            gate_input = name_activation(gate_input, "mlp_gate")
+            hidden = name_activation(self._non_linear(gate_input), "mlp_activated") * up
         else:
-            hidden = jnp.square(jax.nn.relu(up))
+            hidden = self._non_linear(up)
         return name_activation(hidden, "mlp_hidden")
+
+    def _non_linear(self, x: jax.Array) -> jax.Array:
+        match self.activation:
+            case "swiglu":
+                return jax.nn.silu(x)
+            case "geglu" | "gelu":
+                return jax.nn.gelu(x, approximate=True)
+            case "relu2":
+                return jnp.square(jax.nn.relu(x))
+        raise AssertionError(f"no non-linearity is called {self.activation!r}")
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.mesh.collectives import sum_over_heads
 from jaxpar.model.weights import weight
 
 
@@ -20,6 +24,25 @@ def rms_normalize(
     return (y * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def rms_normalize_heads(
+    heads: Sequence[Float[Array, "batch seq heads head_dim"]],
+    scales: Sequence[Float[Array, "heads head_dim"]],
+    epsilon: float,
+) -> list[jax.Array]:
+    """`rms_normalize` of each of `heads` over all of its heads at once, of which a tensor rank has a share.
+
+    Where ranks share a head, each of them counts it. One message adds up the squares of all of `heads`.
+    """
+    wide = [x.astype(jnp.float32) for x in heads]
+    squares = sum_over_heads(jnp.stack([jnp.sum(x * x, axis=(-2, -1)) for x in wide]))
+    numbers = [lax.axis_size("tensor") * x.shape[-2] * x.shape[-1] for x in wide]
+    factors = [lax.rsqrt(s / n + epsilon)[..., None, None] for s, n in zip(squares, numbers, strict=True)]
+    return [
+        (y * factor * scale.astype(jnp.float32)).astype(x.dtype)
+        for x, y, factor, scale in zip(heads, wide, factors, scales, strict=True)
+    ]
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation over the embedding."""
 
@@ -29,6 +52,22 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         return rms_normalize(x, self.scale[...], self.epsilon)
+
+
+class ZeroCenteredRMSNorm(nnx.Module):
+    """`RMSNorm` whose weights begin at 0 and are added to 1 (Gemma)."""
+
+    def __init__(self, model: ModelConfig):
+        self.epsilon = model.norm_epsilon
+        self.scale = weight((model.embed,), ("norm",), init="zeros")
+
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        return rms_normalize(x, from_zero(self.scale[...]), self.epsilon)
+
+
+def from_zero(scale: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+    """1 plus a weight that begins at 0, in float32: rounded to bfloat16 it would lose what is below 1/256."""
+    return 1.0 + scale.astype(jnp.float32)
 
 
 class LayerNorm(nnx.Module):
@@ -47,5 +86,5 @@ class LayerNorm(nnx.Module):
         return (y * scale + bias).astype(x.dtype)
 
 
-NORMS = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+NORMS = {"rmsnorm": RMSNorm, "zero_centered_rmsnorm": ZeroCenteredRMSNorm, "layernorm": LayerNorm}
 """Every normalisation that `model.norm` can name."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import gated, head_dim, kv_heads
 from jaxpar.config.schema import ModelConfig
 from jaxpar.planner.mechanisms import Mechanisms
 from jaxpar.planner.time_messages import Network, interleaved, overlapped
@@ -98,7 +98,7 @@ def layer_case(
     """The case of a layer of `model`."""
     return LayerCase(
         rows=rows, part=sequence // context, sequence=sequence, embed=model.embed, heads=model.heads,
-        kv_heads=kv_heads(model), head_dim=head_dim(model), mlp=model.mlp, gated=model.activation == "swiglu",
+        kv_heads=kv_heads(model), head_dim=head_dim(model), mlp=model.mlp, gated=gated(model),
         layernorm=model.norm == "layernorm", rope=model.position == "rope", biases=model.mlp_bias,
         window=model.window, tensor=tensor, context=context, context_strategy=strategy,
         sequence_parallel=parallel and tensor > 1, float8=precision == "float8",

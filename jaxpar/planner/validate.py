@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.config.counting import gated
 from jaxpar.config.errors import UserError
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import LayerShape
@@ -154,7 +155,7 @@ def published_memory(run: Run, layout: Layout) -> float:
     shape = LayerShape(
         rows=layout.microbatch, sequence=run.sequence, embed=model.embed, heads=model.heads,
         kv_heads=model.kv_heads or model.heads, head_dim=model.head_dim or model.embed // model.heads, mlp=model.mlp,
-        gated=model.activation == "swiglu", context=layout.context, tensor=layout.tensor,
+        gated=gated(model), context=layout.context, tensor=layout.tensor,
     )  # fmt: skip
     multiple = VOCAB_MULTIPLE * layout.tensor
     vocab_rows = -(-(model.vocab or 0) // multiple) * multiple

@@ -7,7 +7,7 @@ import jax
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
-from jaxpar.config.counting import head_dim
+from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.model.attention import Attend
@@ -32,7 +32,7 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
     function, options = attend(backend, plan.context_strategy.name, layout), config.attention
     settings = Settings(
         mask_of(config, model),
-        head_dim(model) ** -0.5,
+        attention_scale(model),
         model.attention_softcap,
         options.query_block,
         options.kv_block,

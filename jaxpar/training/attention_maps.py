@@ -7,7 +7,6 @@ around a plain attention that keeps what it multiplies the values by.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
 from typing import TYPE_CHECKING
 
 import jax
@@ -16,7 +15,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.config import ParallelConfig, UserError
+from jaxpar.config import ModelConfig, ParallelConfig, UserError
+from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
 from jaxpar.memory.filed import in_memory
 from jaxpar.mesh.build import build_mesh
@@ -87,7 +87,7 @@ def _weights_function(step: TrainStep, layer: int):
         kept = None
         for number, (kind, place) in enumerate(step.order.slots[: layer + 1]):
             model = kind_model(step.config.model, kind)
-            attention = _KeepingAttention(mask_of(step.config, model), model.attention_softcap)
+            attention = _KeepingAttention(mask_of(step.config, model), model)
             w = stages.loop.stack(kind).load(own_layers(weights["layers"], kind), place)
             prototype = layer_of_kind(step.config, kind)
             x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
@@ -103,8 +103,8 @@ def _weights_function(step: TrainStep, layer: int):
 class _KeepingAttention:
     """Softmax attention as it is written in the paper (arXiv:1706.03762, section 3.2.1), which keeps its weights."""
 
-    def __init__(self, mask: Mask, softcap: float | None) -> None:
-        self._mask, self._softcap = mask, softcap
+    def __init__(self, mask: Mask, model: ModelConfig) -> None:
+        self._mask, self._softcap, self._scale = mask, model.attention_softcap, attention_scale(model)
         self.kept: Float[Array, "batch heads query key"] | None = None
         """The weights of the last call."""
 
@@ -112,7 +112,7 @@ class _KeepingAttention:
         """(query [batch, seq, heads, width], key and value [batch, seq, kv_heads, width], tokens) -> output like q."""
         group = q.shape[2] // k.shape[2]
         k, v = (jnp.repeat(x, group, axis=2) for x in (k, v))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / sqrt(q.shape[-1])
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) * self._scale
         if self._softcap is not None:
             scores = self._softcap * jnp.tanh(scores / self._softcap)
         kept = allowed(self._mask, tokens.slots, tokens.slots, tokens.segments, tokens.segments)[:, None]

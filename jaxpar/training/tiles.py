@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.counting import padded_vocab
+from jaxpar.config.counting import gated, padded_vocab
 from jaxpar.config.plan import LayerRun
 from jaxpar.memory.remat import Treatment, joined
 from jaxpar.training.memory_check import mebibytes
@@ -69,7 +69,7 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Tiles(1, "the schedule keeps hidden activations from B to W")
     if not all(run.activations["mlp_up"] == "recompute" for run in runs):
         return Tiles(1, "memory.remat keeps hidden activations")
-    arrays = 3 if model.activation == "swiglu" else 2
+    arrays = 3 if gated(model) else 2
     width = 4 if config.precision.compute == "float32" else 2
     size = width * arrays * head_tokens(config) * model.mlp // config.parallel.tensor
     hidden = f"a layer has {mebibytes(size)} of hidden activations"

@@ -74,7 +74,8 @@ def test_an_int_is_accepted_for_a_float_and_becomes_one():
         ("model: {sequence_length: 3}", ":1: model.sequence_length: no such key; did you mean data.sequence_length?"),
         (
             "model:\n  norm: rmsnrom",
-            ":2: model.norm: expected rmsnorm or layernorm, got 'rmsnrom'; did you mean rmsnorm?",
+            ":2: model.norm: expected rmsnorm, zero_centered_rmsnorm or layernorm, got 'rmsnrom'; did you mean "
+            "rmsnorm?",
         ),
         ("model:\n  preset: llama-8b", ":2: model.preset: no preset is called 'llama-8b'; did you mean llama3-8b?"),
         ("model: {layers: true}", ":1: model.layers: expected a whole number, got true"),

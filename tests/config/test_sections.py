@@ -42,6 +42,11 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
     if (section, key) == ("memory", "remat"):
         named = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | _PLAIN[int], max_size=3)
         return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
+    if (section, key) == ("model", "kinds"):
+        numbers = _PLAIN[int] | _PLAIN[float] | st.booleans() | _PLAIN[str | None]
+        return st.dictionaries(
+            st.text(max_size=8), st.dictionaries(st.text(max_size=8), numbers, max_size=3), max_size=3
+        )
     return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
 
 

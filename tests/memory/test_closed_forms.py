@@ -22,6 +22,8 @@ SHAPES = {
     "grouped": replace(LLAMA_65B, kv_heads=8),
     "fewer key heads than ranks": replace(LLAMA_65B, kv_heads=2, tensor=4),
     "not gated": replace(LLAMA_65B, gated=False, mlp=4 * 8192),
+    "post norms": replace(LLAMA_65B, norm_placement="post"),
+    "sandwich norms": replace(LLAMA_65B, norm_placement="sandwich"),
     "wide heads": replace(LLAMA_65B, heads=64, head_dim=192),
     "float32": replace(LLAMA_65B, item_bytes=4, rows=3),
 }

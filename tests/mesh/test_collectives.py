@@ -146,18 +146,22 @@ def test_handing_on_to_a_stage_sends_the_bytes_of_the_docstring():
     assert sent_bytes(mesh_of(pipe=4), shift, STAGES) == {"ppermute": STAGES.nbytes // 4}
 
 
-def test_what_stages_sum_each_may_use_differently_and_their_gradients_are_summed_too():
+@pytest.mark.parametrize(
+    ("verb", "axis"), [(collectives.sum_over_stages, "pipe"), (collectives.sum_over_heads, "tensor")]
+)
+def test_what_ranks_sum_each_may_use_differently_and_their_gradients_are_summed_too(verb: Any, axis: str):
     def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y, pullback = jax.vjp(collectives.sum_over_stages, x)
+        y, pullback = jax.vjp(verb, x)
         return y, pullback(x**2)[0]
 
-    mapped = jax.shard_map(program, mesh=mesh_of(pipe=4), in_specs=P("pipe"), out_specs=(P("pipe"), P("pipe")))
+    mesh = mesh_of(**{axis: 4})
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P(axis), out_specs=(P(axis), P(axis)))
     y, dx = jax.jit(mapped)(STAGES)
     np.testing.assert_array_equal(y, [10] * 4)
     np.testing.assert_array_equal(dx, [30] * 4)
-    formula = re.search(r"Sends `([^`]*)` bytes", str(collectives.sum_over_stages.__doc__))
+    formula = re.search(r"Sends `([^`]*)` bytes", str(verb.__doc__))
     assert formula
-    sent = sent_bytes(mesh_of(pipe=4), on_the_stages(collectives.sum_over_stages), STAGES)
+    sent = sent_bytes(mesh, jax.shard_map(verb, mesh=mesh, in_specs=P(axis), out_specs=P(axis)), STAGES)
     assert sum(sent.values()) == eval(formula[1], {"x": STAGES.nbytes // 4, "n": 4})
 
 

@@ -23,6 +23,10 @@ def rms64(x, scale, bias):
     return scale * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-2)
 
 
+def zero_centered64(x, scale, bias):
+    return rms64(x, 1 + scale, bias)
+
+
 def layer64(x, scale, bias):
     centred = x - x.mean(-1, keepdims=True)
     return scale * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-2) + bias
@@ -40,7 +44,7 @@ def module(name: str, dtype=jnp.float32) -> Callable:
     return function
 
 
-CASES = [("rmsnorm", rms64), ("layernorm", layer64)]
+CASES = [("rmsnorm", rms64), ("zero_centered_rmsnorm", zero_centered64), ("layernorm", layer64)]
 
 
 @pytest.mark.parametrize(("name", "formula"), CASES)

@@ -6,9 +6,10 @@ jaxpar: it is written from the papers and from the shapes of the weight tree alo
 
 Weights, a nested dict (L layers, E embed, H query heads, K key/value heads, D head width, F mlp width, V padded
 vocabulary): `embedding.tokens [V, E]`, `embedding.positions [P, E]`, `layers.attention.query [L, E, H, D]`,
-`key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases, `query_norm`/`key_norm [L, D]`, `layers.mlp.gate`/`up
-[L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`, `head.weight [E, V]`. Model options have the names of the
-configuration's `model` section. Dropout is not part of the reference.
+`key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases, `query_norm`/`key_norm [L, D]` (over a whole projection
+[L, H, D] and [L, K, D]), `layers.mlp.gate`/`up [L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`,
+`head.weight [E, V]`. Layers of several kinds stand in one stack, in the order of the model. Model options have the
+names of the configuration's `model` section. Dropout is not part of the reference.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int
 
-from tests.reference.options import Options, complete
+from tests.reference.options import OF_LAYERS, Options, complete
 from tests.reference.tree import Tree
 
 BATCH_KEYS = ("tokens", "labels", "mask", "segments", "positions", "slots")
@@ -47,7 +48,23 @@ def norm(x: Float64[Array, "... width"], weights: Tree, options: Options) -> Flo
     """The normalisation that `options` name."""
     if options["norm"] == "layernorm":
         return layer_norm(x, weights, options["norm_epsilon"])
-    return rms_norm(x, weights["scale"], options["norm_epsilon"])
+    return rms_norm(x, factors(weights["scale"], options), options["norm_epsilon"])
+
+
+def factors(scale: Float64[Array, "*dims"], options: Options) -> Float64[Array, "*dims"]:
+    """What a root mean square norm multiplies by; Gemma holds its difference from 1."""
+    return 1 + scale if options["norm"] == "zero_centered_rmsnorm" else scale
+
+
+def norm_heads(
+    x: Float64[Array, "batch seq heads width"], scale: Float64[Array, "..."], options: Options
+) -> Float64[Array, "batch seq heads width"]:
+    """Normalised queries or keys: each head (Qwen3, Gemma 3), or the heads side by side as one vector (OLMo 2)."""
+    scale = factors(scale, options)
+    if options["qk_norm"] == "projection":
+        wide = rms_norm(x.reshape(*x.shape[:2], -1), scale.reshape(-1), options["norm_epsilon"])
+        return wide.reshape(x.shape)
+    return rms_norm(x, scale, options["norm_epsilon"])
 
 
 def rotary_frequencies(options: Options) -> np.ndarray:
@@ -106,25 +123,26 @@ def attention(
     if options["attention_bias"]:
         query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
     if options["qk_norm"]:
-        query = rms_norm(query, weights["query_norm"], options["norm_epsilon"])
-        key = rms_norm(key, weights["key_norm"], options["norm_epsilon"])
+        query = norm_heads(query, weights["query_norm"], options)
+        key = norm_heads(key, weights["key_norm"], options)
     if options["position"] == "rope":
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
-    scores = softcap(
-        jnp.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(options["head_dim"]), options["attention_softcap"]
-    )
+    scale = options["attention_scale"]
+    if scale is None:
+        scale = 1 / math.sqrt(options["head_dim"])
+    scores = softcap(jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale, options["attention_softcap"])
     allowed = visible(batch["slots"], batch["segments"], options["window"])
     probabilities = jax.nn.softmax(jnp.where(allowed[:, None], scores, -jnp.inf), axis=-1)
     out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
-    return out + weights["output_bias"] if options["attention_bias"] else out
+    return out + weights["output_bias"] if options["attention_bias"] is True else out
 
 
 def feed_forward(
     x: Float64[Array, "batch seq embed"], weights: Tree, options: Options
 ) -> Float64[Array, "batch seq embed"]:
-    """SwiGLU (Shazeer 2020), GELU by tanh (Hendrycks & Gimpel 2016) or squared ReLU (So et al. 2021)."""
+    """SwiGLU or GeGLU (Shazeer 2020), GELU by tanh (Hendrycks & Gimpel 2016) or squared ReLU (So et al. 2021)."""
 
     def project(name: str) -> Float64[Array, "batch seq mlp"]:
         hidden = x @ weights[name]
@@ -134,23 +152,44 @@ def feed_forward(
     if options["activation"] == "swiglu":
         gate = project("gate")
         hidden = gate * jax.nn.sigmoid(gate) * up
+    elif options["activation"] == "geglu":
+        hidden = gelu(project("gate")) * up
     elif options["activation"] == "gelu":
-        hidden = 0.5 * up * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        hidden = gelu(up)
     else:
         hidden = jnp.maximum(up, 0.0) ** 2
     out = hidden @ weights["down"]
     return out + weights["down_bias"] if options["mlp_bias"] else out
 
 
+def gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:
+    """The approximation of GELU by tanh (Hendrycks & Gimpel 2016, sec. 2)."""
+    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def decoder_layer(
+    x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
+) -> Float64[Array, "batch seq embed"]:
+    """Attention and feed-forward, with norms before them, behind them (OLMo 2, arXiv:2501.00656), or both (Gemma 2)."""
+    before, behind = options["norm_placement"] != "post", options["norm_placement"] != "pre"
+    for name in ("attention", "mlp"):
+        h = norm(x, weights[name + "_norm"], options) if before else x
+        own = weights[name]
+        h = attention(h, own, options, batch) if name == "attention" else feed_forward(h, own, options)
+        x = x + (norm(h, weights[f"post_{name}_norm"], options) if behind else h)
+    return x
+
+
 def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:
     """Logits over the padded vocabulary; -inf where the id is not in the vocabulary."""
     x = weights["embedding"]["tokens"][batch["tokens"]]
+    if options["embedding_scale"]:
+        x = x * math.sqrt(options["embed"])
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"])
-        x = x + attention(norm(x, layer["attention_norm"], options), layer["attention"], options, batch)
-        x = x + feed_forward(norm(x, layer["mlp_norm"], options), layer["mlp"], options)
+        x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
     capped = softcap(norm(x, weights["final_norm"], options) @ head, options["logit_softcap"])
     return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)

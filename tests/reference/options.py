@@ -11,6 +11,7 @@ DEFAULTS: Options = {
     "kv_heads": None,
     "head_dim": None,
     "norm": "rmsnorm",
+    "norm_placement": "pre",
     "norm_epsilon": 1e-5,
     "position": "rope",
     "rope_base": 10000.0,
@@ -21,14 +22,18 @@ DEFAULTS: Options = {
     "rope_high_frequency": 4.0,
     "qk_norm": False,
     "attention_bias": False,
+    "attention_scale": None,
     "mlp_bias": False,
     "activation": "swiglu",
     "tied": False,
+    "embedding_scale": False,
     "window": None,
     "logit_softcap": None,
     "attention_softcap": None,
     "z_loss": 0.0,
 }
+OF_LAYERS = "of_layers"
+"""In complete options: for each layer the (name, value) pairs in which its kind differs."""
 REQUIRED = ("layers", "embed", "heads", "mlp", "vocab")
 
 
@@ -41,4 +46,19 @@ def complete(options: Options) -> dict[str, Any]:
     full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
     full["kv_heads"] = full["kv_heads"] or full["heads"]
     full["head_dim"] = full["head_dim"] or full["embed"] // full["heads"]
+    full[OF_LAYERS] = options.get(OF_LAYERS) or tuple(
+        tuple(sorted((options["kinds"][kind] if kind else {}).items())) for kind in kinds_of_layers(options)
+    )
     return full
+
+
+def kinds_of_layers(options: Options) -> list[str]:
+    """The name of each layer's kind in `options["kinds"]`, as its pattern spells them; empty without a pattern."""
+    pattern = options.get("pattern")
+    if not pattern:
+        return [""] * options["layers"]
+    kinds, suffix = list(pattern.get("prefix", ())), list(pattern.get("suffix", ()))
+    while len(kinds) + len(suffix) < options["layers"]:
+        kinds += pattern["unit"]
+    assert len(kinds) + len(suffix) == options["layers"], f"{pattern} makes no {options['layers']} layers"
+    return kinds + suffix

@@ -20,8 +20,10 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     def normal(*shape: int) -> np.ndarray:
         return 0.3 * generator.standard_normal(shape)
 
+    neutral = float(full["norm"] != "zero_centered_rmsnorm")
+
     def norm(*shape: int) -> Tree:
-        scale = {"scale": 1 + normal(*shape)}
+        scale = {"scale": neutral + normal(*shape)}
         return scale | {"bias": normal(*shape)} if full["norm"] == "layernorm" else scale
 
     attention = {
@@ -35,25 +37,26 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
             "query_bias": normal(layers, heads, width),
             "key_bias": normal(layers, kv_heads, width),
             "value_bias": normal(layers, kv_heads, width),
-            "output_bias": normal(layers, embed),
         }
-    if full["qk_norm"]:
-        attention |= {"query_norm": 1 + normal(layers, width), "key_norm": 1 + normal(layers, width)}
-    ups = ("gate", "up") if full["activation"] == "swiglu" else ("up",)
+    if full["attention_bias"] is True:
+        attention["output_bias"] = normal(layers, embed)
+    if full["qk_norm"] == "projection":
+        attention["query_norm"] = neutral + normal(layers, heads, width)
+        attention["key_norm"] = neutral + normal(layers, kv_heads, width)
+    elif full["qk_norm"]:
+        attention |= {"query_norm": neutral + normal(layers, width), "key_norm": neutral + normal(layers, width)}
+    ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu") else ("up",)
     feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}
     if full["mlp_bias"]:
         feed_forward |= {name + "_bias": normal(layers, mlp) for name in ups} | {"down_bias": normal(layers, embed)}
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
+    places = {"pre": [""], "post": ["post_"], "sandwich": ["", "post_"]}[full["norm_placement"]]
+    norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in ("attention", "mlp")}
     weights: dict[str, Any] = {
         "embedding": embedding,
-        "layers": {
-            "attention_norm": norm(layers, embed),
-            "attention": attention,
-            "mlp_norm": norm(layers, embed),
-            "mlp": feed_forward,
-        },
+        "layers": norms | {"attention": attention, "mlp": feed_forward},
         "final_norm": norm(embed),
     }
     if not full["tied"]:

@@ -25,9 +25,20 @@ GPT = {
 }  # fmt: skip
 SQUARED = {"layers": 1, "embed": 8, "heads": 2, "mlp": 6, "vocab": 11, "activation": "relu2", "rope_scaling": "linear"}
 
+OLMO = {
+    "layers": 2, "embed": 8, "heads": 4, "kv_heads": 2, "mlp": 6, "vocab": 11, "norm_placement": "post",
+    "qk_norm": "projection", "attention_bias": "qkv",
+}  # fmt: skip
+GEMMA = {
+    "layers": 3, "embed": 8, "heads": 4, "kv_heads": 2, "mlp": 6, "vocab": 11, "norm_placement": "sandwich",
+    "norm": "zero_centered_rmsnorm", "qk_norm": True, "activation": "geglu", "embedding_scale": True, "tied": True,
+    "attention_scale": 0.3, "norm_epsilon": 0.3, "kinds": {"local": {"window": 2}, "global": {"rope_base": 100.0}},
+    "pattern": {"unit": ["local", "global"], "suffix": ["local"]},
+}  # fmt: skip
+
 
 @pytest.mark.matrix(quick=1, ci=1)
-@pytest.mark.parametrize("options", [LLAMA, GPT, SQUARED], ids=["llama", "gpt", "relu2"])
+@pytest.mark.parametrize("options", [LLAMA, GPT, SQUARED, OLMO, GEMMA], ids=["llama", "gpt", "relu2", "olmo", "gemma"])
 def test_gradient_equals_the_slope_of_the_loss_along_a_random_direction_of_every_leaf(options: dict) -> None:
     weights, batch = random_weights(options, padded_vocab=13), packed_batch(options["vocab"])
     _, gradients = decoder64.loss_and_gradients(weights, options, batch)
@@ -77,6 +88,18 @@ def test_a_token_reaches_the_later_ones_inside_the_window_only() -> None:
     before, after = (decoder64.logits(weights, options, decoder64.plain_batch(t)) for t in (tokens, changed))
     touched = np.any(before != after, axis=-1)[0]
     np.testing.assert_array_equal(touched, [False, False, True, True, True, False, False, False])
+
+
+def test_each_layer_is_of_the_kind_that_the_pattern_gives_it() -> None:
+    """Kinds of equal keys are one model; with the window in the middle layer alone, the middle one alone has it."""
+    weights, batch = random_weights(GEMMA, padded_vocab=11), packed_batch(11)
+    alike = GEMMA | {"kinds": {"local": {"window": 2}, "global": {"window": 2}}}
+    plain = {key: value for key, value in GEMMA.items() if key not in ("kinds", "pattern")} | {"window": 2}
+    np.testing.assert_array_equal(
+        decoder64.logits(weights, alike, batch), decoder64.logits(weights, plain, batch), strict=True
+    )
+    options = complete(GEMMA | {"pattern": {"prefix": ["global"], "unit": ["local"], "suffix": ["global"]}})
+    assert [dict(own) for own in options["of_layers"]] == [{"rope_base": 100.0}, {"window": 2}, {"rope_base": 100.0}]
 
 
 def test_loss_of_equal_logits_is_the_log_of_the_vocabulary_plus_the_z_loss() -> None:

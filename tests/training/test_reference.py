@@ -81,11 +81,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
+    "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
+    "qwen2": {"attention_bias": "qkv"},
+    "gemma": {
+        "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
+        "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True,
+    },
 }  # fmt: skip
 NEUTRAL = {
     "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
-    "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
+    "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
 }  # fmt: skip
 
 

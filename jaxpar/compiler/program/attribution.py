@@ -27,6 +27,7 @@ DUALS = {
     "scatter_matrices": "gather_matrices",
     "shift_stage": "shift_stage",
     "sum_over_stages": "sum_over_stages",
+    "sum_over_heads": "sum_over_heads",
     "reduce_sum": "reduce_sum",
     "reduce_max": "reduce_max",
 }
