@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import ModelConfig, Pattern
 
 _GPT = ModelConfig(
     norm="layernorm", position="learned", attention_bias=True, mlp_bias=True, activation="gelu", tied=True, vocab=50257
@@ -17,6 +17,16 @@ _QWEN3 = ModelConfig(
     norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope_base=1000000.0, qk_norm=True, activation="swiglu",
     kv_heads=8, head_dim=128, vocab=151936,
 )  # fmt: skip
+_LLAMA = ModelConfig(norm="rmsnorm", norm_epsilon=1e-5, position="rope", activation="swiglu")
+_QWEN2 = ModelConfig(
+    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope_base=1000000.0, attention_bias="qkv", activation="swiglu"
+)
+_GEMMA = ModelConfig(
+    norm="zero_centered_rmsnorm", norm_placement="sandwich", norm_epsilon=1e-6, position="rope", head_dim=256,
+    attention_scale=256**-0.5, activation="geglu", tied=True, embedding_scale=True,
+)  # fmt: skip
+_GEMMA3 = replace(_GEMMA, rope_base=1000000.0, qk_norm=True)
+_FIVE_TO_ONE = (*["local"] * 5, "global")
 
 PRESETS: dict[str, ModelConfig] = {
     # Radford et al. 2019; trained without dropout, as its reproductions are
@@ -55,6 +65,111 @@ PRESETS: dict[str, ModelConfig] = {
         rope_base=10000.0,
         activation="swiglu",
         window=4096,
+    ),
+    # Qwen/Qwen2.5-0.5B
+    "qwen2.5-0.5b": replace(
+        _QWEN2,
+        preset="qwen2.5-0.5b",
+        layers=24,
+        embed=896,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        mlp=4864,
+        tied=True,
+        vocab=151936,
+    ),
+    # Qwen/Qwen2.5-7B
+    "qwen2.5-7b": replace(
+        _QWEN2, preset="qwen2.5-7b", layers=28, embed=3584, heads=28, kv_heads=4, head_dim=128, mlp=18944, vocab=152064
+    ),
+    # allenai/OLMo-2-0425-1B
+    "olmo2-1b": replace(
+        _LLAMA,
+        preset="olmo2-1b",
+        layers=16,
+        embed=2048,
+        heads=16,
+        kv_heads=16,
+        head_dim=128,
+        mlp=8192,
+        vocab=100352,
+        norm_placement="post",
+        norm_epsilon=1e-6,
+        rope_base=500000.0,
+        qk_norm="projection",
+    ),
+    # meta-llama/Llama-2-7b-hf
+    "llama2-7b": replace(
+        _LLAMA,
+        preset="llama2-7b",
+        layers=32,
+        embed=4096,
+        heads=32,
+        kv_heads=32,
+        head_dim=128,
+        mlp=11008,
+        vocab=32000,
+        rope_base=10000.0,
+    ),
+    # HuggingFaceTB/SmolLM2-135M
+    "smollm2-135m": replace(
+        _LLAMA,
+        preset="smollm2-135m",
+        layers=30,
+        embed=576,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        mlp=1536,
+        vocab=49152,
+        rope_base=100000.0,
+        tied=True,
+    ),
+    # google/gemma-2-2b
+    "gemma2-2b": replace(
+        _GEMMA,
+        preset="gemma2-2b",
+        layers=26,
+        embed=2304,
+        heads=8,
+        kv_heads=4,
+        mlp=9216,
+        vocab=256000,
+        rope_base=10000.0,
+        attention_softcap=50.0,
+        logit_softcap=30.0,
+        kinds={"local": {"window": 4096}, "global": {}},
+        pattern=Pattern(("local", "global")),
+    ),
+    # google/gemma-3-1b-pt
+    "gemma3-1b": replace(
+        _GEMMA3,
+        preset="gemma3-1b",
+        layers=26,
+        embed=1152,
+        heads=4,
+        kv_heads=1,
+        mlp=6912,
+        vocab=262144,
+        kinds={"local": {"window": 512, "rope_base": 10000.0}, "global": {}},
+        pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 2),
+    ),
+    # google/gemma-3-4b-pt, the text model
+    "gemma3-4b": replace(
+        _GEMMA3,
+        preset="gemma3-4b",
+        layers=34,
+        embed=2560,
+        heads=8,
+        kv_heads=4,
+        mlp=10240,
+        vocab=262208,
+        kinds={
+            "local": {"window": 1024, "rope_base": 10000.0},
+            "global": {"rope_scaling": "linear", "rope_factor": 8.0},
+        },
+        pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 4),
     ),
     # Brown et al. 2020, table 2.1; every layer dense, where theirs alternate with sparse ones
     "gpt3-175b": replace(

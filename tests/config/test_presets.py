@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config import Config, ModelConfig, UserError, parameter_count
+from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
+from jaxpar.config.schema import Pattern
 from jaxpar.config.validate import validate
 
 PUBLISHED = {
@@ -19,6 +21,14 @@ PUBLISHED = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
     "mistral-7b": 7_241_732_096,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "olmo2-1b": 1_484_916_736,
+    "llama2-7b": 6_738_415_616,
+    "smollm2-135m": 134_515_008,
+    "gemma2-2b": 2_614_341_888,
+    "gemma3-1b": 999_885_952,
+    "gemma3-4b": 3_880_263_168,  # its text model: 4_300_079_472 with the one for images
 }
 
 
@@ -54,6 +64,36 @@ def test_every_optional_weight_is_counted():
     feed_forward = 3 * 8 * 12 + (12 + 12 + 8)
     layer = attention + feed_forward + 2 * (8 + 8)
     assert parameter_count(model, False) == 16 * 8 + 5 * 8 + 2 * layer + (8 + 8) + 8 * 16
+    without_out = replace(model, attention_bias="qkv")
+    assert parameter_count(model, False) - parameter_count(without_out, False) == 2 * 8
+    over_projections = replace(model, qk_norm="projection")
+    assert parameter_count(over_projections, False) - parameter_count(model, False) == 2 * (8 + 4 - 2 - 2)
+    assert parameter_count(replace(model, norm_placement="post"), False) == parameter_count(model, False)
+    sandwich = replace(model, norm_placement="sandwich")
+    assert parameter_count(sandwich, False) - parameter_count(model, False) == 2 * 2 * (8 + 8)
+
+
+def test_each_kind_of_layer_is_counted_as_often_as_it_comes():
+    """E=8, three layers of F=12 and two of F=4, the latter without a gate."""
+    kinds = {"wide": {"mlp": 12}, "narrow": {"mlp": 4, "activation": "gelu"}}
+    base = ModelConfig(layers=5, embed=8, heads=4, vocab=16, vocab_multiple=1)
+    model = replace(base, kinds=kinds, pattern=Pattern(("wide", "narrow"), prefix=("wide",)))
+    attention_and_norms = 4 * 8 * 8 + 2 * 8
+    layers = 5 * attention_and_norms + 3 * (3 * 8 * 12) + 2 * (2 * 8 * 4)
+    assert parameter_count(model, False) == 2 * 16 * 8 + layers + 8
+
+
+LOCAL_TO_GLOBAL = {"gemma2-2b": 1, "gemma3-1b": 5, "gemma3-4b": 5}
+
+
+@pytest.mark.parametrize("name", LOCAL_TO_GLOBAL)
+def test_gemma_has_so_many_local_layers_before_each_global_one(name: str):
+    model, before = PRESETS[name], LOCAL_TO_GLOBAL[name]
+    wanted = ["local" if (layer + 1) % (before + 1) else "global" for layer in range(model.layers)]
+    assert list(layer_kinds(model)) == wanted
+    assert kind_model(model, "local").window and kind_model(model, "global").window is None
+    assert kind_model(model, "global").rope_base == (1e4 if name == "gemma2-2b" else 1e6)
+    assert kind_model(model, "local").rope_base == 1e4
 
 
 def test_without_a_vocabulary_there_is_no_count():
