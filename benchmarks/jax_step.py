@@ -49,7 +49,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     seconds = statistics.median(times[warmup:])
     tokens = config.data.batch_size * config.data.sequence_length
     share = config.data.batch_size / len(placer.rows)
-    pairs = statistics.mean(share * kept_pairs(mask_of(config), r["segments"]) for r in rows)
+    pairs = statistics.mean(share * kept_pairs(mask_of(config, config.model), r["segments"]) for r in rows)
     flops = flops_per_step(config.model, tokens, round(pairs), trainer.data.vocab)
     peak = trainer.peak_flops
     return {

@@ -20,8 +20,8 @@ from jaxpar.mesh.collectives import shift_stage
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_storage, zero_sinks
 from jaxpar.mesh.parameters import Tree
-from jaxpar.model.context import TokenContext
 from jaxpar.model.decoder import Batch, DecoderStages
+from jaxpar.model.layer_loop import Tokens
 from jaxpar.pipeline.durations import Durations
 from jaxpar.training.step import TrainStep
 
@@ -49,14 +49,14 @@ class _Rank(NamedTuple):
     """[microbatch, ...]"""
     x: jax.Array
     """A chunk's input."""
-    tokens: TokenContext
+    tokens: Tokens
 
     def microbatch(self, turn: jax.Array) -> Batch:
         number = turn % len(self.batch["tokens"])
         return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), self.batch)
 
     def chunk(self, stack: Tree, turn: jax.Array) -> Chunk:
-        number = turn % self.stages.order.numbers.shape[1]
+        number = turn % len(self.stages.order.first_slots[0])
         return Chunk(stack, number, number)
 
     def sinks(self, part: str) -> Tree:
@@ -153,7 +153,7 @@ def _forward(rank: _Rank, count: jax.Array, given: Any) -> Any:
     def once(turn: jax.Array, carry: Any) -> Any:
         x, stash = carry
         tokens = rank.stages.token_context(rank.microbatch(turn))
-        y, stash = loop.forward(rank.chunk(layers, turn), x, tokens, stash, turn % SLOTS)
+        y, stash, _ = loop.forward(rank.chunk(layers, turn), x, tokens, stash, turn % SLOTS)
         return shift_stage(y, 1, wrap=True), stash
 
     return lax.fori_loop(0, count, once, (rank.x, loop.stash(layers, rank.x, rank.tokens, SLOTS)))

@@ -29,7 +29,8 @@ def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: st
 def offload_share(
     runs: Sequence[tuple[LayerRun, Mapping[str, int]]], fraction: float, stays_below: int = STAYS_BELOW
 ) -> tuple[LayerRun, ...]:
-    """`runs`, each with the bytes of its layers' activations, with as near to `fraction` of the kept bytes in host memory as whole arrays allow.
+    """`runs`, each given with the bytes of its layers' activations, with as near to `fraction` of the kept bytes in
+    host memory as whole arrays allow.
 
     The first layers go whole, since their backward is the furthest away, and one more in part. Arrays of fewer bytes
     than `stays_below` stay.

@@ -341,9 +341,8 @@ class _Executor:
         if self.program.slots["arrivals"]:
             x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
         if stash is not None and (self.program.rows["f_source"] == STASHED).any():
-            x = jnp.where(
-                row["f_source"] == STASHED, self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"]), x
-            )
+            stashed = self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"])
+            x = jnp.where(row["f_source"] == STASHED, stashed, x)
         return x
 
     def _shared(self, y: jax.Array, counts: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ def kept_bytes(case: LayerCase, remat: str | tuple[tuple[int, tuple[tuple[str, s
     """Of one microbatch, on average over the layers."""
     shape = LayerShape(
         case.rows, case.sequence, case.embed, case.heads, case.kv_heads, case.head_dim, case.mlp, case.gated,
-        case.context, case.tensor, case.window, case.item,
+        context=case.context, tensor=case.tensor, window=case.window, item_bytes=case.item,
     )  # fmt: skip
     sizes = activation_bytes(shape)
     if isinstance(remat, str):

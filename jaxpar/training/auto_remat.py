@@ -26,7 +26,8 @@ PARTS = (1, 2, 4, 8, 16, 32)
 def auto_runs(
     config: Config, plan: Plan, costs: Mapping[str, LayerCosts], usable_bytes: int, host_limit: int | None
 ) -> tuple[LayerRun, ...]:
-    """What the slots of a chunk keep under `auto`, given the costs of a layer of each kind: the cheapest choice that fits into `usable_bytes` of a device.
+    """What the slots of a chunk keep under `auto`, given the costs of a layer of each kind: the cheapest choice
+    that fits into `usable_bytes` of a device.
 
     Host memory is used where nothing fits without it, since what it costs in time is known only of an idle link; where
     the user gives a `memory.host_limit`, wherever it is cheaper. It is at most `host_limit` for a device, the state

@@ -39,6 +39,9 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.none() | st.sampled_from(sorted(PRESETS))
     if (section, key) == ("parallel", "stage_layers"):
         return st.none() | st.lists(_PLAIN[int], max_size=8).map(tuple)
+    if (section, key) == ("model", "kinds"):
+        own = st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | _PLAIN[int] | _PLAIN[float], max_size=2)
+        return st.dictionaries(st.text(max_size=8), own, max_size=2)
     if (section, key) == ("memory", "remat"):
         named = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | _PLAIN[int], max_size=3)
         return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)

@@ -85,7 +85,7 @@ def head(stages: Any, weights: Any, sinks: Any, x: jax.Array, batch: Any, number
 def layer(stages: Any, weights: Any, sinks: Any, x: jax.Array, batch: Any, number: jax.Array) -> tuple[Any, jax.Array]:
     """Of `number` times the sum of the squares of the layers' output, halved."""
     loop, tokens, chunk = stages.loop, stages.token_context(batch), Chunk(weights["layers"], 0, 0)
-    y, stash = loop.forward(chunk, x, tokens, loop.stash(chunk.stack, x, tokens, 1), 0)
+    y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(chunk.stack, x, tokens, 1), 0)
     dy = (number * y).astype(y.dtype)
     dx, found, _ = loop.backward(chunk, dy, tokens, stash, 0, Chunk(sinks["layers"], 0, 0))
     return {"layers": found}, dx

@@ -73,7 +73,7 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
         x, tokens = stages.embed(storage, data), stages.token_context(data)
         chunk = Chunk(storage["layers"], 0, 0)
         sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in storage.items()}
-        y, stash = loop.forward(chunk, x, tokens, loop.stash(storage["layers"], x, tokens, 1), 0)
+        y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(storage["layers"], x, tokens, 1), 0)
         if not backward:
             return jax.tree.map(lambda a: reduce_sum(vary(jnp.sum(a)), AXES), (y, stash))
         kept = loop.kept(storage["layers"], x, tokens, 1) if split else None

@@ -47,7 +47,7 @@ def test_linear_scaling_divides_every_frequency():
 
 def rotated(x: np.ndarray, positions: list[int]) -> np.ndarray:
     """`x` [seq, width] at `positions`."""
-    cos, sin = rotary_tables(jnp.asarray([positions]), ModelConfig(rope_base=100.0), x.shape[-1])
+    cos, sin = rotary_tables(jnp.asarray([positions]), frequencies(ModelConfig(rope_base=100.0), x.shape[-1]))
     return np.asarray(rotate(jnp.asarray(x, jnp.float32)[None, :, None], cos, sin)[0, :, 0])
 
 
@@ -68,6 +68,6 @@ def test_scores_depend_on_the_distance_alone():
 
 
 def test_tables_are_float32_and_rotation_keeps_the_dtype():
-    cos, sin = rotary_tables(jnp.zeros((1, 2), jnp.int32), ModelConfig(), 4)
+    cos, sin = rotary_tables(jnp.zeros((1, 2), jnp.int32), frequencies(ModelConfig(), 4))
     assert cos.dtype == sin.dtype == jnp.float32 and cos.shape == (1, 2, 2)
     assert rotate(jnp.ones((1, 2, 3, 4), jnp.bfloat16), cos, sin).dtype == jnp.bfloat16
