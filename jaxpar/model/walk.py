@@ -82,10 +82,19 @@ def repeating(slots: Sequence[tuple[Site, int]]) -> list[Repeat]:
         )
         period = period if times > 1 else 1
         each = [runs[place + turn * period : place + (turn + 1) * period] for turn in range(times)]
-        rows = tuple(jnp.array([own[number].rows for own in each], jnp.int32) for number in range(period))
-        found.append(Repeat(tuple(each[0]), rows))
+        found.append(Repeat(tuple(each[0]), tuple(_table([own[run].rows for own in each]) for run in range(period))))
         place += period * times
     return found
+
+
+def _table(rows: list[tuple[int, ...]]) -> Int[Array, "times rows"]:
+    """`rows` as an array, computed where they count up or down, so that a program has no constants for them."""
+    first, later = rows[0][0], rows[1:]
+    if not later and rows[0] == tuple(range(first, first + len(rows[0]))):
+        return jnp.arange(first, first + len(rows[0]))[None]
+    if not later and rows[0] == tuple(range(first, first - len(rows[0]), -1)):
+        return jnp.arange(rows[0][-1], first + 1)[::-1][None]
+    return jnp.array(rows, jnp.int32)
 
 
 def _times(likes: Sequence[Hashable], place: int, period: int) -> int:
