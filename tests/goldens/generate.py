@@ -4,9 +4,10 @@ Run from the repository's root where torch and transformers import (CPU builds w
 
     python -m tests.goldens.generate
 
-writes `tests/goldens/<name>.npz` for each case: the weights in float32 under `layers/attention/query` and the like, in
-the layout of the weight tree and with the vocabulary not padded; `tokens` int32 [batch, seq]; `logits` float64
-[batch, seq, vocab]; `options`, the model section of a configuration as JSON; `made_with`, the versions.
+writes `tests/goldens/<name>.npz` for each case, or for those named behind it: the weights in float32 under
+`layers/attention/query` and the like, in the layout of the weight tree, with layers of all kinds in one stack and with
+the vocabulary not padded; `tokens` int32 [batch, seq]; `logits` float64 [batch, seq, vocab]; `options`, the model
+section of a configuration as JSON; `made_with`, the versions.
 
 The weights are drawn by NumPy, norms and biases included, and loaded into a transformers model through its own state
 dict. The model runs in float64; transformers keeps parts of it (norms, rotary angles, softmax) in float32.
@@ -15,6 +16,7 @@ dict. The model runs in float64; transformers keeps parts of it (norms, rotary a
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +24,25 @@ import torch
 import transformers
 
 from tests.goldens.loading import nested
-from tests.reference.options import complete
+from tests.reference.options import complete, kinds_of_layers
 from tests.reference.small import random_weights
 from tests.reference.tree import Tree, flatten
 
 FOLDER = Path(__file__).parent
 ROWS, LENGTH = 2, 40
 
+GEMMA = {
+    "embed": 24, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 32, "vocab": 61, "norm": "zero_centered_rmsnorm",
+    "norm_placement": "sandwich", "norm_epsilon": 1e-6, "activation": "geglu", "tied": True, "embedding_scale": True,
+}  # fmt: skip
+"""What is the same in Gemma 2 and 3."""
+
 CASES = {
+    "gpt2": {
+        "layers": 2, "embed": 32, "heads": 4, "head_dim": 8, "mlp": 128, "vocab": 61, "norm": "layernorm",
+        "norm_epsilon": 1e-5, "position": "learned", "max_positions": 64, "activation": "gelu",
+        "attention_bias": True, "mlp_bias": True, "tied": True,
+    },
     "llama": {
         "layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 48, "vocab": 61,
         "norm_epsilon": 1e-5, "rope_base": 10000.0, "rope_scaling": "llama3", "rope_factor": 4.0,
@@ -40,21 +53,37 @@ CASES = {
         "norm_epsilon": 1e-6, "rope_base": 500.0, "rope_scaling": "linear", "rope_factor": 2.5,
         "attention_bias": True, "mlp_bias": True,
     },
-    "qwen3": {
-        "layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 12, "mlp": 48, "vocab": 61,
-        "norm_epsilon": 1e-6, "rope_base": 1000.0, "qk_norm": True, "tied": True,
-    },
     "mistral": {
         "layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 48, "vocab": 61,
         "norm_epsilon": 1e-5, "rope_base": 10000.0, "window": 7,
     },
-    "gpt2": {
-        "layers": 2, "embed": 32, "heads": 4, "head_dim": 8, "mlp": 128, "vocab": 61, "norm": "layernorm",
-        "norm_epsilon": 1e-5, "position": "learned", "max_positions": 64, "activation": "gelu",
-        "attention_bias": True, "mlp_bias": True, "tied": True,
+    "qwen3": {
+        "layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 12, "mlp": 48, "vocab": 61,
+        "norm_epsilon": 1e-6, "rope_base": 1000.0, "qk_norm": True, "tied": True,
+    },
+    "qwen2": {
+        "layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 48, "vocab": 61,
+        "norm_epsilon": 1e-6, "rope_base": 1000.0, "attention_bias": "qkv", "tied": True,
+    },
+    "olmo2": {
+        "layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "mlp": 48, "vocab": 61,
+        "norm_epsilon": 1e-6, "rope_base": 5000.0, "norm_placement": "post", "qk_norm": "projection",
+    },
+    "gemma2": GEMMA | {
+        "layers": 4, "rope_base": 10000.0, "attention_softcap": 2.0, "logit_softcap": 3.0, "attention_scale": 5**-0.5,
+        "kinds": {"local": {"window": 7}, "global": {}}, "pattern": {"unit": ["local", "global"]},
+    },
+    "gemma3": GEMMA | {
+        "layers": 6, "rope_base": 10000.0, "qk_norm": True, "attention_scale": 12**-0.5,
+        "kinds": {
+            "local": {"window": 6, "rope_base": 100.0},
+            "global": {"rope_scaling": "linear", "rope_factor": 4.0},
+        },
+        "pattern": {"unit": ["local", "local", "local", "global"], "suffix": ["local", "local"]},
     },
 }  # fmt: skip
-"""Model options by the name of the golden; the name's first word is the transformers architecture."""
+"""Model options by the name of the golden; the name's first word is the transformers architecture. The place of a
+case is its seed: append others."""
 
 
 def gpt2_model(options: dict) -> transformers.PreTrainedModel:
@@ -77,8 +106,8 @@ def gpt2_model(options: dict) -> transformers.PreTrainedModel:
 
 
 def llama_like_model(family: str, options: dict) -> transformers.PreTrainedModel:
-    """An uninitialised Llama, Qwen3 or Mistral of these options."""
-    full = complete(options)
+    """An uninitialised Llama, Qwen, OLMo 2, Mistral or Gemma of these options."""
+    full = {**options, **complete(options)}
     scaling = None
     if full["rope_scaling"] != "none":
         scaling = {"rope_type": full["rope_scaling"], "factor": full["rope_factor"]}
@@ -106,9 +135,56 @@ def llama_like_model(family: str, options: dict) -> transformers.PreTrainedModel
     if family == "llama":
         biases = {"attention_bias": full["attention_bias"], "mlp_bias": full["mlp_bias"]}
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, **biases))
+    if family == "qwen2":
+        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
     if family == "qwen3":
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
+    if family == "olmo2":
+        return transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**shape))
+    if family in ("gemma2", "gemma3"):
+        return gemma_model(family, full, shape)
     return transformers.MistralForCausalLM(transformers.MistralConfig(**shape, sliding_window=full["window"]))
+
+
+def gemma_model(family: str, full: dict, shape: dict) -> transformers.PreTrainedModel:
+    """An uninitialised Gemma; its configuration names two kinds of layers and, for Gemma 3, their rotary embeddings."""
+    names = {"local": "sliding_attention", "global": "full_attention"}
+    kinds = {kind: full | own for kind, own in full["kinds"].items()}
+    rotary = {}
+    for kind, own in kinds.items():
+        rotary[names[kind]] = {"rope_type": "default", "rope_theta": own["rope_base"]}
+        if own["rope_scaling"] == "linear":
+            rotary[names[kind]] |= {"rope_type": "linear", "factor": own["rope_factor"]}
+    shape = {key: value for key, value in shape.items() if not key.startswith("rope_")}
+    shape |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": round(full["attention_scale"] ** -2),
+        "sliding_window": kinds["local"]["window"],
+        "layer_types": [names[kind] for kind in kinds_of_layers(full)],
+        "attn_logit_softcapping": full["attention_softcap"],
+        "final_logit_softcapping": full["logit_softcap"],
+    }
+    if family == "gemma2":
+        shape["rope_parameters"] = rotary["full_attention"]
+        return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**shape))
+    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**shape, rope_parameters=rotary))
+
+
+def norm_names(full: dict) -> dict[str, str]:
+    """What transformers calls a layer's norms, by our names."""
+    return {
+        "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+        "post": {
+            "post_attention_norm": "post_attention_layernorm",
+            "post_mlp_norm": "post_feedforward_layernorm",
+        },
+        "sandwich": {
+            "attention_norm": "input_layernorm",
+            "post_attention_norm": "post_attention_layernorm",
+            "mlp_norm": "pre_feedforward_layernorm",
+            "post_mlp_norm": "post_feedforward_layernorm",
+        },
+    }[full["norm_placement"]]
 
 
 def gpt2_state(weights: Tree, options: dict) -> dict[str, np.ndarray]:
@@ -145,7 +221,7 @@ def gpt2_state(weights: Tree, options: dict) -> dict[str, np.ndarray]:
 
 
 def llama_like_state(weights: Tree, options: dict) -> dict[str, np.ndarray]:
-    """State dict of Llama, Qwen3 and Mistral: `Linear` weights are [out, in]."""
+    """State dict of Llama and those like it: `Linear` weights are [out, in]."""
     full = complete(options)
     embed = full["embed"]
     head = weights["embedding"]["tokens"] if full["tied"] else weights["head"]["weight"].T
@@ -157,18 +233,16 @@ def llama_like_state(weights: Tree, options: dict) -> dict[str, np.ndarray]:
     layers = weights["layers"]
     attention, mlp = layers["attention"], layers["mlp"]
     for index in range(full["layers"]):
-        block = {
-            "input_layernorm.weight": layers["attention_norm"]["scale"][index],
-            "post_attention_layernorm.weight": layers["mlp_norm"]["scale"][index],
-            "self_attn.o_proj.weight": attention["output"][index].reshape(-1, embed).T,
-        }
+        block = {f"{theirs}.weight": layers[ours]["scale"][index] for ours, theirs in norm_names(full).items()}
+        block["self_attn.o_proj.weight"] = attention["output"][index].reshape(-1, embed).T
         for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value")):
             block[f"self_attn.{theirs}_proj.weight"] = attention[ours][index].reshape(embed, -1).T
         if full["qk_norm"]:
-            block["self_attn.q_norm.weight"] = attention["query_norm"][index]
-            block["self_attn.k_norm.weight"] = attention["key_norm"][index]
+            block["self_attn.q_norm.weight"] = attention["query_norm"][index].reshape(-1)
+            block["self_attn.k_norm.weight"] = attention["key_norm"][index].reshape(-1)
         if full["attention_bias"]:
-            for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output")):
+            biased = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
+            for theirs, ours in biased[: 4 if full["attention_bias"] is True else 3]:
                 block[f"self_attn.{theirs}_proj.bias"] = attention[ours + "_bias"][index].reshape(-1)
         for name in ("gate", "up", "down"):
             block[f"mlp.{name}_proj.weight"] = mlp[name][index].T
@@ -191,7 +265,7 @@ def transformers_logits(name: str, options: dict, weights: Tree, tokens: np.ndar
 
 def draw(name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Random weights of a case, flat and float32, and its tokens."""
-    options, seed = CASES[name], sorted(CASES).index(name)
+    options, seed = CASES[name], list(CASES).index(name)
     tree = random_weights(options, padded_vocab=options["vocab"], positions=options.get("max_positions", 0), seed=seed)
     tokens = np.random.default_rng(100 + seed).integers(0, options["vocab"], (ROWS, LENGTH)).astype(np.int32)
     return {"/".join(path): leaf for path, leaf in flatten(tree, dtype=np.float32).items()}, tokens
@@ -209,6 +283,6 @@ def write(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         written = write(case)
         print(f"{written} ({written.stat().st_size} bytes)")

@@ -20,7 +20,7 @@ def difference(computed: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_every_kind_of_model_has_a_golden() -> None:
-    assert {"gpt2", "llama", "mistral", "qwen3"} <= set(NAMES)
+    assert {"gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,12 +41,26 @@ def test_reference_logits_equal_those_of_transformers(name: str) -> None:
 def test_goldens_tell_their_model_from_its_neighbours(name: str) -> None:
     """Each option that the golden is there for changes the logits by far more than the tolerance."""
     weights, options, tokens, logits = load(name)
-    neutral = {"rope_scaling": "none", "window": None, "rope_base": 20000.0, "norm_epsilon": 1e-3, "qk_norm": False}
-    changed = {key: value for key, value in neutral.items() if key in options and options[key] != value}
-    assert changed
-    for key, value in changed.items():
-        other = decoder64.logits(weights, options | {key: value}, decoder64.plain_batch(tokens))
-        assert difference(other, logits) > 100 * TOLERANCE, key
+    neutral = {
+        "rope_scaling": "none", "window": None, "rope_base": 20000.0, "norm_epsilon": 1e-3, "qk_norm": False,
+        "attention_bias": False, "attention_scale": None, "attention_softcap": None, "logit_softcap": None,
+        "embedding_scale": False,
+    }  # fmt: skip
+    others = {key: {key: value} for key, value in neutral.items() if key in options and options[key] != value}
+    for kind, own in options.get("kinds", {}).items():
+        for key in own.keys() & neutral.keys():
+            others[f"{kind}.{key}"] = {"kinds": options["kinds"] | {kind: own | {key: neutral[key]}}}
+    if "kinds" in options:
+        names = list(options["kinds"])
+        swapped = dict(zip(names, reversed(options["kinds"].values()), strict=True))
+        others["two kinds swapped"] = {"kinds": swapped}
+        others["the pattern the other way round"] = {
+            "pattern": options["pattern"] | {"unit": options["pattern"]["unit"][::-1]}
+        }
+    assert others
+    for told, changed in others.items():
+        other = decoder64.logits(weights, options | changed, decoder64.plain_batch(tokens))
+        assert difference(other, logits) > 100 * TOLERANCE, told
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
