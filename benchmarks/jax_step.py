@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jaxpar.config import UserError, load_config
@@ -24,7 +25,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     import jax
 
     from jaxpar.data import batch_rows
-    from jaxpar.model.flops import flops_per_step, mfu
+    from jaxpar.model.flops import flops_per_step, mfu, windows
     from jaxpar.observe.memory import memory_kind, peak_bytes
     from jaxpar.training.attend import mask_of
     from jaxpar.training.trainer import Trainer
@@ -49,8 +50,11 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     seconds = statistics.median(times[warmup:])
     tokens = config.data.batch_size * config.data.sequence_length
     share = config.data.batch_size / len(placer.rows)
-    pairs = statistics.mean(share * kept_pairs(mask_of(config, config.model), r["segments"]) for r in rows)
-    flops = flops_per_step(config.model, tokens, round(pairs), trainer.data.vocab)
+    kept = lambda mask: statistics.mean(share * kept_pairs(mask, r["segments"]) for r in rows)
+    pairs = {
+        window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
+    }
+    flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab)
     peak = trainer.peak_flops
     return {
         "device": f"{trainer.plan.axes.devices} x {trainer.mesh.devices.flat[0].device_kind}",

@@ -23,8 +23,8 @@ from typing import Any
 from jaxpar.compiler.compile import compile_step, plan_for
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.counting import parameter_count
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.layers.counting import parameter_count
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.training.resting_state import streamed_bytes
 from jaxpar.training.step import TrainStep

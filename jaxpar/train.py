@@ -85,7 +85,7 @@ def _check_kinds(document: PlanDocument, config: Config) -> None:
     stages = document.predicted.get("stages") or []
     if len({stage["gpu"] for stage in stages}) < 2:
         return
-    from jaxpar.config.validate import validate
+    from jaxpar.layers.checks import validate
     from jaxpar.mesh.devices import find_devices, prepare_devices
     from jaxpar.planner.machine import check_stage_kinds
 
@@ -97,7 +97,7 @@ def _check_kinds(document: PlanDocument, config: Config) -> None:
 def _plan_here(config: Config) -> Config:
     """`parallel: auto`: the best layout for the devices of this job, which every process finds alike."""
     from jaxpar.config.axes import VIRTUAL_DEVICES
-    from jaxpar.config.validate import validate
+    from jaxpar.layers.checks import validate
     from jaxpar.mesh.devices import find_devices, prepare_devices
     from jaxpar.planner.machine import cluster_at_hand
     from jaxpar.planner.planning import best_plan

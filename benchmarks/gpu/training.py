@@ -12,8 +12,8 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import sentence
 from benchmarks.jax_step import measure
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.counting import parameter_count
 from jaxpar.hardware.host import host_memory
+from jaxpar.layers.counting import parameter_count
 from jaxpar.observe.memory import limit_bytes
 
 ONE = ("parallel.fsdp=1", "parallel.zero=0", "parallel.microbatches=1", "data.source=synthetic", "data.packed=false")

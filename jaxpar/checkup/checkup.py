@@ -45,9 +45,11 @@ def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Fi
     from jaxpar.checkup.devices import check_collectives, check_devices
     from jaxpar.checkup.disk import check_disk
     from jaxpar.checkup.step import check_step
+    from jaxpar.layers.checks import check_parameters
     from jaxpar.mesh import liveness
     from jaxpar.mesh.devices import find_devices, prepare_devices
 
+    check_parameters(config.model)
     cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
     prepare_devices(virtual_devices_needed(config.parallel), replace(config.distributed, pause_timeout_s=PATIENCE_S))
     try:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxpar.checkup.finding import Finding
-from jaxpar.config import Config, parameter_count
+from jaxpar.config import Config
+from jaxpar.layers.counting import parameter_count
 
 TRIED_BYTES = 64 * 2**20
 BYTES_PER_WEIGHT = 12

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, UserError
-from jaxpar.config.validate import validate
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layers.checks import validate
 from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.nearest_fit import nearest_fit, told
 from jaxpar.training.room import described_step

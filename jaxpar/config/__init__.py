@@ -1,7 +1,6 @@
 """What the user writes and the `Plan` record. Nothing in this package imports JAX or looks at a device."""
 
 from jaxpar.config.axes import resolve_axes, virtual_devices_needed
-from jaxpar.config.counting import parameter_count
 from jaxpar.config.errors import UserError
 from jaxpar.config.loading import config_to_yaml, load_config
 from jaxpar.config.overrides import with_overrides
@@ -42,7 +41,6 @@ __all__ = [
     "config_to_dict",
     "config_to_yaml",
     "load_config",
-    "parameter_count",
     "resolve_axes",
     "virtual_devices_needed",
     "with_overrides",

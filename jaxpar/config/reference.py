@@ -1,18 +1,18 @@
 """The reference of the configuration, made from the strings under the fields of `schema.py`.
 
-`python -m jaxpar.config.reference > docs/configuration.md` writes the page; `--help` prints `help_text()`.
+`python -m jaxpar.layers.reference > docs/configuration.md` writes the page; `--help` prints `help_text()`.
 """
 
 from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config import schema
 from jaxpar.config.bounds import BOUNDS
-from jaxpar.config.counting import parameter_count
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.sections import SECTIONS, config_to_dict
 from jaxpar.config.spelling import one_of
@@ -21,7 +21,7 @@ from jaxpar.config.typed import field_types, spell, type_names
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python -m jaxpar.config.reference > docs/configuration.md`; edit jaxpar/config/schema.py instead. -->
+<!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/schema.py instead. -->
 
 A run is described by a YAML file of sections and keys; every key has a default. `--set section.key=value` overrides a
 key, the value written as in YAML:
@@ -69,14 +69,14 @@ def entries() -> dict[str, list[Entry]]:
     }
 
 
-def markdown() -> str:
-    """The text of `docs/configuration.md`."""
+def markdown(parameters: Mapping[str, int]) -> str:
+    """The text of `docs/configuration.md`, with the `parameters` of each preset."""
     parts = [_INTRODUCTION]
     for section, keys in entries().items():
         rows = [_row(f"`{e.key}`", e.kind, f"`{e.default}`", e.meaning) for e in keys]
         table = [_row("key", "value", "default", "meaning"), _row(*["---"] * 4), *rows]
         parts.append("\n".join([f"## {section}", "", _summary(section), "", *table, ""]))
-    parts.append(_preset_table())
+    parts.append(_preset_table(parameters))
     return "\n".join(parts)
 
 
@@ -119,16 +119,12 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _preset_table() -> str:
+def _preset_table(parameters: Mapping[str, int]) -> str:
     header = ("preset", "layers", "embed", "heads / kv", "mlp", "vocab", "parameters")
     rows = [
         _row(f"`{name}`", *map(str, (m.layers, m.embed, f"{m.heads} / {m.kv_heads}", m.mlp, m.vocab)), f"{count:,}")
-        for name, m in PRESETS.items()
-        for count in [parameter_count(m, padded=False)]
+        for name, count in parameters.items()
+        for m in [PRESETS[name]]
     ]
     lines = [_row(*header), _row(*["---"] * len(header)), *rows]
     return "\n".join(["## Presets", "", "Published models, for `model.preset`.", "", *lines, ""])
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

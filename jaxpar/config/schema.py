@@ -7,7 +7,9 @@ Nothing here imports JAX, reads a file or looks at a device; checks across field
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from jaxpar.config.parts import FEED_FORWARDS
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class ModelConfig:
     """Factor of the attention scores; null means `head_dim ** -0.5`."""
     mlp_bias: bool = False
     """Biases on the projections of the feed-forward layer."""
-    activation: Literal["swiglu", "geglu", "gelu", "relu2"] = "swiglu"
+    activation: Annotated[str, FEED_FORWARDS] = "swiglu"
     """Feed-forward non-linearity; `swiglu` and `geglu` have a third (gate) projection."""
     tied: bool = False
     """Use the token embedding as the output head."""

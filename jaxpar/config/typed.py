@@ -1,7 +1,7 @@
 """Values checked against dataclass annotations, without coercion: what both the configuration and the plan read with.
 
-Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `X | None`, `dict[str, X]`, `tuple[X, ...]` (written
-as a list) or another dataclass.
+Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `Annotated[str, registry]` (a name in a mapping), `X |
+None`, `dict[str, X]`, `tuple[X, ...]` (written as a list) or another dataclass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
@@ -25,7 +25,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 @cache
 def field_types(record: type) -> dict[str, Any]:
     """The annotation of each field of a dataclass, resolved, in the order of declaration."""
-    hints = get_type_hints(record)
+    hints = get_type_hints(record, include_extras=True)
     return {field.name: hints[field.name] for field in fields(record)}
 
 
@@ -37,8 +37,8 @@ def type_name(annotation: Any) -> str:
 def type_names(annotation: Any) -> list[str]:
     """The alternatives that `type_name` joins."""
     origin = get_origin(annotation)
-    if origin is Literal:
-        return [spell(choice) for choice in get_args(annotation)]
+    if origin in (Literal, Annotated):
+        return [spell(choice) for choice in _choices(annotation)]
     if origin in (Union, UnionType):
         return [name for member in get_args(annotation) for name in type_names(member)]
     if origin is dict or is_dataclass(annotation):
@@ -103,9 +103,19 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
     return record(**{name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()})
 
 
+def _choices(annotation: Any) -> list[Any]:
+    """What a `Literal` or a registry allows; nothing for other annotations."""
+    match get_origin(annotation), get_args(annotation):
+        case origin, choices if origin is Literal:
+            return list(choices)
+        case origin, (_, registry) if origin is Annotated:
+            return list(registry)
+    return []
+
+
 def _fits(value: object, annotation: Any) -> bool:
-    if get_origin(annotation) is Literal:  # 1 == True, so equality alone would let booleans through
-        return any(type(value) is type(choice) and value == choice for choice in get_args(annotation))
+    if get_origin(annotation) in (Literal, Annotated):  # 1 == True, so equality alone would let booleans through
+        return any(type(value) is type(choice) and value == choice for choice in _choices(annotation))
     if annotation is float:
         return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
     if get_origin(annotation) is dict or is_dataclass(annotation):
@@ -118,8 +128,8 @@ def _fits(value: object, annotation: Any) -> bool:
 def _near_miss(value: object, annotation: Any) -> str:
     if not isinstance(value, str):
         return ""
-    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    words = [spell(choice) for member in members if get_origin(member) is Literal for choice in get_args(member)]
+    members: tuple[Any, ...] = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    words = [spell(choice) for member in members for choice in _choices(member)]
     if value.lower() == "none" and NoneType in members and "none" not in words:
         return "; did you mean null?"
     return did_you_mean(value, words)

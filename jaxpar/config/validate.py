@@ -1,4 +1,7 @@
-"""Every check between keys, in one place: pure, run before a device is touched, a file read or memory allocated."""
+"""Every check between keys, in one place: pure, run before a device is touched, a file read or memory allocated.
+
+What needs the weights of the model is checked by `jaxpar.layers.checks`, which commands call.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import replace
 from math import prod
 
 from jaxpar.config.axes import AXES, check_axes
-from jaxpar.config.bounds import BOUNDS, COUNT, PARAMETERS, RANKS, TOKENS, spell_limit
-from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, parameter_count
+from jaxpar.config.bounds import BOUNDS, COUNT, RANKS, TOKENS, spell_limit
+from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import check_kinds, kind_models
 from jaxpar.config.schema import Config, DataConfig, ParallelConfig
@@ -117,10 +120,6 @@ def _check_sizes(config: Config) -> None:
             f"model.vocab: {model.vocab} is padded to {rows}, a multiple of model.vocab_multiple "
             f"({model.vocab_multiple}); expected at most {spell_limit(COUNT)}"
         )
-    weights = parameter_count(replace(model, vocab=model.vocab or 1), padded=True)
-    if weights > PARAMETERS:
-        sizes = ", ".join(f"{key} {getattr(model, key)}" for key in ("layers", "embed", "mlp", "heads", "vocab"))
-        raise UserError(f"model: {sizes} make {weights:.2g} parameters; expected at most {PARAMETERS:.0e}")
     tokens = data.batch_size * data.sequence_length * (1 + data.prefetch)
     if tokens > TOKENS:
         raise UserError(

@@ -20,8 +20,9 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.declaration import Core, Elementwise, Matmuls, Part
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
-from jaxpar.memory.remat import LAYER_INPUT
 
 BACKWARD = 2.0
 """Backwards of a matmul are two matmuls; a layer's backward is taken for this many forwards where copies hide."""
@@ -82,55 +83,62 @@ def speeds_on(cluster: Cluster, axes: AxisSizes, dtype: str = "bfloat16") -> Spe
 
 def operations(shape: LayerShape) -> tuple[Operation, ...]:
     """The forward of a layer in order; what has no outputs runs once, forward."""
-    sizes, item = activation_bytes(shape), shape.item_bytes
-    between, hidden = sizes["layer_input"], sizes["mlp_up"]
+    sizes = activation_bytes(shape)
+    found: list[Operation] = []
+    for part, one in shape.layer.operations:
+        if isinstance(one, Elementwise):
+            outputs = (one.output,) if one.output in sizes else ()
+            size = sizes[one.output] if outputs else sizes[LAYER_INPUT]
+            found.append(Operation(one.output, outputs, moved=one.moved * size))
+        elif isinstance(one, Core):
+            found.append(_attention(shape, one, sizes))
+        else:
+            found += _products(shape, part, one, sizes) if one.inward else [_back(shape, part, one, sizes)]
+    return tuple(found)
+
+
+def _attention(shape: LayerShape, core: Core, sizes: Mapping[str, int]) -> Operation:
+    query = next(one for one in shape.layer.activations if one.name == core.query)
+    return Operation(
+        core.name,
+        core.outputs,
+        flops=4.0 * shape.tokens * shape.keys_per_query * shape.width(query.dims),
+        moved=sum(sizes[name] for name in (core.query, *core.keys, *core.outputs)),
+        sent_context=sum(sizes[name] for name in core.keys) * (shape.context - 1),
+    )
+
+
+def _products(shape: LayerShape, part: Part, group: Matmuls, sizes: Mapping[str, int]) -> list[Operation]:
+    """The gather of the group's input, and its matmul with each matrix."""
+    between = sizes[group.input]
     joined = between * shape.tensor
-    over_ranks = joined * (shape.tensor - 1) / shape.tensor
-    matrix = lambda width: shape.embed * width * item
+    found = [Operation(f"{part.name}_gather", (), moved=between + joined, sent=_over_ranks(shape, joined))]
+    for weight, output in zip(group.weights, group.outputs, strict=True):
+        flops, matrix = _matmul(shape, part, weight)
+        found.append(Operation(output, (output,), flops, joined + matrix + sizes[output]))
+    return found
 
-    def product(name: str, width: int, size: int) -> Operation:
-        """The matmul of the joined input with a matrix [embed, width] of this rank."""
-        return Operation(name, (name,), 2.0 * shape.tokens * shape.embed * width, joined + matrix(width) + size)
 
-    def back(name: str, outputs: tuple[str, ...], width: int, size: int) -> Operation:
-        """The matmul back into the residual stream, the scatter of its partial sums, and the addition."""
-        moved = size + matrix(width) + joined + 3 * between
-        return Operation(name, outputs, 2.0 * shape.tokens * shape.embed * width, moved, sent=over_ranks)
+def _back(shape: LayerShape, part: Part, group: Matmuls, sizes: Mapping[str, int]) -> Operation:
+    """The matmul back into the residual stream, the scatter of its partial sums, and the addition if it is here."""
+    (weight,) = group.weights
+    flops, matrix = _matmul(shape, part, weight)
+    between = sizes[LAYER_INPUT]
+    joined = between * shape.tensor
+    moved = sizes[group.input] + matrix + joined + (3 if group.adds else 1) * between
+    name = group.outputs[0] if group.outputs else f"{part.name}_{weight}"
+    return Operation(name, group.outputs, flops, moved, sent=_over_ranks(shape, joined))
 
-    gather = lambda name: Operation(name, (), moved=between + joined, sent=over_ranks)
-    norm = lambda name, moved=2: Operation(name, (name,), moved=moved * between)
-    before, after = shape.norm_placement != "post", shape.norm_placement != "pre"
-    joining = "attention_projected" if after else "attention_residual"
-    kept = sizes["query"] + sizes["key"] + sizes["value"] + sizes["attention_output"] + sizes["attention_lse"]
-    attention = Operation(
-        "attention",
-        ("attention_output", "attention_lse"),
-        flops=4.0 * shape.tokens * shape.keys_per_query * shape.query_width,
-        moved=kept,
-        sent_context=(sizes["key"] + sizes["value"]) * (shape.context - 1),
-    )
-    if shape.gated:
-        non_linear = (
-            product("mlp_gate", shape.hidden_width, hidden),
-            Operation("mlp_activated", ("mlp_activated",), moved=2 * hidden),
-            Operation("mlp_hidden", ("mlp_hidden",), moved=3 * hidden),
-        )
-    else:
-        non_linear = (Operation("mlp_hidden", ("mlp_hidden",), moved=2 * hidden),)
-    return (
-        *([norm("attention_input")] if before else []),
-        gather("attention_gather"),
-        product("query", shape.query_width, sizes["query"]),
-        product("key", shape.kv_width, sizes["key"]),
-        product("value", shape.kv_width, sizes["value"]),
-        attention,
-        back(joining, (joining,), shape.query_width, sizes["attention_output"]),
-        norm("mlp_input", 2 * before + 3 * after),
-        gather("mlp_gather"),
-        product("mlp_up", shape.hidden_width, hidden),
-        *non_linear,
-        back("mlp_down", ("mlp_projected",) if after else (), shape.hidden_width, hidden),
-    )
+
+def _matmul(shape: LayerShape, part: Part, weight: str) -> tuple[float, int]:
+    """FLOPs of a matmul with this rank's part of a matrix, and the bytes of that."""
+    inputs, outputs = shape.matrix(part.weights[weight])
+    return 2.0 * shape.tokens * inputs * outputs, inputs * outputs * shape.item_bytes
+
+
+def _over_ranks(shape: LayerShape, joined: int) -> float:
+    """What a gather or a scatter over the tensor ranks sends."""
+    return joined * (shape.tensor - 1) / shape.tensor
 
 
 @dataclass(frozen=True)

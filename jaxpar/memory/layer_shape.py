@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import gated, head_dim, kv_heads
+from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.kinds import ALIKE, kind_counts, kind_model
 from jaxpar.config.plan import AxisSizes
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.declaration import Activation, Layer, Matmuls, Part
+from jaxpar.layers.declared import declare_layer
+from jaxpar.mesh.parameters import ParamSpec
 
 FLOAT32_BYTES = 4
 ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 """Bytes of one number, by dtype."""
 
 
+SPLIT = frozenset({"heads", "mlp"})
+"""Logical dims that tensor ranks split evenly; key heads are there once on each rank that shares one."""
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """A decoder layer on one device, for one microbatch."""
 
+    model: ModelConfig
+    """Of which all layers are of this kind: see `kind_model`."""
     rows: int
     """Rows of a microbatch that a device takes part in."""
     sequence: int
     """Tokens of a whole row."""
-    embed: int
-    heads: int
-    """Of the whole model, as all counts here: `tensor` splits them."""
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    gated: bool
-    """Whether the feed-forward has a gate (SwiGLU, GeGLU)."""
-    norm_placement: str = "pre"
-    """`pre`, `post` or `sandwich`, as `model.norm_placement`."""
     context: int = 1
     """Ranks that a row's tokens are split over."""
     tensor: int = 1
     """Ranks that heads and hidden width are split over, and between matmuls the sequence (sequence parallelism)."""
-    window: int | None = None
-    """Tokens that attention sees at most; None means all before."""
     item_bytes: int = 2
-    """Bytes of one number of an activation; `attention_lse` is float32 whatever this is."""
+    """Bytes of one number of an activation in compute dtype."""
+
+    @property
+    def layer(self) -> Layer:
+        """What the layer declares."""
+        return declare_layer(self.model)
+
+    @property
+    def embed(self) -> int:
+        """Numbers per token of the residual stream."""
+        return self.model.embed
 
     @property
     def tokens(self) -> int:
@@ -53,79 +64,94 @@ class LayerShape:
         return self.tokens // self.tensor
 
     @property
-    def query_width(self) -> int:
-        """Numbers per token of the query heads of a device."""
-        return self.heads * self.head_dim // self.tensor
+    def kv_heads(self) -> int:
+        """Key heads of a device, or value heads: one, where there are fewer than ranks."""
+        return max(1, kv_heads(self.model) // self.tensor)
 
-    @property
-    def kv_width(self) -> int:
-        """Numbers per token of its key heads, or value heads: one head where there are fewer than ranks."""
-        return max(1, self.kv_heads // self.tensor) * self.head_dim
+    @cached_property
+    def _dims(self) -> Mapping[str, int]:
+        """Size of each logical dim, before tensor ranks split those of `SPLIT`."""
+        model = self.model
+        return {
+            "embed": model.embed, "heads": model.heads, "kv_heads": self.kv_heads, "head_dim": head_dim(model),
+            "mlp": model.mlp,
+        }  # fmt: skip
 
-    @property
-    def hidden_width(self) -> int:
-        """Numbers per token of its part of the feed-forward."""
-        return self.mlp // self.tensor
+    def width(self, dims: Iterable[str]) -> int:
+        """Numbers of an array of `dims` on a device."""
+        dims = tuple(dims)
+        return prod(self._dims[dim] for dim in dims) // (self.tensor if SPLIT & set(dims) else 1)
+
+    def matrix(self, spec: ParamSpec) -> tuple[int, int]:
+        """Inputs and outputs of a matrix on a device."""
+        return self.width(spec.axes[: spec.inputs]), self.width(spec.axes[spec.inputs :])
+
+    def numbers(self, activation: Activation) -> int:
+        """Of an activation."""
+        return (self.part_tokens if activation.between else self.tokens) * self.width(activation.dims)
 
     @property
     def keys_per_query(self) -> float:
-        """Tokens that a token attends to on average, under a causal mask (and `window`), in a row without documents."""
-        seen = self.sequence if self.window is None else min(self.window, self.sequence)
-        return (seen * (seen + 1) / 2 + (self.sequence - seen) * seen) / self.sequence
+        """Tokens that a token attends to on average, under a causal mask (and the model's window), in a row without
+        documents."""
+        return mean_keys(self.sequence, self.model.window)
 
 
-def layer_shape(config: Config, axes: AxisSizes, rows: int) -> LayerShape:
+def mean_keys(sequence: int, window: int | None) -> float:
+    """Tokens that each of a row attends to on average, itself included, under a causal mask and a window."""
+    seen = sequence if window is None else min(window, sequence)
+    return (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
+
+
+def layer_shape(config: Config, axes: AxisSizes, rows: int, kind: str = ALIKE) -> LayerShape:
     """The shape of a layer of `config` on a mesh of `axes`, with so many rows per device and microbatch."""
-    model = config.model
     return LayerShape(
+        model=kind_model(config.model, kind),
         rows=rows,
         sequence=config.data.sequence_length,
-        embed=model.embed,
-        heads=model.heads,
-        kv_heads=kv_heads(model),
-        head_dim=head_dim(model),
-        mlp=model.mlp,
-        gated=gated(model),
-        norm_placement=model.norm_placement,
         context=axes.context,
         tensor=axes.tensor,
-        window=model.window,
         item_bytes=ITEM_BYTES[config.precision.compute],
     )
+
+
+def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:
+    """`layer_shape` of each kind of layer."""
+    return {kind: layer_shape(config, axes, rows, kind) for kind in kind_counts(config.model)}
 
 
 def activation_bytes(shape: LayerShape) -> dict[str, int]:
     """Bytes of each named activation of a layer, on one device and for one microbatch, in the order of computation.
 
     What lies between the blocks is split over the tensor ranks by sequence, what lies inside them by heads or hidden
-    width; `attention_lse` is one float32 per query head and token.
+    width.
     """
-    between = shape.part_tokens * shape.embed * shape.item_bytes
-    query = shape.tokens * shape.query_width * shape.item_bytes
-    key = shape.tokens * shape.kv_width * shape.item_bytes
-    hidden = shape.tokens * shape.hidden_width * shape.item_bytes
-    sizes = {
-        "layer_input": between,
-        "attention_input": between,
-        "query": query,
-        "key": key,
-        "value": key,
-        "attention_output": query,
-        "attention_lse": shape.tokens * (shape.heads // shape.tensor) * FLOAT32_BYTES,
-        "attention_projected": between,
-        "attention_residual": between,
-        "mlp_input": between,
-        "mlp_gate": hidden,
-        "mlp_up": hidden,
-        "mlp_activated": hidden,
-        "mlp_hidden": hidden,
-        "mlp_projected": between,
-    }
-    without = {
-        "pre": {"attention_projected", "mlp_projected"},
-        "post": {"attention_input", "attention_residual"},
-        "sandwich": {"attention_residual"},
-    }[shape.norm_placement]
-    if not shape.gated:
-        without |= {"mlp_gate", "mlp_activated"}
-    return {name: size for name, size in sizes.items() if name not in without}
+    width = lambda one: FLOAT32_BYTES if one.float32 else shape.item_bytes
+    return {one.name: shape.numbers(one) * width(one) for one in shape.layer.activations}
+
+
+def between_bytes(shape: LayerShape) -> int:
+    """Bytes of the residual stream, or of what is added to it."""
+    return activation_bytes(shape)[LAYER_INPUT]
+
+
+def matmul_bytes(shape: LayerShape) -> int:
+    """Bytes of the inputs and of the outputs of all matmuls of a layer: what a split backward leaves for the gradients
+    of its matrices."""
+    return sum(_around(shape, part, group) for part in shape.layer.parts for group in part.groups)
+
+
+def _around(shape: LayerShape, part: Part, group: Matmuls) -> int:
+    """Bytes of a group's input, as tensor ranks split it between the blocks or inside, and of its outputs."""
+    inside = [shape.matrix(part.weights[name])[group.inward] for name in group.weights]
+    return between_bytes(shape) + shape.tokens * sum(inside) * shape.item_bytes
+
+
+def inside_numbers(shape: LayerShape, part: Part) -> int:
+    """Numbers of a token that the matmuls of a part make or read inside it."""
+    return sum(shape.matrix(part.weights[name])[group.inward] for group in part.groups for name in group.weights)
+
+
+def matrix_numbers(shape: LayerShape) -> int:
+    """Weights of a layer's matrices on a device, in compute placement."""
+    return sum(inputs * outputs for inputs, outputs in map(shape.matrix, shape.layer.matrices))

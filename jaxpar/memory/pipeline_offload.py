@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
-from jaxpar.memory.layer_shape import LayerShape
+from jaxpar.memory.layer_shape import LayerShape, inside_numbers, matrix_numbers
 
 IN_TRANSIT = 4
 """Units that are whole on the device, in the published system."""
@@ -56,8 +56,8 @@ def rank_parameters(shape: LayerShape, layers: int, vocab_rows: int = 0) -> int:
 
     Matrices and the table are split over the tensor ranks; norms are whole on each.
     """
-    inside = 2 * shape.query_width + 2 * shape.kv_width + (3 if shape.gated else 2) * shape.hidden_width
-    return layers * shape.embed * (inside + 2) + vocab_rows * shape.embed // shape.tensor
+    own = matrix_numbers(shape) + len(shape.layer.norms) * shape.embed
+    return layers * own + vocab_rows * shape.embed // shape.tensor
 
 
 def state_bytes(parameters: int, sharded_over: int, weight_bytes: int = 2, gradient_bytes: int = 4) -> float:
@@ -75,11 +75,14 @@ def state_bytes(parameters: int, sharded_over: int, weight_bytes: int = 2, gradi
 def working_bytes(shape: LayerShape) -> int:
     """What a layer's backward has in hand at its fullest, in the feed-forward, beside what was kept for it.
 
-    The joined input and the joined gradient of the output, [S·b, h]; and [S·b, f/t] for each of the hidden activation
-    and its gradient, and with a gate also for silu(gate) and the gradients of gate and up.
+    The joined input and the joined gradient of the output, [S·b, h]; and [S·b, f/t] for each hidden activation that
+    elementwise work brings back, for the gradient of the last of them, and for those of what the matmuls made: three
+    times for GELU, five for SwiGLU.
     """
-    hidden = 5 if shape.gated else 3
-    return shape.tokens * shape.item_bytes * (2 * shape.embed + hidden * shape.hidden_width)
+    feed_forward = shape.layer.parts[-1]
+    again = sum(shape.width(one.dims) for one in feed_forward.activations if one.cheap)
+    hidden = again + inside_numbers(shape, feed_forward)
+    return shape.tokens * shape.item_bytes * (2 * shape.embed + hidden)
 
 
 @dataclass(frozen=True)

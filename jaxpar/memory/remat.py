@@ -11,6 +11,8 @@ import jax
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.declared import known_activations
 
 type Treatment = Literal["save", "recompute", "offload"]
 
@@ -19,20 +21,22 @@ type Written = str | Mapping[str, str | int]
 
 TREATMENTS: Mapping[str, Treatment] = {"save": "save", "recompute": "recompute", "offload": "offload"}
 
-LAYER_INPUT = "layer_input"
-"""The activation that the others are recomputed from: saved or offloaded, never recomputed."""
 
-CHEAP = frozenset({"attention_input", "mlp_input", "mlp_activated", "mlp_hidden"})
-"""Activations that elementwise work brings back: norms and the MLP's non-linearity. Each goes into a matmul, whose
-output no gradient needs a second time: so no matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
+def cheap(name: str) -> bool:
+    """Whether elementwise work brings an activation back: norms and non-linearities, each of which goes into a matmul,
+    whose output no gradient needs a second time. So no matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
+    return name in (known := known_activations()) and known[name].cheap
 
-ATTENTION_CORE = frozenset({"attention_output", "attention_lse"})
-"""What attention itself makes of queries, keys and values."""
+
+def of_core(name: str) -> bool:
+    """Whether attention itself makes an activation of queries, keys and values."""
+    return name in (known := known_activations()) and known[name].core
+
 
 PRESETS: Mapping[str, Callable[[str], bool]] = {
     "none": lambda name: True,
-    "gemm_last": lambda name: name not in CHEAP,
-    "selective": lambda name: name not in ATTENTION_CORE,
+    "gemm_last": lambda name: not cheap(name),
+    "selective": lambda name: not of_core(name),
     "full": lambda name: False,
 }
 """Whether each preset saves an activation. `selective` is that of Korthikanti et al. 2022 (arXiv:2205.05198): attention

@@ -15,15 +15,21 @@ from jaxtyping import Array, Float
 from jaxpar.config.counting import head_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.layers.attention import Attend
+from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.dropout import dropout
+from jaxpar.layers.layer import DecoderLayer
+from jaxpar.layers.linear import Tap
+from jaxpar.layers.norm import NORMS
+from jaxpar.layers.report import Output
+from jaxpar.layers.rope import frequencies, rotary_tables
+from jaxpar.layers.weights import specs_of, with_weights
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, Chunk, LayerOrder, with_own_layers
 from jaxpar.mesh.materialize import materialize
 from jaxpar.mesh.parameters import Tree, map_specs
 from jaxpar.mesh.placements import Placements
-from jaxpar.model.attention import Attend
-from jaxpar.model.context import TokenContext, sequence_part
-from jaxpar.model.dropout import dropout
 from jaxpar.model.embedding import (
     Embedding,
     Head,
@@ -35,15 +41,9 @@ from jaxpar.model.embedding import (
     vocabulary_logits,
 )
 from jaxpar.model.held_chunks import hold, no_chunks, over_held_chunks, release
-from jaxpar.model.layer import DecoderLayer
 from jaxpar.model.layer_kind import Keep, LayerKind
 from jaxpar.model.layer_loop import LayerLoop
-from jaxpar.model.linear import Tap
-from jaxpar.model.norm import NORMS
-from jaxpar.model.report import Output
-from jaxpar.model.rope import frequencies, rotary_tables
 from jaxpar.model.tiled_loss import head_loss
-from jaxpar.model.weights import specs_of, with_weights
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, slots [batch, seq]; examples [batch]."""

@@ -13,14 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.context import sequence_part
+from jaxpar.layers.weights import weight
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence, sum_over_stages
 from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements, added_dim
 from jaxpar.mesh.rules import axes_of_dim
-from jaxpar.model.context import sequence_part
-from jaxpar.model.weights import weight
 
 
 class Embedding(nnx.Module):

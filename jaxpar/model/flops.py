@@ -15,34 +15,52 @@ pairs, norms, softmax, the optimizer. So MFU goes up only when a step gets faste
 
 from __future__ import annotations
 
-from jaxpar.config.counting import gated, head_dim, kv_heads
+from collections.abc import Mapping
+from math import prod
+
+from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.counting import matmul_parameters
+from jaxpar.layers.declaration import Core
+from jaxpar.layers.declared import declare_layer
+from jaxpar.memory.layer_shape import mean_keys
+
+type Pairs = Mapping[int | None, int]
+"""(query, key) pairs that the mask keeps, for one head of one layer, by the layer's `window`."""
 
 
-def layer_matmul_parameters(model: ModelConfig) -> int:
-    """Weights in the matrices of one decoder layer. `model` has its preset filled in."""
-    query_and_output = 2 * model.embed * model.heads * head_dim(model)
-    key_and_value = 2 * model.embed * kv_heads(model) * head_dim(model)
-    projections = 3 if gated(model) else 2
-    return query_and_output + key_and_value + projections * model.embed * model.mlp
+def windows(model: ModelConfig) -> tuple[int | None, ...]:
+    """The windows of a model's layers, each once."""
+    return tuple(dict.fromkeys(kind_model(model, kind).window for kind in kind_counts(model)))
 
 
-def matmul_parameters(model: ModelConfig, vocab: int) -> int:
-    """Weights that every token is multiplied with: all layers and the head, `vocab` being the true vocabulary."""
-    return model.layers * layer_matmul_parameters(model) + model.embed * vocab
+def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
+    """The pairs of so many tokens in rows without documents, under a causal mask and each window."""
+    return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
 
 
-def flops_per_step(model: ModelConfig, tokens: int, pairs: int, vocab: int) -> float:
+def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int) -> float:
     """Model FLOPs of one optimizer step (forward and backward) over all devices.
 
     Args:
         model: The decoder, its preset filled in.
         tokens: Tokens of the step's batch that belong to a document.
-        pairs: (query, key) pairs that the mask keeps, summed over the rows of the batch, for one head of one layer.
+        pairs: For each of `windows`, the pairs that the mask keeps, summed over the rows of the batch.
         vocab: True vocabulary size, without padding.
     """
-    attention = 12 * model.layers * model.heads * head_dim(model) * pairs
+    attention = 0
+    for kind, count in kind_counts(model).items():
+        own = kind_model(model, kind)
+        attention += 3 * count * pair_flops(own) * pairs[own.window]
     return float(6 * matmul_parameters(model, vocab) * tokens + attention)
+
+
+def pair_flops(model: ModelConfig) -> int:
+    """FLOPs of a (query, key) pair in one layer forward, over all heads; of a model whose layers are all alike."""
+    layer = declare_layer(model)
+    sizes = {name: size for spec in layer.matrices for name, size in zip(spec.axes, spec.shape, strict=True)}
+    dims = {one.name: prod(sizes[dim] for dim in one.dims) for one in layer.activations}
+    return sum(4 * dims[one.query] for _, one in layer.operations if isinstance(one, Core))
 
 
 def mfu(flops: float, seconds: float, devices: int, peak: float) -> float:

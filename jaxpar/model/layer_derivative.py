@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.linear import Tap, recording, tapping, untapped
+from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Tree
-from jaxpar.model.context import TokenContext
-from jaxpar.model.linear import Tap, recording, tapping, untapped
 from jaxpar.model.parts import merge, select
-from jaxpar.model.report import Output
 
 type Policy = Callable[..., Any]
 

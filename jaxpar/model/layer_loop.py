@@ -27,6 +27,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.linear import untapped
+from jaxpar.layers.report import AUXILIARY_LOSS, Report
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import (
     Chunk,
@@ -38,12 +41,9 @@ from jaxpar.mesh.layer_order import (
 )
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placements
-from jaxpar.model.context import TokenContext
 from jaxpar.model.layer_kind import Keep, LayerKind, no_report
 from jaxpar.model.layer_stack import LayerStack
-from jaxpar.model.linear import untapped
 from jaxpar.model.parts import merge
-from jaxpar.model.report import AUXILIARY_LOSS, Report
 from jaxpar.model.stash import Stash, at, bring, in_order, put, stacked, taken, to_host
 from jaxpar.model.walk import Site, walk
 

@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool
 
 from jaxpar.config.kinds import ALIKE
+from jaxpar.layers.context import TokenContext
 from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, Parted, StackOrder, own_layers
 from jaxpar.mesh.materialize import gather, sink_gradient
 from jaxpar.mesh.parameters import Tree
 from jaxpar.mesh.placements import Placement, Placements, added_dim
 from jaxpar.mesh.tracing import equations, traced
-from jaxpar.model.context import TokenContext
 from jaxpar.model.layer_kind import Keep, LayerKind
 from jaxpar.model.stash import at, in_order, on_host, put, taken, to_host
 from jaxpar.model.walk import Site

@@ -16,11 +16,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.embedding import bound_logits, project, project_gradients
 from jaxpar.model.loss import vocabulary_cross_entropy
-from jaxpar.model.tiles import from_tiles, into_tiles, scan_tiles
 from pallas_kernels import fused_linear_cross_entropy
 
 _cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial

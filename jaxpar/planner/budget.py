@@ -17,8 +17,8 @@ from rich import box
 from rich.table import Table
 
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.counting import parameter_count
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.counting import parameter_count
 from jaxpar.planner import words
 from jaxpar.planner.document import LARGEST_NUMBER
 from jaxpar.planner.found import Planned

@@ -26,7 +26,7 @@ from jaxpar.data import batch_rows, open_data
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.devices import find_devices, prepare_devices
-from jaxpar.model.flops import flops_per_step
+from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.observe.amounts import seconds, size
 from jaxpar.planner.profile import check_writable, write_profile
 from jaxpar.training.batches import BatchPlacer
@@ -212,7 +212,7 @@ def _layer(width: int, depths: tuple[int, int]) -> dict[str, float]:
             _timed(step.evaluate, step.readable_weights(state.master), batch),
             _timed(step.gradients, state, batch),
         )
-        flops[layers] = flops_per_step(model, 128, 128 * 129 // 2, 256)
+        flops[layers] = flops_per_step(model, 128, causal_pairs(model, 128, 128), 256)
     few, many = depths
     forward, both = (max(0.0, b - a) / (many - few) for a, b in zip(spans[few], spans[many], strict=True))
     each = (flops[many] - flops[few]) / (many - few)

@@ -11,6 +11,7 @@ from typing import Any
 from jaxpar.config import Config
 from jaxpar.config.plan import AxisSizes, LayerRun
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.declared import activation_names
 from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import layer_shape
@@ -117,10 +118,15 @@ class Keeper:
         group = self.group
         key = "units", group.microbatch, group.context, group.tensor, self.chunk, self._splits, remat
         if key not in self.known:
-            config, runs = self.model.alike(self.case), runs_of(remat, self.chunk)
+            config, runs = self.model.alike(self.case), runs_of(remat, self.chunk, self._names)
             tiles = mlp_tiles(config, runs, self._splits).number
             self.known[key] = self.model.units(self.case, without_hidden(runs, tiles), tiles)
         return self.known[key]
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """Of the activations of the model's layers."""
+        return activation_names(self.model.config.model)
 
     def _shared(self, estimate: MemoryEstimate, units: Units, share: float) -> MemoryEstimate:
         """With a share of what a unit keeps on the host, taken as a number: which arrays it is comes later.
@@ -185,7 +191,7 @@ class Keeper:
         key = "hidden", group.microbatch, group.context, group.tensor, self.chunk, preset
         if key not in self.known:
             costs, layers = self.costs, self.chunk
-            unit = kept_bytes(runs_of(preset, layers), costs.sizes)
+            unit = kept_bytes(runs_of(preset, layers, self._names), costs.sizes)
             times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
             self.known[key] = largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
         return self.known[key]
@@ -208,7 +214,7 @@ class Keeper:
         except NothingFits:
             return
         names = list(self.costs.sizes)
-        runs: Runs = tuple(LayerRun(layers, of_all_names(own)) for layers, own in found)
+        runs: Runs = tuple(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found)
         remat = as_remat(runs, names)
         memory = self.memory(remat)
         if memory.device <= self.limit:

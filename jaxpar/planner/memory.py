@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
+from jaxpar.layers.declared import hidden_names
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
 from jaxpar.planner.memory_case import Case, Fixed, Work, fixed_bytes
 from jaxpar.planner.memory_slots import Slots, holds, pipeline_slots
 from jaxpar.planner.memory_weights import Weights
 from jaxpar.training.memory_estimate import IN_TRANSIT, TWICE, MemoryEstimate
-from jaxpar.training.tiles import HIDDEN, loss_tiles
+from jaxpar.training.tiles import loss_tiles
 
 
 class Units(NamedTuple):
@@ -78,7 +79,7 @@ class MemoryModel:
         What a feed-forward in tiles does not keep is left out of `runs` already.
         """
         sizes = activation_bytes(self.shape(case))
-        made = {name: size // (tiles if name in HIDDEN else 1) for name, size in sizes.items()}
+        made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
         least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
         away = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
         return Units(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
-from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, activation_bytes
+from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.planner.memory_weights import Ends, Part, Weights
 
@@ -121,7 +121,7 @@ class _Counted:
             chunk=layer * case.chunk_layers,
             widening=self._widening,
             for_weights=self._kept_for_weights(),
-            between=activation_bytes(self.shape)["layer_input"],
+            between=between_bytes(self.shape),
             batch=BATCH_BYTES * self.shape.tokens * case.microbatches,
         )
 
@@ -252,7 +252,4 @@ class _Counted:
 
     def _kept_for_weights(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward leaves for W."""
-        sizes, gated = activation_bytes(self.shape), self.shape.gated
-        between, hidden = sizes["layer_input"], sizes["mlp_up"]
-        attention = between + sizes["query"] + sizes["key"] + sizes["value"] + sizes["attention_output"] + between
-        return self.case.chunk_layers * (attention + between + (3 if gated else 2) * hidden + between)
+        return self.case.chunk_layers * matmul_bytes(self.shape)

@@ -23,13 +23,12 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import one_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
-from jaxpar.model.flops import flops_per_step
+from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.table import loop_placement, v_placement
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.mechanisms import Mechanisms
-from jaxpar.planner.time_layer import layer_case
 from jaxpar.planner.time_messages import Network
 from jaxpar.planner.time_model import Step, StepTime, floor_time, step_parts, step_time
 from jaxpar.planner.time_pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
@@ -207,8 +206,8 @@ class Clock:
         """`time`, of one kind and another number of layers, with the MFU of the model on the cluster."""
         assert self.model.vocab is not None, "the vocabulary is known before a step is predicted"
         tokens = self.global_batch * self.sequence_length
-        keys = layer_case(self.model, self.sequence_length, 1, 1, 1, "allgather", False, "bfloat16").keys
-        flops = flops_per_step(self.model, tokens, round(tokens * keys), self.model.vocab)
+        pairs = causal_pairs(self.model, tokens, self.sequence_length)
+        flops = flops_per_step(self.model, tokens, pairs, self.model.vocab)
         devices = self.cluster.devices
         return replace(time, mfu=flops / (time.seconds * devices * self.cluster.training_peak))
 

@@ -22,11 +22,12 @@ from jaxtyping import Float
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_counts
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.spelling import named
 from jaxpar.config.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.memory.layer_shape import ITEM_BYTES, activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import ITEM_BYTES, between_bytes, layer_shapes, matrix_numbers
 from jaxpar.observe.amounts import seconds, share
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.document import read_document
@@ -135,12 +136,12 @@ def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float
     """Bytes of a step: once round a ring of ranks with the same weights; between two chunks in one direction; and over
     an edge of a ring of tensor ranks, which send their parts of the residual stream on `PASSES` times a layer."""
     model = config.model
-    shape = layer_shape(config, axes, plan.microbatch_rows)
-    matrices = 2 * shape.query_width + 2 * shape.kv_width + (3 if shape.gated else 2) * shape.hidden_width
-    own = model.layers / axes.pipe * model.embed * matrices + padded_vocab(model) * model.embed / axes.tensor
+    shapes, counts = layer_shapes(config, axes, plan.microbatch_rows), kind_counts(model)
+    matrices = sum(counts[kind] * matrix_numbers(shape) for kind, shape in shapes.items())
+    own = matrices / axes.pipe + padded_vocab(model) * model.embed / axes.tensor
     gradient, storage = ITEM_BYTES[plan.dtypes.gradient], ITEM_BYTES[plan.dtypes.storage]
     each = (2 * storage + gradient) * plan.microbatches if plan.zero == 3 else storage + gradient
-    sent = activation_bytes(shape)["layer_input"] * plan.microbatches
+    sent = between_bytes(next(iter(shapes.values()))) * plan.microbatches
     around = PASSES * model.layers / axes.pipe * (axes.tensor - 1) * sent
     return own * each, float(sent), around
 

@@ -14,9 +14,9 @@ from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import quoted
-from jaxpar.config.validate import validate
 from jaxpar.data import open_data
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.checks import validate
 from jaxpar.planner import words
 from jaxpar.planner.document import to_dict, write_document
 from jaxpar.planner.hardware_model import UNFITTED, HardwareModel, described

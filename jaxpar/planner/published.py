@@ -157,7 +157,7 @@ def _check_units(
 ) -> None:
     """Raise `UserError` for more than the GPU computes or holds: the number is in another unit, or of several GPUs."""
     sequence, peak = cell.whole("seq_len"), max(gpu.peaks.values())
-    flops = flops_per_step(model, sequence, sequence * sequence // 2, model.vocab or 0) / sequence
+    flops = flops_per_step(model, sequence, {model.window: sequence * sequence // 2}, model.vocab or 0) / sequence
     if tokens_per_s is not None and tokens_per_s * flops > peak:
         column = "tokens_per_s_per_gpu" if cell.row["tokens_per_s_per_gpu"] else "step_time_s"
         raise UserError(

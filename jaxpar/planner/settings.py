@@ -12,7 +12,6 @@ from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, PRESETS, TREATMENTS, Treatment, layer_runs, remat_map
-from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import CPU
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
@@ -81,16 +80,16 @@ def nearest_preset(treatments: dict[str, str]) -> tuple[str, dict[str, str]]:
     return nearest, changes[nearest]
 
 
-def runs_of(remat: Remat, layers: int) -> Runs:
-    """What the layers of a chunk keep."""
+def runs_of(remat: Remat, layers: int, names: Sequence[str]) -> Runs:
+    """What the layers of a chunk keep, by the names of a model's activations."""
     if isinstance(remat, str):
-        return layer_runs(remat, ACTIVATIONS, layers)
-    return tuple(LayerRun(number, of_all_names(dict(own))) for number, own in remat)
+        return layer_runs(remat, names, layers)
+    return tuple(LayerRun(number, of_all_names(dict(own), names)) for number, own in remat)
 
 
-def of_all_names(own: Mapping[str, str]) -> dict[str, Treatment]:
-    """Treatments with names that this model's layers do not have."""
-    return {name: TREATMENTS[own.get(name, "recompute")] for name in ACTIVATIONS}
+def of_all_names(own: Mapping[str, str], names: Sequence[str]) -> dict[str, Treatment]:
+    """Treatments with names that `own` leaves out."""
+    return {name: TREATMENTS[own.get(name, "recompute")] for name in names}
 
 
 def as_remat(

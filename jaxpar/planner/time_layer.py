@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
-from jaxpar.config.counting import gated, head_dim, kv_heads
+from jaxpar.config.counting import head_dim
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.counting import layer_matmul_parameters
+from jaxpar.layers.declaration import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
+from jaxpar.memory.layer_shape import LayerShape
 from jaxpar.planner.mechanisms import Mechanisms
 from jaxpar.planner.time_messages import Network, interleaved, overlapped
 from jaxpar.planner.time_operations import Device
-
-ALL = frozenset({"*"})
-"""Recompute everything, the layer's last matmul too."""
 
 
 class Work(NamedTuple):
@@ -51,59 +52,54 @@ def total(works: Iterable[Work]) -> Work:
 class LayerCase:
     """What a layer's time depends on, beside hardware and mechanisms."""
 
-    rows: int
-    part: int
-    """Tokens of a row on this device."""
-    sequence: int
-    embed: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    gated: bool
-    layernorm: bool
-    rope: bool
-    biases: bool
-    window: int | None
-    tensor: int
-    context: int
+    shape: LayerShape
     context_strategy: str
     sequence_parallel: bool
     float8: bool
-    item: int = 2
-    """Bytes of an activation's number."""
 
     @property
     def tokens(self) -> int:
         """Tokens inside the blocks."""
-        return self.rows * self.part
+        return self.shape.tokens
 
     @property
-    def keys(self) -> float:
-        """Keys that a query sees on average, under a causal mask and the window."""
-        seen = self.sequence if self.window is None else min(self.window, self.sequence)
-        return (seen * (seen + 1) / 2 + (self.sequence - seen) * seen) / self.sequence
+    def part(self) -> int:
+        """Tokens of a row on this device."""
+        return self.shape.sequence // self.shape.context
+
+    @property
+    def embed(self) -> int:
+        """Numbers per token of the residual stream."""
+        return self.shape.embed
+
+    @property
+    def item(self) -> int:
+        """Bytes of an activation's number."""
+        return self.shape.item_bytes
+
+    @property
+    def tensor(self) -> int:
+        """Ranks that share matrices."""
+        return self.shape.tensor
+
+    @property
+    def between(self) -> float:
+        """Numbers of the residual stream on this device."""
+        return float(self.tokens * self.embed) / (self.tensor if self.sequence_parallel else 1)
 
     @property
     def parameters(self) -> int:
-        """Of the layer, on this device before any sharding over data ranks."""
-        width = self.heads * self.head_dim + self.kv_heads * self.head_dim
-        return self.embed * (2 * width + (3 if self.gated else 2) * self.mlp) // self.tensor
+        """Of the layer's matrices, on this device before any sharding over data ranks."""
+        return layer_matmul_parameters(self.shape.model) // self.tensor
 
 
 def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
     precision: str,
 ) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`."""
-    return LayerCase(
-        rows=rows, part=sequence // context, sequence=sequence, embed=model.embed, heads=model.heads,
-        kv_heads=kv_heads(model), head_dim=head_dim(model), mlp=model.mlp, gated=gated(model),
-        layernorm=model.norm == "layernorm", rope=model.position == "rope", biases=model.mlp_bias,
-        window=model.window, tensor=tensor, context=context, context_strategy=strategy,
-        sequence_parallel=parallel and tensor > 1, float8=precision == "float8",
-        item=4 if precision == "float32" else 2,
-    )  # fmt: skip
+    """The case of a layer of `model`, whose layers are all alike."""
+    shape = LayerShape(model, rows, sequence, context, tensor, 4 if precision == "float32" else 2)
+    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,11 @@ class LayerTime:
     """A layer: forward by operation, and backward."""
 
     operations: Mapping[str, Work]
-    """By the activation that it makes (names of `memory.layer_shape`), in order; `mlp_down` makes the next input."""
+    """By the activation that it makes, in order."""
+    made: Mapping[str, str]
+    """The operation that makes each activation but the layer's input."""
+    last: frozenset[str]
+    """Operations that make no activation: full recomputation need not run them."""
     backward: Work
     weight: float
     """Seconds of the backward that are gradients of weights."""
@@ -122,109 +122,194 @@ class LayerTime:
         return total(self.operations.values())
 
     def again(self, names: frozenset[str]) -> Work:
-        """Making the activations of `names` again (`ALL` for the whole layer)."""
-        if names == ALL:
-            return self.forward
-        return total([Work(), *(work for name, work in self.operations.items() if name in names)])
+        """Running the operations again that make activations of `names`, or that are among them."""
+        again = {self.made.get(name, name) for name in names}
+        return total([Work(), *(work for name, work in self.operations.items() if name in again)])
 
 
 @lru_cache(maxsize=50_000)
 def layer_time(case: LayerCase, device: Device, network: Network, does: Mechanisms) -> LayerTime:
-    """The time of a layer."""
-    messages = _Messages(case, network, does)
-    move = device.bytes_seconds
-    tokens, tensor = case.tokens, case.tensor
-    between = float(tokens * case.embed) / (tensor if case.sequence_parallel else 1)
-    query, key = case.heads * case.head_dim // tensor, max(1, case.kv_heads // tensor) * case.head_dim
-    hidden, wide = case.mlp // tensor, float(tokens * (case.mlp // tensor))
-    fused, item = does.fused_elementwise, case.item / 2
-    unfused = 1 if fused else 3
-    operand = 1 if case.float8 else case.item
-    of_gradient = 4 if does.gradient_type == "float32" else 2
+    """The time of a layer, from the operations that its parts declare."""
+    counted = _Counted(case, device, network, does)
+    operations: dict[str, Work] = {}
+    for part, one in case.shape.layer.operations:
+        match one:
+            case Elementwise():
+                operations[one.output] = counted.elementwise(one)
+            case Core():
+                operations[one.outputs[0]] = counted.core()
+            case Matmuls(inward=True):
+                operations |= counted.products(part, one)
+            case Matmuls():
+                name = one.outputs[0] if one.outputs else f"{part.name}_{one.weights[0]}"
+                operations[name] = counted.back(part, one)
+    made: dict[str, str] = {}
+    for _, one in case.shape.layer.operations:
+        if isinstance(one, Core):
+            made |= dict.fromkeys(one.outputs, one.outputs[0])
+    made = {name: made.get(name, name) for name in case.shape.layer.names if name != LAYER_INPUT}
+    backward, weight = counted.backward()
+    return LayerTime(operations, made, frozenset(operations) - set(made.values()), backward, weight)
 
-    def product(n: int, k: int) -> float:
-        return device.matmul(tokens, n, k, 1, case.item, operand)
 
-    def gradients(n: int, k: int) -> tuple[float, float]:
+class _Counted:
+    """The operations of a layer in seconds, and what its backward has of each."""
+
+    def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
+        self.case, self.device, self.does, self.shape = case, device, does, case.shape
+        self.messages = _Messages(case, network, does)
+        self.fused, self.half = does.fused_elementwise, case.item / 2
+        self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
+        self.operand = 1 if case.float8 else case.item
+        self.of_gradient = 4 if does.gradient_type == "float32" else 2
+        self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
+        self.widths = {one.name: self.shape.width(one.dims) for one in self.shape.layer.activations}
+
+    def product(self, n: int, k: int) -> float:
+        """Seconds of all tokens [k] times a matrix [k, n]."""
+        return self.device.matmul(self.case.tokens, n, k, 1, self.case.item, self.operand)
+
+    def gradients(self, n: int, k: int) -> tuple[float, float]:
         """Gradient of the input, and of the weight [k, n], added to an accumulator of float32 where kernels do."""
-        accumulated = 2 * of_gradient if does.fused_accumulation else case.item
-        inward = device.matmul(tokens, k, n, 1, case.item, operand)
-        return inward, device.matmul(k, n, tokens, 1, accumulated, operand)
+        case = self.case
+        accumulated = 2 * self.of_gradient if self.does.fused_accumulation else case.item
+        inward = self.device.matmul(case.tokens, k, n, 1, case.item, self.operand)
+        return inward, self.device.matmul(k, n, case.tokens, 1, accumulated, self.operand)
 
-    casts = lambda n, k: (4 * tokens * k + 4 * n * k, 4 * tokens * n) if case.float8 else (0, 0)
-    norm_bytes = (4 if fused else 12) * item if case.layernorm else (4 if fused else 32) * item
-    norm_back = (8 if fused else 20) * item if case.layernorm else (8 if fused else 56) * item
-    drop, drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
-    residual, residual_back = 6.0 * item, 6.0 * item
-    rope = 4.0 * item * (1 if fused else 5) * tokens * (query + key) if case.rope else 0.0
-    layout = 4.0 * item * tokens * (query + 2 * key)
-    activation, activation_back = (6.0, 10.0) if case.gated else (4.0, 6.0)
-    bias = 2.0 * item * (tokens * (query + 2 * key + hidden) + 2 * between) if case.biases else 0.0
-    launches = 2 if fused else 6
+    def casts(self, n: int, k: int) -> tuple[int, int]:
+        """Bytes of casts to float8 and of their scales, forward and backward."""
+        tokens = self.case.tokens
+        return (4 * tokens * k + 4 * n * k, 4 * tokens * n) if self.case.float8 else (0, 0)
 
-    if does.attention == "scores":
-        core, core_back = device.scores(
-            case.rows, case.heads // tensor, case.part, case.sequence, case.head_dim, does.dropout, fused, case.item
+    def group(self, part: Part, group: Matmuls) -> tuple[int, int]:
+        """Outputs and inputs of the matmul that a group is, its matrices side by side."""
+        sides = [self.shape.matrix(part.weights[name]) for name in group.weights]
+        return sum(n for _, n in sides), sides[0][0]
+
+    def moved(self, traffic: Traffic, numbers: float, back: bool = False) -> float:
+        """Bytes of elementwise work on so many numbers."""
+        fused, unfused = (traffic.backward, traffic.unfused_backward) if back else (traffic.forward, traffic.unfused)
+        return 2 * (fused if self.fused else unfused) * self.half * numbers
+
+    def numbers(self, output: str) -> float:
+        """Of an activation: between the blocks, as the software splits it there."""
+        one = next((one for one in self.shape.layer.activations if one.name == output), None)
+        return self.case.between if one is None or one.between else float(self.case.tokens * self.widths[output])
+
+    # ---- forward
+
+    def elementwise(self, one: Elementwise) -> Work:
+        """Norms and non-linearities."""
+        if one.traffic is None:
+            return Work()
+        numbers = self.numbers(one.output)
+        moved = self.moved(one.traffic, numbers) + (self.drop * numbers if one.adds else 0.0)
+        kernels = self.launches * one.norms + 2 * self.unfused * one.adds if one.norms else self.unfused
+        return Work(other=self.device.bytes_seconds(moved), kernels=kernels)
+
+    def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
+        """One matmul with all matrices of a group, and what its outputs go through, shared out by their widths."""
+        n, k = self.group(part, group)
+        joined, (cast, _) = self.product(n, k), self.casts(n, k)
+        sent = self.messages.gather(joined)
+        context = self.context[0] if group.by_head else 0.0
+        rope, layout = self._rope(group), self._layout(group)
+        turned = sum(self.widths[name] for name in group.rotated)
+        works: dict[str, Work] = {}
+        for name in group.outputs:
+            share = self.widths[name] / n
+            rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
+            other = self.device.bytes_seconds(rotation + (layout + cast) * share)
+            kernels = 2 * self.unfused if group.by_head else 1
+            works[name] = Work(joined * share, 0.0, other, sent * share, context * share, kernels)
+        return works
+
+    def back(self, part: Part, group: Matmuls) -> Work:
+        """The matmul back into the residual stream."""
+        n, k = self.group(part, group)
+        out, (cast, _) = self.product(n, k), self.casts(n, k)
+        added = self.moved(RESIDUAL, self.case.between) + self.drop * self.case.between if group.adds else 0.0
+        kernels = 2 * self.unfused if group.adds else 1
+        other = self.device.bytes_seconds(added + cast)
+        return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
+
+    def core(self) -> Work:
+        """Attention itself."""
+        return Work(attention=self.attention[0], kernels=self.core_kernels)
+
+    @property
+    def core_kernels(self) -> int:
+        """Kernels of attention itself."""
+        return 6 if self.does.attention == "scores" else 1
+
+    @cached_property
+    def attention(self) -> tuple[float, float]:
+        """Seconds of attention itself, forward and backward."""
+        case, does, shape = self.case, self.does, self.shape
+        heads, width = shape.model.heads // shape.tensor, head_dim(shape.model)
+        if does.attention == "scores":
+            return self.device.scores(
+                shape.rows, heads, case.part, shape.sequence, width, does.dropout, self.fused, case.item
+            )
+        return self.device.flash(
+            shape.rows, max(1, heads), case.part, shape.keys_per_query, width, does.attention, case.item
         )
-        core_kernels = 6
-    else:
-        core, core_back = device.flash(
-            case.rows, max(1, case.heads // tensor), case.part, case.keys, case.head_dim,
-            does.attention, case.item,
-        )  # fmt: skip
-        core_kernels = 1
-    projections = {"query": query, "key": key, "value": key}
-    joined = product(query + 2 * key, case.embed)
-    out, down = product(case.embed, query), product(case.embed, hidden)
-    cast_in, cast_in_back = casts(query + 2 * key, case.embed)
-    cast_out, cast_out_back = casts(case.embed, query)
-    cast_up, cast_up_back = casts(hidden * (2 if case.gated else 1), case.embed)
-    cast_down, cast_down_back = casts(case.embed, hidden)
-    ups = 2 if case.gated else 1
-    both_up = product(ups * hidden, case.embed)
-    context_message, context_message_back = messages.context(core, core_back)
 
-    operations: dict[str, Work] = {"attention_input": Work(other=move(norm_bytes * between), kernels=launches)}
-    sent = messages.gather(joined)
-    for name, width in projections.items():
-        share = width / (query + 2 * key)
-        turned = rope * (width / (query + key)) if name != "value" else 0.0
-        other = move(turned + (layout + cast_in) * share)
-        operations[name] = Work(joined * share, 0.0, other, sent * share, context_message * share, 2 * unfused)
-    operations["attention_output"] = Work(attention=core, kernels=core_kernels)
-    operations["attention_residual"] = Work(
-        out, 0.0, move((residual + drop) * between + cast_out), messages.scatter(out), kernels=2 * unfused
-    )
-    operations["mlp_input"] = Work(other=move(norm_bytes * between), kernels=launches)
-    sent = messages.gather(both_up)
-    if case.gated:
-        operations["mlp_gate"] = Work(both_up / 2, 0.0, move(cast_up / 2), sent / 2, kernels=1)
-        operations["mlp_activated"] = Work()
-    operations["mlp_up"] = Work(both_up / ups, 0.0, move(cast_up / ups), sent / ups, kernels=1)
-    gate = activation * item * (1 if fused or not case.gated else 10 / 6)
-    operations["mlp_hidden"] = Work(other=move(gate * wide), kernels=unfused)
-    operations["mlp_down"] = Work(
-        down, 0.0, move((residual + drop) * between + cast_down), messages.scatter(down), kernels=2 * unfused
-    )
+    @cached_property
+    def context(self) -> tuple[float, float]:
+        """Messages of context ranks that nothing hides, forward and backward."""
+        return self.messages.context(*self.attention)
 
-    backs = (
-        gradients(query + 2 * key, case.embed),
-        gradients(case.embed, query),
-        gradients(ups * hidden, case.embed),
-        gradients(case.embed, hidden),
-    )
-    weight = sum(pair[1] for pair in backs)
-    inward = sum(pair[0] for pair in backs)
-    gate_back = activation_back * item * (1 if fused or not case.gated else 16 / 10)
-    other = move(
-        2 * (norm_back + residual_back + drop_back) * between + rope + layout + gate_back * wide + bias
-        + cast_in_back + cast_out_back + cast_up_back + cast_down_back
-        + (0 if does.fused_accumulation else (2.0 + 2 * of_gradient) * case.parameters)
-    )  # fmt: skip
-    sent = messages.backward(backs, (cast_in, cast_out, cast_up, cast_down))
-    kernels = 8 + 2 * core_kernels + 2 * launches + 10 * unfused + (4 if case.biases else 0)
-    backward = Work(inward + weight, core_back, other, sent, context_message_back, kernels)
-    return LayerTime(operations, backward, weight)
+    def _rope(self, group: Matmuls) -> float:
+        """Bytes of rotating: two read and written for each number, five times that kernel by kernel."""
+        return 4.0 * self.half * (1 if self.fused else 5) * self._numbers(group.rotated)
+
+    def _layout(self, group: Matmuls) -> float:
+        """Bytes of laying outputs out by head."""
+        return 4.0 * self.half * self._numbers(group.outputs) if group.by_head else 0.0
+
+    def _numbers(self, outputs: Iterable[str]) -> int:
+        return self.case.tokens * sum(self.widths[name] for name in outputs)
+
+    # ---- backward
+
+    def backward(self) -> tuple[Work, float]:
+        """(the backward, seconds of it that are gradients of weights)."""
+        case, layer = self.case, self.shape.layer
+        backs: list[tuple[float, float]] = []
+        moved, kernels = 0.0, 0
+        for part, one in layer.operations:
+            if isinstance(one, Matmuls):
+                sides = self.group(part, one)
+                backs.append(self.gradients(*sides))
+                moved += self._matmuls_back(part, one) + self.casts(*sides)[1]
+                kernels += 2 + (2 * self.unfused * len(one.outputs) if one.by_head else 0) + self.unfused * one.adds
+                kernels += any(f"{name}_bias" in part.weights for name in one.weights)
+            elif isinstance(one, Core):
+                kernels += 2 * self.core_kernels
+            elif one.traffic is not None:
+                numbers = self.numbers(one.output)
+                moved += self.moved(one.traffic, numbers, back=True) + (self.drop_back * numbers if one.adds else 0.0)
+                kernels += (self.launches if one.norms else 2 * self.unfused) * max(1, one.norms)
+                kernels += self.unfused * one.adds
+        if not self.does.fused_accumulation:
+            moved += (2.0 + 2 * self.of_gradient) * case.parameters
+        weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
+        columns = [one.inward for _, one in layer.operations if isinstance(one, Matmuls)]
+        sent = self.messages.backward(list(zip(columns, backs, strict=True)))
+        other = self.device.bytes_seconds(moved)
+        return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels), weight
+
+    def _matmuls_back(self, part: Part, group: Matmuls) -> float:
+        """Bytes of what stands behind a group of matmuls: rotation, layout, addition, biases."""
+        moved = self._rope(group) + self._layout(group)
+        if group.adds:
+            moved += self.moved(RESIDUAL, self.case.between, back=True) + self.drop_back * self.case.between
+        for place, name in enumerate(group.weights):
+            if f"{name}_bias" in part.weights:
+                numbers = self.case.tokens * self.widths[group.outputs[place]] if group.inward else self.case.between
+                moved += 2.0 * self.half * numbers
+        return moved
 
 
 class _Messages:
@@ -233,6 +318,7 @@ class _Messages:
     def __init__(self, case: LayerCase, network: Network, does: Mechanisms):
         self.case, self.does = case, does
         self.slowdown = network.model.overlap_slowdown
+        self.ranks, self.heads, self.head_dim = case.shape.context, case.shape.model.heads, head_dim(case.shape.model)
         ring = network.ring(case.tensor, 1)
         whole = float(case.tokens * case.embed * case.item)
         self.parallel = case.sequence_parallel
@@ -240,14 +326,14 @@ class _Messages:
         self.full = ring.reduce(whole) if case.tensor > 1 else 0.0
         group = 1
         if case.context_strategy == "usp":
-            group = neighbours(case.context, case.heads // case.tensor, max(1, network.per_host // case.tensor))
+            group = neighbours(self.ranks, self.heads // case.tensor, max(1, network.per_host // case.tensor))
         elif case.context_strategy == "ulysses":
-            group = case.context
+            group = self.ranks
         self.group = group
         """Neighbouring context ranks that exchange sequence for heads; a ring goes round the groups."""
         self.over_group = network.ring(group, case.tensor)
-        self.between_groups = network.ring(case.context // group, case.tensor * group)
-        self.over_context = network.ring(case.context, case.tensor)
+        self.between_groups = network.ring(self.ranks // group, case.tensor * group)
+        self.over_context = network.ring(self.ranks, case.tensor)
 
     def _exposed(self, matmul: float, message: float) -> float:
         if self.does.overlap_tensor and message:
@@ -262,18 +348,17 @@ class _Messages:
         """After a matmul that is split by rows: the sum over the ranks."""
         return self._exposed(matmul, self.half if self.parallel else self.full)
 
-    def backward(self, pairs: tuple[tuple[float, float], ...], _: tuple[float, ...]) -> float:
-        """Of the four matmuls' backward: (gradient of the input, of the weight) of qkv, out, up, down.
+    def backward(self, groups: Sequence[tuple[bool, tuple[float, float]]]) -> float:
+        """Of the backward of groups of matmuls: (inward, (gradient of the input, of the weights)).
 
-        Split by columns (qkv, up): the gradient of the input is summed, beside the gradient of the weight where the
-        software can; with sequence parallelism the input is gathered again beside the gradient of the input. Split by
-        rows (out, down): with sequence parallelism the gradient is gathered first.
+        Inward, split by columns: the gradient of the input is summed, beside the gradient of the weight where the
+        software can; with sequence parallelism the input is gathered again beside the gradient of the input. Outward,
+        split by rows: with sequence parallelism the gradient is gathered first.
         """
         if self.case.tensor == 1:
             return 0.0
         exposed = 0.0
-        for place, (inward, weight) in enumerate(pairs):
-            columns = place in (0, 2)
+        for columns, (inward, weight) in groups:
             if not self.parallel:
                 exposed += self._beside(weight, self.full) if columns else 0.0
             elif columns:
@@ -290,18 +375,18 @@ class _Messages:
     def context(self, core: float, core_back: float) -> tuple[float, float]:
         """Forward and backward, by strategy."""
         case = self.case
-        if case.context == 1:
+        if self.ranks == 1:
             return 0.0, 0.0
-        heads = max(1, case.kv_heads // case.tensor)
-        part = float(2 * case.tokens * heads * case.head_dim * case.item)
+        heads = case.shape.kv_heads
+        part = float(2 * case.tokens * heads * self.head_dim * case.item)
         if case.context_strategy == "allgather":
-            forward = self.over_context.gather(part * case.context)
+            forward = self.over_context.gather(part * self.ranks)
             return self._beside_core(core, forward), self._beside_core(core_back, 2 * forward)
         part *= repeats(heads, self.group)
-        query = float(case.tokens * case.heads * case.head_dim // case.tensor * case.item)
+        query = float(case.tokens * self.heads * self.head_dim // case.tensor * case.item)
         exchanged = 2 * self.over_group.exchange(query) + self.over_group.exchange(part)
         # Backward, keys and values go round again, and the gradients of both in float32.
-        steps, ring = case.context // self.group - 1, self.between_groups
+        steps, ring = self.ranks // self.group - 1, self.between_groups
         forward, backward = steps * ring.shift(part), steps * ring.shift(part * (1 + 4 / case.item))
         share = steps / (steps + 1)
         return (
@@ -334,8 +419,7 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, doe
     messages = _Messages(case, network, does)
     gather = messages.half if case.sequence_parallel else 0.0
     back = messages.half if case.sequence_parallel else messages.full
-    between = float(case.tokens * case.embed) / (case.tensor if case.sequence_parallel else 1)
-    embed = device.bytes_seconds(between * 4 + between * 10)
+    embed = device.bytes_seconds(case.between * 4 + case.between * 10)
     return (
         Work(forward, 0.0, device.bytes_seconds(own * logits) + embed / 2, gather, 0.0, 12),
         Work(inward + weight, 0.0, device.bytes_seconds(own_back * logits) + embed / 2, back, 0.0, 12),

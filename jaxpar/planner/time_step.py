@@ -6,26 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
+from jaxpar.config.kinds import kind_counts, kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.model.flops import flops_per_step
+from jaxpar.memory.remat import remat_map
+from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.kept import kept_bytes
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.mechanisms import Mechanisms
-from jaxpar.planner.time_layer import ALL, LayerCase, Work, head_time, layer_case, layer_time, total
+from jaxpar.planner.time_layer import LayerCase, LayerTime, Work, head_time, layer_case, layer_time, total
 from jaxpar.planner.time_messages import Network, Ring, network_of, overlapped
-from jaxpar.planner.time_operations import device_of
+from jaxpar.planner.time_operations import Device, device_of
 from jaxpar.planner.time_pipeline import Pieces, Stages, pipeline_seconds
 from jaxpar.planner.time_update import Update, orthogonal_seconds
-
-PRESET_RECOMPUTES = {
-    "none": frozenset[str](),
-    "gemm_last": frozenset({"attention_input", "mlp_input", "mlp_activated", "mlp_hidden"}),
-    "selective": frozenset({"attention_output"}),
-    "full": ALL,
-}
-"""The activations that each preset makes again."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +50,8 @@ class Steps:
         self._layers: dict[tuple[int, int, int, str, bool, str], Layers] = {}
         self._rings: dict[tuple[int, int, bool], Ring] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
-        case = layer_case(model, sequence, 1, 1, 1, "allgather", False, "bfloat16")
-        self._flops = flops_per_step(model, batch * sequence, round(batch * sequence * case.keys), self.vocab)
+        tokens = batch * sequence
+        self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab)
         self._peak = cluster.training_peak
         self._per_host, self._host_bandwidth = cluster.gpus_per_host, cluster.host_bandwidth
 
@@ -115,13 +109,25 @@ class Layers:
     """A layer, and the head, of layouts with like microbatches on like devices."""
 
     def __init__(self, where: Steps, layout: Layout):
-        self._does = where.does
-        self.case: LayerCase = layer_case(
-            where.model, where.sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-            layout.sequence_parallel, layout.precision,
-        )  # fmt: skip
-        self.time = layer_time(self.case, where.device, where.network, where.does)
-        self.forward, self.backward = self.time.forward, self.time.backward
+        self._does, self._counts = where.does, kind_counts(where.model)
+        self.cases: dict[str, LayerCase] = {
+            kind: layer_case(
+                model, where.sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
+                layout.sequence_parallel, layout.precision,
+            )
+            for kind, model in kind_models(where.model).items()
+        }  # fmt: skip
+        self.case = next(iter(self.cases.values()))
+        """Of one kind, for what they have in common."""
+        self.times = {
+            kind: layer_time(case, where.device, where.network, where.does) for kind, case in self.cases.items()
+        }
+        self.forward = self._mean({kind: time.forward for kind, time in self.times.items()})
+        self.backward = self._mean({kind: time.backward for kind, time in self.times.items()})
+        self.weight = self._average({kind: time.weight for kind, time in self.times.items()})
+        """Seconds of an average layer's backward that are gradients of weights."""
+        self.parameters = self._average({kind: case.parameters for kind, case in self.cases.items()})
+        """Of an average layer's matrices on a device."""
         both = head_time(self.case, where.vocab, where.device, where.network, where.does)
         self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
         self._again: dict[Remat, Work] = {}
@@ -132,22 +138,40 @@ class Layers:
             self._again[remat] = self._made(remat)
         return self._again[remat]
 
-    def _made(self, remat: Remat) -> Work:
-        if isinstance(remat, str):
-            return self._made_again(PRESET_RECOMPUTES[remat])
-        layers = sum(count for count, _ in remat)
-        works = []
-        for count, treatments in remat:
-            names = frozenset(name for name, treatment in treatments if treatment == "recompute")
-            if "attention_lse" in names:
-                names |= {"attention_output"}
-            works.append(self._made_again(names).times(count / layers))
-        return total(works)
+    def kept(self, remat: Remat) -> float:
+        """Bytes that an average layer keeps of a microbatch."""
+        return self._average({kind: kept_bytes(case, remat) for kind, case in self.cases.items()})
 
-    def _made_again(self, names: frozenset[str]) -> Work:
-        if names == ALL and not self._does.recompute_last_matmul:
-            names = frozenset(self.time.operations) - {"mlp_down"}
-        return self.time.again(names)
+    def orthogonal(self, device: Device, iterations: int) -> float:
+        """Seconds of making the matrices of an average layer orthogonal."""
+        return self._average({kind: orthogonal_seconds(case, device, iterations) for kind, case in self.cases.items()})
+
+    def _made(self, remat: Remat) -> Work:
+        return self._mean({kind: self._made_by(time, remat) for kind, time in self.times.items()})
+
+    def _made_by(self, time: LayerTime, remat: Remat) -> Work:
+        """What a layer of a kind makes again."""
+        if isinstance(remat, str):
+            names = _recomputed(remat_map(remat, time.made))
+            whole = remat == "full" and self._does.recompute_last_matmul
+            return time.again(names | time.last if whole else names)
+        layers = sum(count for count, _ in remat)
+        return total(time.again(_recomputed(dict(own))).times(count / layers) for count, own in remat)
+
+    def _mean(self, works: Mapping[str, Work]) -> Work:
+        """Over the layers, of each kind's."""
+        first, *others = works.values()
+        layers = sum(self._counts.values())
+        return total(own.times(self._counts[kind] / layers) for kind, own in works.items()) if others else first
+
+    def _average[Number: (int, float)](self, numbers: Mapping[str, Number]) -> Number | float:
+        first, *others = numbers.values()
+        layers = sum(self._counts.values())
+        return sum(self._counts[kind] * own for kind, own in numbers.items()) / layers if others else first
+
+
+def _recomputed(treatments: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name, treatment in treatments.items() if treatment == "recompute")
 
 
 class Step:
@@ -199,7 +223,7 @@ class Step:
         offload = self._offload(whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
         head = self.layers.head_seconds
-        self.pieces = Pieces(whole_f, whole_b, min(self.layers.time.weight, whole_b), head, self._transfer())
+        self.pieces = Pieces(whole_f, whole_b, min(self.layers.weight, whole_b), head, self._transfer())
         self.ideal = m * (self.model.layers * (whole_f + whole_b) + head) / layout.pipe
         count = m * per_rank
         share = m / layout.pipe
@@ -221,8 +245,8 @@ class Step:
         if layout.zero < 3:
             return 0.0, 0.0
         ring = self.shard_ring
-        weights = float(self.case.item * self.case.parameters)
-        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * self.case.parameters
+        weights = float(self.case.item * self.layers.parameters)
+        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * self.layers.parameters
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
         return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
 
@@ -230,7 +254,7 @@ class Step:
         """What copies to and from the host's memory cannot hide behind a layer's compute."""
         if not self.layout.offload_fraction:
             return 0.0, 0.0
-        copy = self.layout.offload_fraction * kept_bytes(self.case, self.layout.remat) / self.where.host_bandwidth
+        copy = self.layout.offload_fraction * self.layers.kept(self.layout.remat) / self.where.host_bandwidth
         return max(0.0, copy - forward), max(0.0, copy - backward)
 
     def _transfer(self) -> float:
@@ -250,7 +274,7 @@ class Step:
         layout = self.layout
         table = self.vocab * self.model.embed // layout.tensor
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
-        own = self.model.layers / layout.pipe * self.case.parameters + tables * table
+        own = self.model.layers / layout.pipe * self.layers.parameters + tables * table
         item = 4.0 if self.does.gradient_type == "float32" else 2.0
         sharded = self.shard_ring.ranks
         replicas = self.where.ring(layout.replica, sharded * layout.tensor)
@@ -287,9 +311,9 @@ class Step:
         layout = self.layout
         layers = self.model.layers / layout.pipe
         ring = self.where.ring(sharded * layout.tensor, 1)
-        exchanged = ring.exchange(4.0 * layers * self.case.parameters / sharded)
+        exchanged = ring.exchange(4.0 * layers * self.layers.parameters / sharded)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
-        return 2 * exchanged + share * orthogonal_seconds(self.case, self.device, self.update.iterations)
+        return 2 * exchanged + share * self.layers.orthogonal(self.device, self.update.iterations)
 
     def _left(self, message: float, backward: bool) -> float:
         """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 from jaxpar.config.schema import Config
 from jaxpar.planner.time_layer import LayerCase
@@ -49,12 +50,9 @@ def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> floa
     An iteration of a matrix, with s its smaller dim and l the larger: [s, l] x [l, s], [s, s] x [s, s] and
     [s, s] x [s, l].
     """
-    width, keys = case.heads * case.head_dim, case.kv_heads * case.head_dim
-    matrices = [(case.embed, width), (case.embed, keys), (case.embed, keys), (width, case.embed)]
-    matrices += [(case.embed, case.mlp)] * (3 if case.gated else 2)
     seconds = 0.0
-    for one, other in matrices:
-        small, large = sorted((one, other))
+    for spec in case.shape.layer.matrices:
+        small, large = sorted((prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])))
         seconds += (
             device.matmul(small, small, large, 1, 4, 4)
             + device.matmul(small, small, small, 1, 4, 4)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpar.config.counting import gated
 from jaxpar.config.errors import UserError
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import LayerShape
@@ -152,11 +151,7 @@ def published_memory(run: Run, layout: Layout) -> float:
     working set of a layer (`memory.pipeline_offload`).
     """
     model = run.model
-    shape = LayerShape(
-        rows=layout.microbatch, sequence=run.sequence, embed=model.embed, heads=model.heads,
-        kv_heads=model.kv_heads or model.heads, head_dim=model.head_dim or model.embed // model.heads, mlp=model.mlp,
-        gated=gated(model), context=layout.context, tensor=layout.tensor,
-    )  # fmt: skip
+    shape = LayerShape(model, layout.microbatch, run.sequence, layout.context, layout.tensor)
     multiple = VOCAB_MULTIPLE * layout.tensor
     vocab_rows = -(-(model.vocab or 0) // multiple) * multiple
     parameters = rank_parameters(shape, model.layers // layout.pipe, vocab_rows)

@@ -10,8 +10,8 @@ from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
-from jaxpar.model.attention import Attend
-from jaxpar.model.context import TokenContext
+from jaxpar.layers.attention import Attend
+from jaxpar.layers.context import TokenContext
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 

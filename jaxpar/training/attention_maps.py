@@ -18,14 +18,14 @@ from jaxtyping import Array, Float
 from jaxpar.config import ModelConfig, ParallelConfig, UserError
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.weights import with_weights
 from jaxpar.memory.filed import in_memory
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.layer_order import own_layers
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Tree
-from jaxpar.model.context import TokenContext
 from jaxpar.model.decoder import Batch, layer_of_kind
-from jaxpar.model.weights import with_weights
 from jaxpar.training.attend import mask_of
 from jaxpar.training.resolve import make_plan
 from jaxpar.training.step import TrainStep

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import LayerRun, Plan
+from jaxpar.layers.declared import activation_names
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.pareto import NothingFits, cheapest_of_kinds, layer_front, point_of
 from jaxpar.memory.remat import Treatment, joined
-from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_check import mebibytes
 from jaxpar.training.memory_estimate import IN_TRANSIT
 from jaxpar.training.pipeline import layer_order
@@ -46,7 +46,7 @@ def auto_runs(
     found: list[tuple[LayerRun, ...]] = []
     for host_bytes in (0, room.host_unit_bytes(host_limit)):
         try:
-            found.append(cheapest_runs(room, costs, kinds, host_bytes))
+            found.append(cheapest_runs(room, costs, kinds, host_bytes, activation_names(config.model)))
         except NothingFits as error:
             least = error.least_bytes
             continue
@@ -71,15 +71,15 @@ def auto_runs(
 
 
 def cheapest_runs(
-    room: Room, costs: Mapping[str, LayerCosts], kinds: Sequence[str], host_bytes: int
+    room: Room, costs: Mapping[str, LayerCosts], kinds: Sequence[str], host_bytes: int, names: Sequence[str]
 ) -> tuple[LayerRun, ...]:
-    """The cheapest choice for a chunk with slots of these kinds.
+    """The cheapest choice for a chunk with slots of these kinds, with all `names` of a model's activations.
 
     Raises:
         NothingFits: there is none with so much host memory for a microbatch in a chunk.
     """
     if not host_bytes:
-        return _named(cheapest_of_kinds(costs, kinds, room.unit_bytes, 0))
+        return _named(cheapest_of_kinds(costs, kinds, room.unit_bytes, 0), names)
     found: list[tuple[float, tuple[LayerRun, ...]]] = []
     least: list[int] = []
     points = {kind: layer_front(own) for kind, own in costs.items()}
@@ -90,7 +90,7 @@ def cheapest_runs(
         own_host = min(host_bytes, len(kinds) * on_their_way // IN_TRANSIT)
         unit_bytes = room.unit_bytes - on_their_way // room.units
         try:
-            runs = _named(cheapest_of_kinds(costs, kinds, unit_bytes, own_host, points))
+            runs = _named(cheapest_of_kinds(costs, kinds, unit_bytes, own_host, points), names)
         except NothingFits as error:
             least.append(error.least_bytes + on_their_way // room.units)
             continue
@@ -101,8 +101,10 @@ def cheapest_runs(
     return min(found, key=lambda choice: choice[0])[1]
 
 
-def _named(runs: list[tuple[int, dict[str, Treatment]]]) -> tuple[LayerRun, ...]:
-    return joined(LayerRun(number, _of_all_names(own)) for number, own in runs)
+def _named(runs: list[tuple[int, dict[str, Treatment]]], names: Sequence[str]) -> tuple[LayerRun, ...]:
+    """Runs of layers that make again what the choice leaves out: what a feed-forward in tiles does not keep."""
+    again: dict[str, Treatment] = dict.fromkeys(names, "recompute")
+    return joined(LayerRun(number, again | own) for number, own in runs)
 
 
 def _each(kinds: Sequence[str], runs: Sequence[LayerRun]) -> list[tuple[str, Mapping[str, Treatment]]]:
@@ -118,8 +120,3 @@ def _seconds(costs: Mapping[str, LayerCosts], kinds: Sequence[str], runs: Sequen
 def _offloaded(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> int:
     """Bytes of a layer that go to the host."""
     return sum(size for name, size in costs.sizes.items() if treatments[name] == "offload")
-
-
-def _of_all_names(treatments: dict[str, Treatment]) -> dict[str, Treatment]:
-    """With names that this model's layers do not have."""
-    return {name: treatments.get(name, "recompute") for name in ACTIVATIONS}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpar.config.counting import padded_vocab
+from jaxpar.layers.declared import hidden_names
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.mesh.layer_order import LAYERS, own_layers
@@ -17,7 +18,6 @@ from jaxpar.mesh.placements import Placement, local_shape
 from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.memory_check import pinned_state_bytes, state_bytes
 from jaxpar.training.step import TrainStep
-from jaxpar.training.tiles import HIDDEN
 from jaxpar.training.weight_update import weight_states
 from jaxpar.training.weights_away import away_gradient_bytes
 
@@ -158,7 +158,7 @@ def _in_layer(step: TrainStep) -> _Work:
     """
     config, plan = step.config, step.plan
     made = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
-    made = {name: size // (plan.mlp_tiles if name in HIDDEN else 1) for name, size in made.items()}
+    made = {name: size // (plan.mlp_tiles if name in hidden_names() else 1) for name, size in made.items()}
     kept = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in plan.runs)
     weights, gradients = _stored(step), _accumulated(step)
     if _alone(step):

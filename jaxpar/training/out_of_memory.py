@@ -10,8 +10,8 @@ from math import prod
 import jax
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.validate import validate
 from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
+from jaxpar.layers.checks import validate
 from jaxpar.mesh.devices import devices_per_node
 from jaxpar.training.host_memory import check_offload, offloaded_bytes
 from jaxpar.training.memory_check import (

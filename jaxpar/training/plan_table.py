@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxpar.attention import CONTEXT_STRATEGIES, ContextLayout
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
-from jaxpar.config.counting import parameter_count
 from jaxpar.config.plan import Plan
+from jaxpar.layers.counting import parameter_count
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.parameters import map_specs

@@ -22,21 +22,21 @@ from jaxpar.config.axes import AXES, resolve_axes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
-from jaxpar.config.validate import validate
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layers.checks import validate
+from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
 from jaxpar.memory.fraction import kept_bytes, offload_share
 from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, recomputed, remat_name
 from jaxpar.mesh.devices import Device, cluster_of
-from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.auto_remat import auto_runs
 from jaxpar.training.head_loss import choose_loss
 from jaxpar.training.memory_check import host_share, mebibytes, own_host_share, usable_bytes
 from jaxpar.training.pipeline import choose_schedule, chunk_layers, order_of_chunks
-from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles, without_hidden
+from jaxpar.training.tiles import loss_tiles, mlp_tiles, without_hidden
 from pallas_kernels.attention import SAVED_NAMES
 
 
@@ -80,13 +80,14 @@ def make_plan(
     costs = _layer_costs(config, axes, rows, cluster)
     schedule = choose_schedule(config)
     slots = order_of_chunks(schedule, chunk_layers(config, schedule.chunks), config.model).slots
+    names = activation_names(config.model)
     if config.memory.remat == AUTO:
-        least = _plan_keeping(config, device, node_devices, layer_runs("full", ACTIVATIONS, len(slots)))
+        least = _plan_keeping(config, device, node_devices, layer_runs("full", names, len(slots)))
         host = _host_limit(config, cluster if described else None, alone=usable is not None)
         tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
         asked = auto_runs(config, least, tiled, own() if usable is None else usable, host)
     else:
-        asked = layer_runs(config.memory.remat, ACTIVATIONS, len(slots))
+        asked = layer_runs(config.memory.remat, names, len(slots))
     kept = without_hidden(asked, mlp_tiles(config, asked, schedule.splits_backward).number)
     kept = _partly_offloaded(config, kept, [costs[kind] for kind, _ in slots], known=cluster is not None)
     return _plan_keeping(config, device, node_devices, kept)
@@ -156,8 +157,8 @@ def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
         return costs
     return replace(
         costs,
-        sizes={name: size for name, size in costs.sizes.items() if name not in HIDDEN},
-        recomputations=[one for one in costs.recomputations if not set(one.outputs) & set(HIDDEN)],
+        sizes={name: size for name, size in costs.sizes.items() if name not in hidden_names()},
+        recomputations=[one for one in costs.recomputations if not set(one.outputs) & hidden_names()],
     )
 
 

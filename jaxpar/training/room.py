@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
+from jaxpar.layers.declared import activation_names
 from jaxpar.memory.pareto import NO_LIMIT
 from jaxpar.memory.remat import remat_map
 from jaxpar.mesh.build import abstract_mesh
-from jaxpar.model.activations import ACTIVATIONS
 from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.pipeline import layer_order
 from jaxpar.training.step import TrainStep
@@ -55,7 +55,7 @@ def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
     Temporaries are those of a layer that makes everything again, which has the most of them.
     """
     slots = layer_order(plan, config.model).layers_per_chunk
-    again = LayerRun(slots, dict(remat_map("full", ACTIVATIONS)))
+    again = LayerRun(slots, dict(remat_map("full", activation_names(config.model))))
     step = described_step(config, replace(plan, runs=(again,)))
     estimate = estimate_memory(step)
     parts = estimate._replace(saved_activations=0, host=0)._asdict()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxpar.config import Config, UserError
-from jaxpar.config.counting import gated, padded_vocab
+from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import LayerRun
+from jaxpar.layers.declared import declare_layer, hidden_names
+from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, inside_numbers
 from jaxpar.memory.remat import Treatment, joined
 from jaxpar.training.memory_check import mebibytes
 
 GIB = 2**30
-
-HIDDEN = ("mlp_gate", "mlp_up", "mlp_activated", "mlp_hidden")
-"""Activations that a feed-forward in tiles has for one tile at a time, and makes again for the backward."""
 
 
 def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, ...]:
@@ -24,14 +24,15 @@ def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, 
     """
     if mlp_tiles == 1:
         return tuple(runs)
-    for name in HIDDEN:
+    hidden = [name for name in runs[0].activations if name in hidden_names()]
+    for name in hidden:
         if any(run.activations[name] == "offload" for run in runs):
             raise UserError(
                 f"memory.remat.{name}: expected recompute, because memory.mlp_tiles: {mlp_tiles} has these activations "
                 "for one tile at a time, got offload"
             )
-    hidden: dict[str, Treatment] = dict.fromkeys(HIDDEN, "recompute")
-    return joined(LayerRun(run.layers, run.activations | hidden) for run in runs)
+    again: dict[str, Treatment] = dict.fromkeys(hidden, "recompute")
+    return joined(LayerRun(run.layers, run.activations | again) for run in runs)
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,21 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Tiles(asked, "asked for")
     if splits_backward:
         return Tiles(1, "the schedule keeps hidden activations from B to W")
-    if not all(run.activations["mlp_up"] == "recompute" for run in runs):
+    first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in kind_models(model).values()}
+    if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Tiles(1, "memory.remat keeps hidden activations")
-    arrays = 3 if gated(model) else 2
-    width = 4 if config.precision.compute == "float32" else 2
-    size = width * arrays * head_tokens(config) * model.mlp // config.parallel.tensor
+    size = max(_hidden_bytes(config, own) for own in kind_models(model).values())
     hidden = f"a layer has {mebibytes(size)} of hidden activations"
     if size <= GIB:
         return Tiles(1, hidden)
     return Tiles(min(-(-head_tokens(config) // model.embed), _part(config)), hidden)
+
+
+def _hidden_bytes(config: Config, model: ModelConfig) -> int:
+    """Of a layer's feed-forward in a microbatch on one device: what its matmuls make and read inside it."""
+    shape = LayerShape(model, rows=1, sequence=1)
+    numbers = inside_numbers(shape, declare_layer(model).part("mlp"))
+    return ITEM_BYTES[config.precision.compute] * numbers * head_tokens(config) // config.parallel.tensor
 
 
 def head_columns(config: Config) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ import numpy as np
 
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
-from jaxpar.config.validate import validate
 from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, open_data
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.layers.checks import validate
 from jaxpar.mesh import liveness
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.mesh.parameters import Tree
-from jaxpar.model.flops import flops_per_step
+from jaxpar.model.flops import Pairs, flops_per_step, windows
 from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
@@ -83,9 +84,9 @@ class Trainer:
         self.placer = BatchPlacer(self.functions)
         self.timer = StepTimer()
         self._state: TrainState | None = None
-        self._batches: Iterator[tuple[dict[str, jax.Array], int]] | None = None
-        self.last_pairs = 0
-        """(query, key) pairs that the mask keeps in the last step's batch, over all rows."""
+        self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
+        self.last_pairs: Pairs = {}
+        """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         name_arrays(self, Trainer._arrays)
@@ -248,9 +249,10 @@ class Trainer:
         with explained(self.functions, self._needed):
             return fit(self, default_listeners(self.config) if listeners is None else listeners)
 
-    def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], int]]:
+    def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""
         data, mask = self.config.data, mask_of(self.config, self.config.model)
+        masks = {window: replace(mask, window=window) for window in windows(self.config.model)}
         share = data.batch_size / len(self.placer.rows)
         source = batches(
             self.data.train,
@@ -262,7 +264,8 @@ class Trainer:
         )
         ready = None
         for rows in source:
-            following = self.placer(rows), round(share * kept_pairs(mask, rows["segments"]))
+            pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
+            following = self.placer(rows), pairs
             if ready is not None:
                 yield ready
             ready = following

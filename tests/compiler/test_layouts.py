@@ -43,7 +43,7 @@ def test_the_program_moves_what_the_verbs_say_and_multiplies_what_the_model_says
     model, data = config.model, config.data
     tokens = data.batch_size * data.sequence_length
     whole_blocks = data.batch_size * data.sequence_length**2
-    model_flops = flops_per_step(model, tokens, whole_blocks, model.vocab or 0) / plan.axes.devices
+    model_flops = flops_per_step(model, tokens, {model.window: whole_blocks}, model.vocab or 0) / plan.axes.devices
     assert report.flops - report.recompute_flops == pytest.approx(model_flops, rel=0.01)
 
     classes = sum(size for kind, size in report.classes.items() if kind != "host")

@@ -10,8 +10,8 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import layer_matmul_parameters
 from jaxpar.mesh.placements import added_dim, local_shape
-from jaxpar.model.flops import layer_matmul_parameters
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.simulate import simulate
 from jaxpar.training.activation_memory import chunk_bytes

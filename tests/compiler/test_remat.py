@@ -14,10 +14,10 @@ from jaxpar.config import load_config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import matmul_parameters
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.mesh.build import abstract_mesh
-from jaxpar.model.flops import matmul_parameters
 from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.step import TrainStep

@@ -12,7 +12,7 @@ import matplotlib.image
 import pytest
 
 from jaxpar.compiler.remat_front.record import FrontPoint, hull
-from jaxpar.config import load_config
+from jaxpar.config import ModelConfig, load_config
 from jaxpar.inspect import main
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import LayerShape
@@ -21,7 +21,7 @@ from tests.sentences import refused_by_command
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
 SHAPE = LayerShape(
-    rows=1, sequence=8192, embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336, gated=True, context=1, tensor=1
+    ModelConfig(embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336), rows=1, sequence=8192, context=1, tensor=1
 )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.config import load_config, parameter_count, virtual_devices_needed
-from jaxpar.config.validate import validate
+from jaxpar.config import load_config, virtual_devices_needed
+from jaxpar.layers.checks import validate
+from jaxpar.layers.counting import parameter_count
 
 FOLDER = Path(__file__).parents[2] / "configs"
 

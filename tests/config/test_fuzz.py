@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import pytest
 
-from jaxpar.config import UserError, config_to_yaml, load_config, parameter_count, virtual_devices_needed
+from jaxpar.config import UserError, config_to_yaml, load_config, virtual_devices_needed
 from jaxpar.config.sections import SECTIONS
 from jaxpar.config.typed import field_types, type_names
-from jaxpar.config.validate import validate
 from jaxpar.config.yaml_text import parse_document, parse_value
+from jaxpar.layers.checks import validate
+from jaxpar.layers.counting import parameter_count
 from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 
 TEXTS, DRAWN = 2500, 4500

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from jaxpar.config import Config, ModelConfig, UserError, parameter_count
+from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Pattern
-from jaxpar.config.validate import validate
+from jaxpar.layers.checks import validate
+from jaxpar.layers.counting import parameter_count
 
 PUBLISHED = {
     # the released checkpoints' own totals, tied heads counted once

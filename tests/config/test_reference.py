@@ -6,16 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxpar.config.reference import entries, help_text, markdown
+from jaxpar.config.reference import entries, help_text
 from jaxpar.config.sections import SECTIONS
 from jaxpar.config.typed import field_types
+from jaxpar.layers.reference import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_the_page_is_what_the_schema_would_write_today():
-    assert PAGE.read_text(encoding="utf-8") == markdown(), (
-        "stale: run `python -m jaxpar.config.reference > docs/configuration.md`"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "stale: run `python -m jaxpar.layers.reference > docs/configuration.md`"
     )
 
 
@@ -25,7 +26,7 @@ def test_every_key_is_explained_on_the_page_and_in_the_help():
         assert list(explained) == [f"{section}.{key}" for key in field_types(record)]
         for key, entry in explained.items():
             assert len(entry.meaning) > 10
-            assert f"`{key}`" in markdown() and f"  {key}={entry.default} " in help_text()
+            assert f"`{key}`" in page() and f"  {key}={entry.default} " in help_text()
 
 
 def test_an_entry_gives_type_range_and_default():

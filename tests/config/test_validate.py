@@ -11,7 +11,8 @@ from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.overrides import with_overrides
 from jaxpar.config.sections import SECTIONS
 from jaxpar.config.typed import field_types
-from jaxpar.config.validate import profile_steps, validate
+from jaxpar.config.validate import profile_steps
+from jaxpar.layers.checks import validate
 from tests.sentences import refused
 
 

@@ -60,9 +60,9 @@ COMMUNICATION = (
     Fault(
         name="output_bias_on_every_rank",
         says="The MLP's output bias is added to each tensor rank's partial sum, so it counts once per rank.",
-        file="jaxpar/model/layer.py",
-        old="return scatter_sequence(self.mlp.project_out(x))",
-        new="return scatter_sequence(self.mlp.add_bias(self.mlp.project_out(x)))",
+        file="jaxpar/layers/layer.py",
+        old="return scatter_sequence(part.project_out(x))",
+        new="return scatter_sequence(part.add_bias(part.project_out(x)) if part is self.mlp else part.project_out(x))",
         caught_by=(parity(tensor=2, family="gpt2"),),
     ),
 )

@@ -53,7 +53,7 @@ LOSS = (
     Fault(
         name="remainder_counted_again",
         says="The last tile of the loss is filled with copies of the last token, which count.",
-        file="jaxpar/model/tiles.py",
+        file="jaxpar/layers/tiles.py",
         old="x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))",
         new='x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge")',
         caught_by=(f"{TILED_LOSS}[one device-7-all]",),
@@ -71,7 +71,7 @@ LOSS = (
     Fault(
         name="last_tile_alone_counts",
         says="Of the feed-forward in tiles the weights have the gradient of the last tile instead of the sum.",
-        file="jaxpar/model/tiles.py",
+        file="jaxpar/layers/tiles.py",
         old="lambda a, b: a + b.astype(jnp.float32)",
         new="lambda a, b: b.astype(jnp.float32)",
         caught_by=(f"{TILED_MLP}[tensor 4-5-swiglu-False]",),

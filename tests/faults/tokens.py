@@ -46,7 +46,7 @@ TOKENS = (
     Fault(
         name="dropout_by_local_row",
         says="Dropout is keyed by the row's number on its rank instead of its global example.",
-        file="jaxpar/model/dropout.py",
+        file="jaxpar/layers/dropout.py",
         old="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)",
         new="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples - examples[0])",
         caught_by=(parity(dropout=0.1, fsdp=4),),
@@ -54,9 +54,9 @@ TOKENS = (
     Fault(
         name="same_dropout_in_every_layer",
         says="The layers drop the same elements, because the place in the model does not enter the key.",
-        file="jaxpar/model/layer.py",
-        old="h = self._drop(self.attention.add_bias(h), 2 * index + 1, tokens, train)",
-        new="h = self._drop(self.attention.add_bias(h), 0 * index + 1, tokens, train)",
+        file="jaxpar/layers/layer.py",
+        old="x = x + self._drop(h, 2 * index + 1, tokens, train)",
+        new="x = x + self._drop(h, 0 * index + 1, tokens, train)",
         caught_by=(
             "tests/model/test_dropout_sites.py::test_each_place_drops_at_the_rate_and_independently_of_all_others",
         ),
@@ -64,7 +64,7 @@ TOKENS = (
     Fault(
         name="wrong_key_value_head",
         says="With fewer key and value heads than tensor ranks, a rank takes the head of other query heads.",
-        file="jaxpar/model/attention.py",
+        file="jaxpar/layers/attention.py",
         old='lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)',
         new='lax.axis_index("tensor") % self.kv_heads, 1, axis)',
         caught_by=(parity(tensor=4, kv_heads=2),),

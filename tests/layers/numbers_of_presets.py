@@ -1,7 +1,7 @@
 """The numbers of every preset's layers: counts, bytes, costs and times, under a few layouts, devices and mechanisms.
 
-`python -m tests.layers.numbers_of_presets FILE` writes them. `data/numbers.json` was written when each of them was still
-described by hand, in eight places.
+`python -m tests.layers.numbers_of_presets FILE` writes them. `data/numbers.json` was written when each of them was
+still described by hand, in eight places.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxpar.config.counting import parameter_count
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig, PrecisionConfig
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.costs import layer_costs, operations, speeds_on
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.memory.pipeline_offload import rank_parameters, working_bytes
 from jaxpar.memory.remat import PRESETS as REMATS
 from jaxpar.memory.remat import remat_map
-from jaxpar.model.flops import flops_per_step, layer_matmul_parameters, matmul_parameters
+from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.hardware_model import hardware_of
 from jaxpar.planner.kept import kept_bytes
 from jaxpar.planner.layout import Layout
@@ -82,8 +82,8 @@ def numbers_of(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "parameters": [parameter_count(model, padded=False), parameter_count(model, padded=True)],
         "matmul parameters": [layer_matmul_parameters(model), matmul_parameters(model, vocab)],
-        "flops": [flops_per_step(model, tokens, pairs, vocab) for pairs in (tokens, 67_125_248)],
-        "memory": [_memory(name, *layout) for layout in LAYOUTS],
+        "flops": [flops_per_step(model, tokens, {model.window: pairs}, vocab) for pairs in (tokens, 67_125_248)],
+        "memory": [_memory(name, *layout) for layout in LAYOUTS if model.heads % layout[0].tensor == 0],
         "times": [_times(name, *case) for case in TIMES],
         "steps": [_step(name, *step) for step in STEPS],
     }
@@ -126,7 +126,7 @@ def _times(
         "operations": {name: list(work) for name, work in time.operations.items()},
         "backward": [list(time.backward), time.weight],
         "head": [list(work) for work in head_time(case, 50304, device, network, does)],
-        "case": [case.parameters, case.keys, *kept, orthogonal_seconds(case, device, 5)],
+        "case": [case.parameters, case.shape.keys_per_query, *kept, orthogonal_seconds(case, device, 5)],
     }
 
 

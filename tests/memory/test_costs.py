@@ -12,33 +12,32 @@ from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.costs import Operation, Speeds, layer_costs, operations, speeds_on
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
-from jaxpar.model.activations import ACTIVATIONS
+from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from tests.memory.shapes import changed, shape_of
 
-SHAPE = LayerShape(
-    rows=2, sequence=1024, embed=512, heads=8, kv_heads=2, head_dim=64, mlp=1536, gated=True, context=2, tensor=2
-)
+SHAPE = shape_of(rows=2, sequence=1024, embed=512, heads=8, kv_heads=2, head_dim=64, mlp=1536, context=2, tensor=2)
 ROUND = Speeds(flops=1e6, memory=1e4, tensor=100.0, context=10.0, host=1.0)
 
 
 def test_operations_make_each_named_activation_once():
     made = [name for one in operations(SHAPE) for name in one.outputs]
-    behind = {"attention_projected", "mlp_projected"}
-    assert sorted(["layer_input", *made]) == sorted(set(ACTIVATIONS) - behind)
-    assert list(activation_bytes(SHAPE)) == [name for name in ACTIVATIONS if name not in behind]
-    for changes in ({"gated": False}, {"norm_placement": "post"}, {"norm_placement": "sandwich"}):
-        other = replace(SHAPE, **changes)
+    every = "layer_input attention_input query key value attention_output attention_lse attention_residual mlp_input"
+    assert list(activation_bytes(SHAPE)) == [*every.split(), "mlp_gate", "mlp_up", "mlp_activated", "mlp_hidden"]
+    assert sorted(["layer_input", *made]) == sorted(activation_bytes(SHAPE))
+    for option in ({"activation": "gelu"}, {"norm_placement": "post"}, {"norm_placement": "sandwich"}):
+        other = changed(SHAPE, **option)
         made = [name for one in operations(other) for name in one.outputs]
-        assert sorted(["layer_input", *made]) == sorted(activation_bytes(other)), changes
+        assert sorted(["layer_input", *made]) == sorted(activation_bytes(other)), option
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
 def test_matmuls_of_a_layer_are_two_flops_for_each_weight_and_token(model: str):
     config = Config(model=MODELS[model], data=DataConfig(sequence_length=4096))
     shape = layer_shape(config, AxisSizes(), rows=1)
-    weights = 4 * shape.embed**2 + 2 * shape.embed * shape.mlp
-    if shape.gated:
-        weights += shape.embed * shape.mlp - 2 * shape.embed**2 * (1 - shape.kv_heads / shape.heads)
+    sizes = MODELS[model]
+    weights = 4 * sizes.embed**2 + 2 * sizes.embed * sizes.mlp
+    if sizes.activation == "swiglu":
+        weights += sizes.embed * sizes.mlp - 2 * sizes.embed**2 * (1 - (sizes.kv_heads or 0) / sizes.heads)
     causal = 2 * 2 * shape.embed * 4096 * (4096 + 1) / 2
     assert sum(o.flops for o in operations(shape)) == pytest.approx(2 * weights * 4096 + causal)
 

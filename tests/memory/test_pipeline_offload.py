@@ -26,10 +26,11 @@ from jaxpar.memory.pipeline_offload import (
 )
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.simulate import simulate
+from tests.memory.shapes import shape_of
 
 GIB = 2**30
-LLAMA_7B = LayerShape(rows=1, sequence=4096, embed=4096, heads=32, kv_heads=32, head_dim=128, mlp=11008, gated=True)
-LLAMA_65B = LayerShape(rows=1, sequence=8192, embed=8192, heads=64, kv_heads=64, head_dim=128, mlp=22016, gated=True)
+LLAMA_7B = shape_of(rows=1, sequence=4096, embed=4096, heads=32, kv_heads=32, head_dim=128, mlp=11008)
+LLAMA_65B = shape_of(rows=1, sequence=8192, embed=8192, heads=64, kv_heads=64, head_dim=128, mlp=22016)
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to this, times the tensor ranks."""
 
@@ -45,7 +46,7 @@ def predicted(row: dict[str, str], working: bool = True) -> tuple[float, float, 
     no biases, untied embeddings, and sequence parallelism.
     """
     number = {key: int(row[key]) for key in row if row[key].isdecimal()}
-    shape = LayerShape(
+    shape = shape_of(
         rows=number["micro_batch_seqs"],
         sequence=number["seq_len"],
         embed=number["d_model"],
@@ -53,7 +54,7 @@ def predicted(row: dict[str, str], working: bool = True) -> tuple[float, float, 
         kv_heads=number["n_kv_heads"],
         head_dim=number["head_dim"],
         mlp=number["d_ff"],
-        gated=bool(number["gated_mlp"]),
+        activation="swiglu" if number["gated_mlp"] else "gelu",
         context=number["cp"],
         tensor=number["tp"],
     )

@@ -8,12 +8,14 @@ from typing import Any, get_args
 import pytest
 
 from jaxpar.config import UserError
-from jaxpar.config.schema import MemoryConfig
+from jaxpar.config.schema import MemoryConfig, ModelConfig
 from jaxpar.config.typed import field_types
+from jaxpar.layers.declared import activation_names
 from jaxpar.memory.remat import PRESETS, layer_runs, offloaded, remat_map
-from jaxpar.model.activations import ACTIVATIONS
 from tests.small_run import SmallRun, small, worst_difference
 from tests.traced import operations
+
+ACTIVATIONS = activation_names(ModelConfig())
 
 
 @pytest.mark.parametrize(

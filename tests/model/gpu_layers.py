@@ -10,11 +10,11 @@ from unittest import mock
 import jax
 from jax import lax
 
+from jaxpar.layers.linear import untapped
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, sink_gradients
 from jaxpar.mesh.placements import bytes_per_device
-from jaxpar.model.linear import untapped
 from jaxpar.training import step as training_step
 from jaxpar.training.resolve import make_plan, resolve_config
 from jaxpar.training.step import TrainStep

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.model.dropout import dropout
+from jaxpar.layers.dropout import dropout
 from tests.traced import mesh_of
 
 ROWS, SEQUENCE, EMBED, RATE = 4, 16, 64, 0.3

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.model.flops import flops_per_step, layer_matmul_parameters, matmul_parameters, mfu
+from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters
+from jaxpar.model.flops import flops_per_step, mfu
 
 GPT2 = ModelConfig(
     layers=12, embed=768, heads=12, mlp=3072, activation="gelu", norm="layernorm", position="learned",
@@ -51,25 +52,25 @@ def test_flops_of_a_gpt2_step() -> None:
     assert pairs == 4_198_400
     dense = 6 * 123_532_032 * 8192
     attention = 12 * 12 * 768 * 4_198_400  # 12 x layers x (heads * head_dim) x pairs
-    assert flops_per_step(GPT2, tokens=rows * length, pairs=pairs, vocab=50257) == dense + attention
+    assert flops_per_step(GPT2, tokens=rows * length, pairs={None: pairs}, vocab=50257) == dense + attention
 
 
 def test_flops_of_a_llama3_8b_step_with_grouped_queries_follow_the_query_heads() -> None:
     pairs = causal_pairs(8192)
     expected = 6 * 7_504_658_432 * 8192 + 12 * 32 * 32 * 128 * 33_558_528
-    assert flops_per_step(LLAMA3_8B, tokens=8192, pairs=pairs, vocab=128256) == expected
+    assert flops_per_step(LLAMA3_8B, tokens=8192, pairs={None: pairs}, vocab=128256) == expected
 
 
 def test_without_a_mask_it_is_the_formula_of_the_palm_paper() -> None:
     """PaLM, appendix B: 6N + 12 L H Q T per token, where attention is counted over the whole square."""
     length = 2048
     per_token = 6 * matmul_parameters(LLAMA3_8B, 128256) + 12 * 32 * 32 * 128 * length
-    assert flops_per_step(LLAMA3_8B, tokens=length, pairs=length * length, vocab=128256) == per_token * length
+    assert flops_per_step(LLAMA3_8B, tokens=length, pairs={None: length * length}, vocab=128256) == per_token * length
 
 
 def test_masked_pairs_are_no_work() -> None:
-    whole = flops_per_step(GPT2, tokens=1024, pairs=causal_pairs(1024), vocab=50257)
-    two_documents = flops_per_step(GPT2, tokens=1024, pairs=2 * causal_pairs(512), vocab=50257)
+    whole = flops_per_step(GPT2, tokens=1024, pairs={None: causal_pairs(1024)}, vocab=50257)
+    two_documents = flops_per_step(GPT2, tokens=1024, pairs={None: 2 * causal_pairs(512)}, vocab=50257)
     assert whole - two_documents == 12 * 12 * 768 * 512 * 512
 
 

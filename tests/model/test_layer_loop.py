@@ -10,22 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.linear import Tap
+from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
-from jaxpar.model.activations import name_activation
-from jaxpar.model.context import TokenContext
 from jaxpar.model.layer_kind import Keep, LayerKind
 from jaxpar.model.layer_loop import LayerLoop
-from jaxpar.model.linear import Tap
-from jaxpar.model.report import Output
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 
@@ -43,7 +43,7 @@ POLICIES = {
 
 def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> Output:
     """A small residual layer that depends on its weights, its number and its tokens."""
-    up = name_activation((x * w["scale"]) @ w["up"], "mlp_up")
+    up = checkpoint_name((x * w["scale"]) @ w["up"], "mlp_up")
     share = (1 + index) / (2 + tokens.slots[..., None])
     return x + share * (jnp.tanh(up) @ w["down"]), {}
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.layers.linear import recording, tapping, untapped
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
-from jaxpar.model.linear import recording, tapping, untapped
 from tests.lively import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import ModelConfig
-from jaxpar.model.rope import frequencies, rotary_tables, rotate
+from jaxpar.layers.rope import frequencies, rotary_tables, rotate
 
 LLAMA3 = ModelConfig(
     rope_base=500000.0, rope_scaling="llama3", rope_factor=8.0, rope_original_length=8192,

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.config import ModelConfig
+from jaxpar.layers.declared import feed_forward_class
+from jaxpar.layers.weights import with_weights
 from jaxpar.mesh.axes import vary
-from jaxpar.model.mlp import MLP
-from jaxpar.model.weights import with_weights
 from jaxpar.training.activation_memory import chunk_bytes
 from jaxpar.training.tiles import HIDDEN
 from tests.gpu_compile import in_child
@@ -53,7 +53,7 @@ def in_tiles(model: ModelConfig, mesh: str, tiles: int, *, train: bool = True) -
 
     def program(weights: Any, x: jax.Array, dy: jax.Array) -> Any:
         def function(weights: Any, x: jax.Array) -> jax.Array:
-            mlp = with_weights(MLP(model), vary(weights))
+            mlp = with_weights(feed_forward_class(model)(model), vary(weights))
             return mlp.add_bias(mlp.in_tiles(vary(x), tiles))
 
         if not train:

@@ -9,23 +9,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.linear import Tap
+from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_sinks
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import place
-from jaxpar.model.activations import name_activation
-from jaxpar.model.context import TokenContext
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.layer_kind import Keep, LayerKind
 from jaxpar.model.layer_loop import LayerLoop
-from jaxpar.model.linear import Tap
-from jaxpar.model.report import Output
 from jaxpar.pipeline.executor import execute
 from jaxpar.pipeline.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Schedule
@@ -43,7 +43,7 @@ def linear(w: Any, name: str, x: jax.Array) -> jax.Array:
 def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
-    up = name_activation(tap("up", group, x * w["scale"]), "mlp_up")
+    up = checkpoint_name(tap("up", group, x * w["scale"]), "mlp_up")
     return x + (1 + number) / (2 + tokens.slots[..., None]) * tap("down", group, jnp.tanh(up)), {}
 
 

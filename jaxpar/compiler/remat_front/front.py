@@ -97,7 +97,7 @@ class _Maker:
 
     def _cheapest(self, costs: LayerCosts, front: Sequence[Point], host_bytes: int) -> FrontPoint | None:
         try:
-            runs = cheapest_runs(self.room, {ALIKE: costs}, [ALIKE] * self.layers, host_bytes)
+            runs = cheapest_runs(self.room, {ALIKE: costs}, [ALIKE] * self.layers, host_bytes, tuple(costs.sizes))
         except NothingFits:
             return None
         named: list[tuple[int, Mapping[str, Treatment]]] = [

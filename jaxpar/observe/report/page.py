@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from jaxpar.config import parameter_count
+from jaxpar.layers.counting import parameter_count
 from jaxpar.observe.html import cards, document, notes, table
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data

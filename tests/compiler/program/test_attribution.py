@@ -161,7 +161,7 @@ def test_names_of_scopes_come_apart():
 
 
 def test_the_place_is_outside_the_files_that_hold_the_verbs():
-    verb, layer = Frame("gather", "jaxpar/mesh/collectives.py", 27), Frame("call", "jaxpar/model/layer.py", 41)
+    verb, layer = Frame("gather", "jaxpar/mesh/collectives.py", 27), Frame("call", "jaxpar/layers/layer.py", 41)
     assert place((verb, layer)) == layer
     assert place((verb,)) == verb
     assert place(()) is None

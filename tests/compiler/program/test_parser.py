@@ -9,7 +9,7 @@ from jaxpar.compiler.program.records import HOST_MEMORY, ArrayShape, Frame, Prog
 from tests.compiler.program.programs import FIXTURES, TINY, compiled, computation, module, module_text, only
 
 TABLES = """FileNames
-1 "jaxpar/model/layer.py"
+1 "jaxpar/layers/layer.py"
 2 "jaxpar/mesh/collectives.py"
 
 FunctionNames
@@ -46,7 +46,7 @@ def test_a_stack_of_frames_is_innermost_first_and_names_each_line_once():
     lines = '%a = f32[] parameter(0)\n%x = f32[] add(%a, %a), metadata={op_name="f" stack_frame_id=3}'
     op = only(module(lines, tables=TABLES), "add")
     layer, verb = (
-        Frame("Layer.__call__", "jaxpar/model/layer.py", 41),
+        Frame("Layer.__call__", "jaxpar/layers/layer.py", 41),
         Frame("gather_sequence", "jaxpar/mesh/collectives.py", 27),
     )
     assert op.frames == (layer, verb)

@@ -37,7 +37,7 @@ def test_flops_are_the_models_count_and_what_is_recomputed():
     # Two products forward and four backward, and the scores once more: attention saves none of them.
     assert found["attention"] == (2 + 4 + 1) * product / DEVICES
     assert recomputed_flops(each) == product / DEVICES
-    model = flops_per_step(MODEL, TOKENS, ROWS * LENGTH**2, PADDED_VOCABULARY)
+    model = flops_per_step(MODEL, TOKENS, {None: ROWS * LENGTH**2}, PADDED_VOCABULARY)
     assert sum(found.values()) == model / DEVICES + muon() + product / DEVICES
 
 

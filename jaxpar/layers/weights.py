@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,8 +14,17 @@ from jaxpar.mesh.parameters import ParamSpec, Tree
 
 def weight(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> nnx.Param:
     """Declare a weight of global `shape` with logical `axes`; `options` are the other fields of `ParamSpec`."""
-    spec = ParamSpec(shape, axes, **options)
-    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), spec=spec)
+    return _param(ParamSpec(shape, axes, **options))
+
+
+def declare_weights(module: nnx.Module, specs: Mapping[str, ParamSpec]) -> None:
+    """Give `module` the weights that its part declares, each under its name."""
+    for name, spec in specs.items():
+        setattr(module, name, _param(spec))
+
+
+def _param(spec: ParamSpec) -> nnx.Param:
+    return nnx.Param(jax.ShapeDtypeStruct(spec.shape, jnp.float32), spec=spec)
 
 
 def specs_of(module: nnx.Module) -> Tree:

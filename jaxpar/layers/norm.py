@@ -11,8 +11,11 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.declaration import Norm, Traffic, Weights, vector
+from jaxpar.layers.weights import declare_weights
 from jaxpar.mesh.collectives import sum_over_heads
-from jaxpar.model.weights import weight
+
+RMS_TRAFFIC = Traffic(2, 4, unfused=16, unfused_backward=28)
 
 
 def rms_normalize(
@@ -48,7 +51,13 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, model: ModelConfig):
         self.epsilon = model.norm_epsilon
-        self.scale = weight((model.embed,), ("norm",), init="ones")
+        declare_weights(self, self.declare(model).weights)
+        self.scale: nnx.Param
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Norm:
+        """One kernel reads and writes; kernel by kernel the square, its mean, and two products move all numbers."""
+        return Norm(Weights(scale=vector((model.embed,), ("norm",), init="ones")), RMS_TRAFFIC)
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         return rms_normalize(x, self.scale[...], self.epsilon)
@@ -59,7 +68,13 @@ class ZeroCenteredRMSNorm(nnx.Module):
 
     def __init__(self, model: ModelConfig):
         self.epsilon = model.norm_epsilon
-        self.scale = weight((model.embed,), ("norm",), init="zeros")
+        declare_weights(self, self.declare(model).weights)
+        self.scale: nnx.Param
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Norm:
+        """As `RMSNorm`."""
+        return Norm(Weights(scale=vector((model.embed,), ("norm",), init="zeros")), RMS_TRAFFIC)
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         return rms_normalize(x, from_zero(self.scale[...]), self.epsilon)
@@ -75,8 +90,16 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, model: ModelConfig):
         self.epsilon = model.norm_epsilon
-        self.scale = weight((model.embed,), ("norm",), init="ones")
-        self.bias = weight((model.embed,), ("norm",), init="zeros")
+        declare_weights(self, self.declare(model).weights)
+        self.scale: nnx.Param
+        self.bias: nnx.Param
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Norm:
+        """Software without fused norms has a kernel of its own for this one, in three passes."""
+        shape, axes = (model.embed,), ("norm",)
+        weights = Weights(scale=vector(shape, axes, init="ones"), bias=vector(shape, axes))
+        return Norm(weights, Traffic(2, 4, unfused=6, unfused_backward=10))
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         y = x.astype(jnp.float32)

@@ -10,15 +10,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import Config
+from jaxpar.layers.activations import name_activation
+from jaxpar.layers.attention import Attend, Attention
+from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.declared import PLACEMENTS, declare_layer, feed_forward_class
+from jaxpar.layers.dropout import dropout
+from jaxpar.layers.linear import Tap, untapped
+from jaxpar.layers.norm import NORMS
+from jaxpar.layers.report import Output
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.model.activations import name_activation
-from jaxpar.model.attention import Attend, Attention
-from jaxpar.model.context import TokenContext, sequence_part
-from jaxpar.model.dropout import dropout
-from jaxpar.model.linear import Tap, untapped
-from jaxpar.model.mlp import MLP
-from jaxpar.model.norm import NORMS
-from jaxpar.model.report import Output
 
 
 class DecoderLayer(nnx.Module):
@@ -26,9 +26,10 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: Config, mlp_tiles: int = 1):
         model = config.model
-        norm, placement = NORMS[model.norm], model.norm_placement
-        self.norms_before, self.norms_behind = placement != "post", placement != "pre"
-        self.attention, self.mlp = Attention(model), MLP(model)
+        self.activations = declare_layer(model).activations
+        self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
+        self.attention, self.mlp = Attention(model), feed_forward_class(model)(model)
+        norm = NORMS[model.norm]
         if self.norms_before:
             self.attention_norm, self.mlp_norm = norm(model), norm(model)
         if self.norms_behind:
@@ -40,15 +41,12 @@ class DecoderLayer(nnx.Module):
 
     def linear(self, name: str, x: jax.Array) -> Any:
         """A group of matmuls with the verbs around it: linear in the layer's matrices, and in `x`."""
-        match name:
-            case "attention_in":
-                return self.attention.project_in(gather_sequence(x))
-            case "attention_out":
-                return scatter_sequence(self.attention.project_out(x))
-            case "mlp_in":
-                return self.mlp.project_in(gather_sequence(x))
-            case "mlp_out":
-                return scatter_sequence(self.mlp.project_out(x))
+        for part in (self.attention, self.mlp):
+            inward, outward = part.part.groups
+            if name == inward.name:
+                return part.project_in(gather_sequence(x))
+            if name == outward.name:
+                return scatter_sequence(part.project_out(x))
         raise AssertionError(f"a decoder layer has no matmuls named {name!r}")
 
     def __call__(
@@ -61,18 +59,18 @@ class DecoderLayer(nnx.Module):
         tap: Tap = untapped,
     ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor)."""
-        h = name_activation(self.attention_norm(x), "attention_input") if self.norms_before else x
+        h = self._named(self.attention_norm(x), "attention_input") if self.norms_before else x
         q, k, v = tap("attention_in", self.linear, h)
         h = self.attention.mix(q, k, v, tokens, attend)
         h = tap("attention_out", self.linear, h)
         h = self.attention.add_bias(h)
         if self.norms_behind:
             # The norm's derivative needs its input, and from that elementwise work brings back the residual stream.
-            h = self.post_attention_norm(name_activation(h, "attention_projected"))
+            h = self.post_attention_norm(self._named(h, "attention_projected"))
         x = x + self._drop(h, 2 * index + 1, tokens, train)
         if not self.norms_behind:
-            x = name_activation(x, "attention_residual")
-        h = name_activation(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
+            x = self._named(x, "attention_residual")
+        h = self._named(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
         if self.mlp_tiles == 1:
             h = tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
         else:
@@ -80,8 +78,11 @@ class DecoderLayer(nnx.Module):
             h = self.mlp.in_tiles(h, self.mlp_tiles)
         h = self.mlp.add_bias(h)
         if self.norms_behind:
-            h = self.post_mlp_norm(name_activation(h, "mlp_projected"))
+            h = self.post_mlp_norm(self._named(h, "mlp_projected"))
         return x + self._drop(h, 2 * index + 2, tokens, train), {}
+
+    def _named(self, x: jax.Array, name: str) -> jax.Array:
+        return name_activation(x, name, self.activations)
 
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
         if not train or self.dropout == 0.0:

@@ -1,0 +1,15 @@
+"""Parts of a layer that the configuration names, and where each is written: what a new one is entered in.
+
+The values are `module:class`, which `jaxpar.layers.declared` finds when a layer is described or built: nothing here
+imports them.
+"""
+
+from __future__ import annotations
+
+FEED_FORWARDS: dict[str, str] = {
+    "swiglu": "jaxpar.layers.gated:SwiGLU",
+    "geglu": "jaxpar.layers.gated:GeGLU",
+    "gelu": "jaxpar.layers.plain:GELU",
+    "relu2": "jaxpar.layers.plain:SquaredReLU",
+}
+"""What `model.activation` can be."""

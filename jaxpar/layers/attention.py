@@ -1,0 +1,152 @@
+"""Self-attention: projections with heads split over the tensor axis, around whichever attention the plan chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxpar.config import counting
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.activations import name_activation
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.declaration import Activation, Core, Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.norm import from_zero, rms_normalize, rms_normalize_heads
+from jaxpar.layers.rope import rotate
+from jaxpar.layers.weights import declare_weights
+
+type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
+"""Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query."""
+
+QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
+"""Dims of a query, and of a key or a value."""
+
+
+class Attention(nnx.Module):
+    """Multi-head attention with grouped queries (arXiv:2305.13245)."""
+
+    def __init__(self, model: ModelConfig):
+        self.part = self.declare(model)
+        self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
+        self.normed, self.zero_centered = model.qk_norm, model.norm == "zero_centered_rmsnorm"
+        declare_weights(self, self.part.weights)
+        self.query: nnx.Param
+        self.key: nnx.Param
+        self.value: nnx.Param
+        self.output: nnx.Param
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Part:
+        """Queries, keys and values are kept as attention reads them, and what attention makes of them.
+
+        Norms and biases of queries and keys are taken for a part of the kernel that rotates them.
+        """
+        rotated = ("query", "key") if model.position == "rope" else ()
+        projected = ("query", "key", "value")
+        return Part(
+            name="attention",
+            weights=_weights(model),
+            activations=(
+                Activation("query", QUERY),
+                Activation("key", KEY),
+                Activation("value", KEY),
+                Activation("attention_output", QUERY, core=True),
+                Activation("attention_lse", ("heads",), float32=True, core=True),
+            ),
+            operations=(
+                Matmuls("attention_in", projected, inward=True, outputs=projected, rotated=rotated, by_head=True),
+                # The kernels of attention give these names themselves, and keep both for their backward.
+                Core("query", keys=("key", "value"), outputs=("attention_output", "attention_lse")),
+                Matmuls("attention_out", ("output",), inward=False, input="attention_output"),
+            ),
+        )
+
+    def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
+        q = jnp.einsum("bse,ehd->bshd", x, self.query[...])
+        k = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.key[...], 1))
+        v = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.value[...], 1))
+        return q, k, v
+
+    def project_out(self, x: Float[Array, "batch seq heads head_dim"]) -> Float[Array, "batch seq embed"]:
+        """This rank's partial sums; the output bias is added by `add_bias`."""
+        return jnp.einsum("bshd,hde->bse", x, self.output[...])
+
+    def mix(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
+    ) -> Float[Array, "batch seq heads head_dim"]:
+        """From what `project_in` made to what `project_out` takes: biases, norms, rotation and attention."""
+        if "query_bias" in self.part.weights:
+            q = q + self._vector("query_bias")
+            k = k + self._own_heads(self._vector("key_bias"), 0)
+            v = v + self._own_heads(self._vector("value_bias"), 0)
+        if self.normed:
+            # The norm's derivative needs its input: with that kept, no matmul runs again, and elementwise work does.
+            q, k = self._named(q, "query"), self._named(k, "key")
+            q, k = self._normalize(q, k)
+        if tokens.cos is not None and tokens.sin is not None:
+            q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
+        if not self.normed:
+            q, k = self._named(q, "query"), self._named(k, "key")
+        v = self._named(v, "value")
+        return attend(q, k, v, tokens)
+
+    def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
+        """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
+        return x + self._vector("output_bias") if "output_bias" in self.part.weights else x
+
+    def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys under their norms, of each head or of the whole projection."""
+        of_query, of_key = self._vector("query_norm"), self._vector("key_norm")
+        if self.zero_centered:
+            of_query, of_key = from_zero(of_query), from_zero(of_key)
+        if self.normed == "projection":
+            q, k = rms_normalize_heads((q, k), (of_query, self._own_heads(of_key, 0)), self.epsilon)
+            return q, k
+        return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
+
+    def _vector(self, name: str) -> jax.Array:
+        """A weight that only some models have."""
+        return getattr(self, name)[...]
+
+    def _named(self, x: jax.Array, name: str) -> jax.Array:
+        return name_activation(x, name, self.part.activations)
+
+    def _own_heads(self, w: jax.Array, axis: int) -> jax.Array:
+        """Key or value heads that this rank's query heads use.
+
+        With at least as many heads as tensor ranks, the weight is split and this is all of it. With fewer, every rank
+        holds all of them and takes the one that its query heads share.
+        """
+        ranks = lax.axis_size("tensor")
+        if self.kv_heads % ranks == 0:
+            return w
+        return lax.dynamic_slice_in_dim(w, lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)
+
+
+def _weights(model: ModelConfig) -> Weights:
+    """Four matrices; biases of the first three or of all (`model.attention_bias`); norms of queries and keys."""
+    embed, width = model.embed, counting.head_dim(model)
+    query, key = (model.heads, width), (counting.kv_heads(model), width)
+    back = model.init_scale / (2 * model.layers) ** 0.5
+    weights = {
+        "query": matrix((embed, *query), ("embed", *QUERY), scale=model.init_scale),
+        "key": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
+        "value": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
+        "output": matrix((*query, embed), (*QUERY, "embed"), inputs=2, scale=back),
+    }
+    if model.attention_bias:
+        weights["query_bias"] = vector(query, QUERY)
+        weights |= {"key_bias": vector(key, KEY), "value_bias": vector(key, KEY)}
+    if model.attention_bias is True:
+        weights["output_bias"] = vector((embed,), ("norm",))
+    neutral = "zeros" if model.norm == "zero_centered_rmsnorm" else "ones"
+    if model.qk_norm == "projection":
+        weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}
+    elif model.qk_norm:
+        weights |= {name: vector((width,), ("norm",), neutral) for name in ("query_norm", "key_norm")}
+    return Weights(weights)

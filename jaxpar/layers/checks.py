@@ -1,0 +1,33 @@
+"""All checks of a configuration, those that need the weights of its layers too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxpar.config.bounds import PARAMETERS
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.validate import validate as validate_keys
+from jaxpar.layers.counting import parameter_count
+
+
+def validate(config: Config) -> None:
+    """`jaxpar.config.validate.validate`, and that the model is none that no machine holds.
+
+    Raises:
+        UserError: the first thing that is wrong, in one sentence.
+    """
+    validate_keys(config)
+    check_parameters(config.model)
+
+
+def check_parameters(model: ModelConfig) -> None:
+    """Refuse sizes that are each in range and make a model that no machine holds, before anything is built.
+
+    Raises:
+        UserError: there are more parameters than `PARAMETERS`.
+    """
+    weights = parameter_count(replace(model, vocab=model.vocab or 1), padded=True)
+    if weights > PARAMETERS:
+        sizes = ", ".join(f"{key} {getattr(model, key)}" for key in ("layers", "embed", "mlp", "heads", "vocab"))
+        raise UserError(f"model: {sizes} make {weights:.2g} parameters; expected at most {PARAMETERS:.0e}")

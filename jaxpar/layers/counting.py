@@ -1,0 +1,42 @@
+"""Numbers of weights, summed over what layers declare."""
+
+from __future__ import annotations
+
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_counts, kind_model
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.norm import NORMS
+
+
+def parameter_count(model: ModelConfig, padded: bool) -> int:
+    """Number of weights, embeddings and head included (a tied head counts once).
+
+    Args:
+        model: The shapes, with `vocab` set.
+        padded: Count the rows that pad the vocabulary to `vocab_multiple` too, as memory does; published counts do not.
+    """
+    rows = padded_vocab(model)
+    if not padded and model.vocab is not None:
+        rows = model.vocab
+    embedding = rows * model.embed
+    positions = model.max_positions * model.embed if model.position == "learned" else 0
+    head = 0 if model.tied else model.embed * rows
+    layers = sum(count * layer_parameters(kind_model(model, kind)) for kind, count in kind_counts(model).items())
+    return embedding + positions + layers + NORMS[model.norm].declare(model).weights.size + head
+
+
+def layer_parameters(model: ModelConfig) -> int:
+    """Weights of one layer of a model whose layers are all alike."""
+    return sum(weights.size for weights in declare_layer(model).weights.values())
+
+
+def layer_matmul_parameters(model: ModelConfig) -> int:
+    """Weights in the matrices of one layer of a model whose layers are all alike."""
+    return sum(spec.size for spec in declare_layer(model).matrices)
+
+
+def matmul_parameters(model: ModelConfig, vocab: int) -> int:
+    """Weights that every token is multiplied with: all layers and the head, `vocab` being the true vocabulary."""
+    layers = sum(count * layer_matmul_parameters(kind_model(model, kind)) for kind, count in kind_counts(model).items())
+    return layers + model.embed * vocab

@@ -1,0 +1,220 @@
+"""What a part of a layer says of itself, once: its weights, its named activations and its operations, in order.
+
+Everything that describes layers is derived from it: parameter counts and model FLOPs (`jaxpar.layers.counting`,
+`jaxpar.model.flops`), bytes and costs of activations (`jaxpar.memory`), what remat presets save, the planner's seconds,
+and the groups of matmuls whose backward a pipeline splits. Modules create their weights from it. `docs/extending.md`
+shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpar.mesh.parameters import ParamSpec
+
+type Dims = tuple[str, ...]
+"""Logical axes, as `ParamSpec` has them: `embed`, `heads`, `kv_heads`, `head_dim`, `mlp`."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A named activation: what the plan saves, recomputes or offloads."""
+
+    name: str
+    dims: Dims
+    """Of a token's numbers."""
+    between: bool = False
+    """Lies between the blocks, where tensor ranks split the sequence; inside them they split heads or hidden width."""
+    float32: bool = False
+    """Is float32 whatever the compute dtype is."""
+    cheap: bool = False
+    """Elementwise work brings it back from what `gemm_last` keeps: that preset drops it."""
+    core: bool = False
+    """Attention itself makes it from queries, keys and values: `selective` drops it."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Numbers that elementwise work reads and writes for each number of its output."""
+
+    forward: float
+    backward: float
+    unfused: float
+    """Forward, as kernels of one operation each move them."""
+    unfused_backward: float
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.unfused + other.unfused,
+            self.unfused_backward + other.unfused_backward,
+        )
+
+
+RESIDUAL = Traffic(3, 3, 3, 3)
+"""Adding to the residual stream: two read, one written."""
+
+
+@dataclass(frozen=True)
+class Matmuls:
+    """Matmuls of one input with some of the part's matrices: linear in both, so that a backward can be split there."""
+
+    name: str
+    weights: tuple[str, ...]
+    """Matrices of the part; `ParamSpec.inputs` of their dims are summed over."""
+    inward: bool
+    """Into the part, behind a gather of the sequence; else back out, before a scatter of the partial sums."""
+    input: str = ""
+    """The activation that is multiplied; inward the layer says which."""
+    outputs: tuple[str, ...] = ()
+    """Inward, the activation that each matrix makes; outward the layer says it, if any."""
+    rotated: tuple[str, ...] = ()
+    """Those of `outputs` that rotary embeddings turn."""
+    by_head: bool = False
+    """Whether `outputs` are laid out for an attention kernel."""
+    adds: bool = False
+    """Outward, whether the sums are added to the residual stream straight away."""
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """Work that memory bounds."""
+
+    output: str
+    """The activation that it makes; of the last in a layer, which no backward needs, just a name."""
+    moved: int
+    """Numbers read and written for each number of the output."""
+    traffic: Traffic | None = None
+    """The same as the planner counts it, forward and backward; None where another operation's kernel does the work."""
+    norms: int = 0
+    """Norms of the residual stream in it."""
+    adds: bool = False
+    """Whether it adds to the residual stream."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """Attention itself: 4 FLOPs for each number of a query and each key that it sees."""
+
+    query: str
+    keys: tuple[str, ...]
+    """Activations of all tokens, which context ranks exchange."""
+    outputs: tuple[str, ...]
+    name: str = "attention"
+
+
+type Operation = Matmuls | Elementwise | Core
+
+
+class Weights(Mapping[str, ParamSpec]):
+    """The weights of a part by name; with a hash, as everything declared has one."""
+
+    def __init__(self, specs: Mapping[str, ParamSpec] | Iterable[tuple[str, ParamSpec]] = (), **named: ParamSpec):
+        self._specs: dict[str, ParamSpec] = dict(specs, **named)
+
+    def __getitem__(self, name: str) -> ParamSpec:
+        return self._specs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._specs.items()))
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return sum(spec.size for spec in self._specs.values())
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the residual stream."""
+
+    weights: Weights
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class Part:
+    """Attention or a feed-forward: from the residual stream, or its norm, to what is added to it."""
+
+    name: str
+    """Where its weights lie in those of a layer."""
+    weights: Weights
+    activations: tuple[Activation, ...]
+    operations: tuple[Operation, ...]
+    """In order; a group of matmuls inward is the first, one outward the last."""
+
+    def __post_init__(self) -> None:
+        first, *_, last = self.groups
+        assert first.inward and not last.inward, "a part is entered and left by a group of matmuls"
+        assert first is self.operations[0] and last is self.operations[-1], "its operations lie between"
+        made = [name for operation in self.operations for name in made_by(operation)]
+        assert sorted(made) == sorted(one.name for one in self.activations), f"{self.name}: each is made once"
+        assert all(name in self.weights for group in self.groups for name in group.weights), self.name
+
+    @property
+    def groups(self) -> tuple[Matmuls, ...]:
+        """Its matmuls by their common input."""
+        return tuple(one for one in self.operations if isinstance(one, Matmuls))
+
+    @property
+    def matrices(self) -> list[ParamSpec]:
+        """What tokens are multiplied with."""
+        return [self.weights[name] for group in self.groups for name in group.weights]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """All of a layer: its parts with their norms and the residual stream around them."""
+
+    parts: tuple[Part, ...]
+    norms: Mapping[str, Norm]
+    """By name, as a layer's weights have them."""
+    activations: tuple[Activation, ...]
+    """In the order of the forward, the layer's input first."""
+    operations: tuple[tuple[Part, Operation], ...]
+    """In order, each with the part that it is of, or whose input or output it makes."""
+
+    @property
+    def weights(self) -> dict[str, Weights]:
+        """By part and norm."""
+        return {part.name: part.weights for part in self.parts} | {
+            name: norm.weights for name, norm in self.norms.items()
+        }
+
+    @property
+    def matrices(self) -> list[ParamSpec]:
+        """What tokens are multiplied with."""
+        return [spec for part in self.parts for spec in part.matrices]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its activations."""
+        return tuple(one.name for one in self.activations)
+
+    def part(self, name: str) -> Part:
+        """One of its parts."""
+        return next(part for part in self.parts if part.name == name)
+
+
+def made_by(operation: Operation) -> tuple[str, ...]:
+    """Names of the activations that an operation makes."""
+    return (operation.output,) if isinstance(operation, Elementwise) else operation.outputs
+
+
+def matrix(shape: tuple[int, ...], axes: Dims, **options: Any) -> ParamSpec:
+    """A weight that tokens are multiplied with."""
+    return ParamSpec(shape, axes, matrix=True, decay=True, **options)
+
+
+def vector(shape: tuple[int, ...], axes: Dims, init: Any = "zeros") -> ParamSpec:
+    """A bias or the scale of a norm."""
+    return ParamSpec(shape, axes, init=init)

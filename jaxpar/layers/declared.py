@@ -1,0 +1,124 @@
+"""The declaration of a model's layers, put together from those of their parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, lru_cache
+from importlib import import_module
+
+from jaxpar.config.kinds import kind_counts, kind_model
+from jaxpar.config.parts import FEED_FORWARDS
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.attention import Attention
+from jaxpar.layers.declaration import (
+    RESIDUAL,
+    Activation,
+    Elementwise,
+    Layer,
+    Matmuls,
+    Norm,
+    Operation,
+    Part,
+    Traffic,
+)
+from jaxpar.layers.feed_forward import FeedForward
+from jaxpar.layers.norm import NORMS
+
+PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
+"""By `model.norm_placement`: whether a part has a norm before it, and one behind it."""
+
+
+@cache
+def _found(place: str) -> type[FeedForward]:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
+    """The feed-forward of a model whose layers are all alike."""
+    return _found(FEED_FORWARDS[model.activation])
+
+
+@lru_cache(maxsize=1000)
+def declare_layer(model: ModelConfig) -> Layer:
+    """A layer of a model whose layers are all alike: `kind_model` gives that of a kind.
+
+    A part reads the residual stream, or `<part>_input`, which a norm before it makes. Its last matmul is added to the
+    stream (`<part>_residual`, where another part follows). With a norm behind it, that matmul makes `<part>_projected`,
+    whose norm is added to the stream by what comes next.
+    """
+    norm = NORMS[model.norm].declare(model)
+    before, behind = PLACEMENTS[model.norm_placement]
+    parts = (Attention.declare(model), feed_forward_class(model).declare(model))
+    norms: dict[str, Norm] = {}
+    activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
+    operations: list[tuple[Part, Operation]] = []
+    owed = False
+    for part in parts:
+        norms |= {f"{part.name}_norm": norm} if before else {}
+        norms |= {f"post_{part.name}_norm": norm} if behind else {}
+        source = activations[-1].name
+        if before or owed:
+            source = f"{part.name}_input"
+            operations.append((part, _between(source, norm, before, owed)))
+            activations.append(Activation(source, ("embed",), between=True, cheap=True))
+        first, *inside, last = part.operations
+        assert isinstance(first, Matmuls) and isinstance(last, Matmuls)
+        result = f"{part.name}_projected" if behind else f"{part.name}_residual" if part is not parts[-1] else ""
+        outputs = (result,) if result else ()
+        operations.append((part, replace(first, input=source)))
+        operations += [(part, one) for one in inside]
+        operations.append((part, replace(last, outputs=outputs, adds=not behind)))
+        activations += part.activations
+        activations += [Activation(name, ("embed",), between=True) for name in outputs]
+        owed = behind
+    if owed:
+        operations.append((parts[-1], _between("layer_output", norm, before=False, owed=True)))
+    return Layer(parts, norms, tuple(activations), tuple(operations))
+
+
+def _between(output: str, norm: Norm, before: bool, owed: bool) -> Elementwise:
+    """What makes a part's input: of what the part before has left to do, and the norm before this one."""
+    pieces: list[Traffic] = [norm.traffic] * (before + owed) + [RESIDUAL] * owed
+    traffic = sum(pieces[1:], start=pieces[0])
+    return Elementwise(output, 2 * before + 3 * owed, traffic, norms=before + owed, adds=owed)
+
+
+def activation_names(model: ModelConfig) -> tuple[str, ...]:
+    """Names of the activations of a model's layers, in order; of all of its kinds."""
+    found: list[str] = []
+    for kind in kind_counts(model):
+        place = 0
+        for name in declare_layer(kind_model(model, kind)).names:
+            if name in found:
+                place = found.index(name) + 1
+            else:
+                found.insert(place, name)
+                place += 1
+    return tuple(found)
+
+
+def known_activations() -> dict[str, Activation]:
+    """Every activation that some layer has, by name, whichever feed-forward and placement of norms it is of.
+
+    A name stands for one thing in all of them.
+    """
+    return _known(tuple(FEED_FORWARDS))
+
+
+@lru_cache(maxsize=8)
+def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
+    found: dict[str, Activation] = {}
+    for placement in PLACEMENTS:
+        for activation in feed_forwards:
+            layer = declare_layer(ModelConfig(activation=activation, norm_placement=placement))  # pyright: ignore
+            for one in layer.activations:
+                assert found.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
+    return found
+
+
+def hidden_names() -> frozenset[str]:
+    """Activations inside feed-forwards, which one in tiles has for one tile at a time."""
+    parts = [declare_layer(ModelConfig(activation=name)).part("mlp") for name in FEED_FORWARDS]  # pyright: ignore
+    return frozenset(one.name for part in parts for one in part.activations)

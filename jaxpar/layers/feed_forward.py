@@ -1,0 +1,88 @@
+"""What all feed-forwards have in common: matmuls with their hidden width split over the tensor axis, and tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.activations import name_activation
+from jaxpar.layers.declaration import Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.tiles import over_tiles
+from jaxpar.layers.weights import declare_weights
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.parameters import Tree
+
+_over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
+
+HIDDEN = ("mlp",)
+"""Dims of a hidden activation."""
+OUT = Matmuls("mlp_out", ("down",), inward=False, input="mlp_hidden")
+"""The matmul back into the residual stream."""
+
+
+def hidden_weights(model: ModelConfig, *inward: str) -> Weights:
+    """Matrices `inward` [embed, mlp] and `down` [mlp, embed], with biases where the model has them."""
+    wide, back = (model.embed, model.mlp), model.init_scale / (2 * model.layers) ** 0.5
+    weights = {name: matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
+    weights["down"] = matrix(wide[::-1], ("mlp", "embed"), scale=back)
+    if model.mlp_bias:
+        weights |= {f"{name}_bias": vector((model.mlp,), HIDDEN) for name in inward}
+        weights["down_bias"] = vector((model.embed,), ("norm",))
+    return Weights(weights)
+
+
+class FeedForward(nnx.Module):
+    """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and says what `activate` is."""
+
+    def __init__(self, model: ModelConfig):
+        self.part = self.declare(model)
+        declare_weights(self, self.part.weights)
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Part:
+        """The part, with weights as `hidden_weights` makes them."""
+        raise NotImplementedError
+
+    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+        """From what `project_in` made to what `project_out` takes: biases and the non-linearity, with their names."""
+        raise NotImplementedError
+
+    def named(self, x: jax.Array, name: str) -> jax.Array:
+        """`x` as an activation of the part."""
+        return name_activation(x, name, self.part.activations)
+
+    def biased(self, x: Float[Array, "batch seq mlp"], weight: str) -> Float[Array, "batch seq mlp"]:
+        """What the matrix `weight` made, with its bias if it has one."""
+        return x + getattr(self, f"{weight}_bias")[...] if f"{weight}_bias" in self.part.weights else x
+
+    def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, ...]:
+        """Matmuls of the joined sequence with this rank's hidden columns, in the order of the part; no biases."""
+        return tuple(x @ getattr(self, name)[...] for name in self.part.groups[0].weights)
+
+    def project_out(self, x: Float[Array, "batch seq mlp"]) -> Float[Array, "batch seq embed"]:
+        """This rank's partial sums; the bias of `down` is added by `add_bias`."""
+        down: nnx.Param = getattr(self, "down")  # noqa: B009 a weight of the declaration
+        return x @ down[...]
+
+    def in_tiles(self, x: Float[Array, "batch part embed"], tiles: int) -> Float[Array, "batch part embed"]:
+        """All but the output bias, verbs included, for `ceil(batch * part / tiles)` tokens of each rank at a time.
+
+        Each tile runs the verbs for its own tokens, so that neither the joined sequence nor the partial sums, `tensor`
+        times as large as `x`, exist whole. Sends what one tile would: forward `gather_sequence` and `scatter_sequence`;
+        backward two of the former (the input again, the gradient of the output) and one of the latter.
+        """
+        graph, state = nnx.split(self)
+
+        def block(weights: Tree, x: jax.Array) -> jax.Array:
+            mlp: FeedForward = nnx.merge(graph, weights)
+            return scatter_sequence(mlp.project_out(mlp.activate(*mlp.project_in(gather_sequence(x)))))
+
+        return _over_tiles(block, nnx.to_pure_dict(state), x, tiles)
+
+    def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
+        """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""
+        return self.biased(x, "down")

@@ -1,0 +1,66 @@
+"""Gated feed-forwards, `down(f(gate(x)) * up(x))` (arXiv:2002.05202)."""
+
+from __future__ import annotations
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.declaration import Activation, Elementwise, Matmuls, Part, Traffic
+from jaxpar.layers.feed_forward import HIDDEN, OUT, FeedForward, hidden_weights
+
+
+class Gated(FeedForward):
+    """`non_linear` of the gate, times up."""
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Part:
+        """Gate and up are kept; what elementwise work makes of them comes back in one kernel."""
+        return Part(
+            name="mlp",
+            weights=hidden_weights(model, "gate", "up"),
+            activations=(
+                Activation("mlp_gate", HIDDEN),
+                Activation("mlp_up", HIDDEN),
+                Activation("mlp_activated", HIDDEN, cheap=True),
+                Activation("mlp_hidden", HIDDEN, cheap=True),
+            ),
+            operations=(
+                Matmuls("mlp_in", ("up", "gate"), inward=True, outputs=("mlp_up", "mlp_gate")),
+                Elementwise("mlp_activated", moved=2),
+                # Forward reads gate and up and writes their product; backward reads these and the gradient of the
+                # product, and writes those of both. Kernel by kernel the non-linearity is written and read besides.
+                Elementwise("mlp_hidden", moved=3, traffic=Traffic(3, 5, unfused=5, unfused_backward=8)),
+                OUT,
+            ),
+        )
+
+    @staticmethod
+    def non_linear(gate: jax.Array) -> jax.Array:
+        """f."""
+        raise NotImplementedError
+
+    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+        """f(gate) * up, with their biases."""
+        up, gate = hidden
+        up = self.named(self.biased(up, "up"), "mlp_up")
+        gate = self.named(self.biased(gate, "gate"), "mlp_gate")
+        return self.named(self.named(self.non_linear(gate), "mlp_activated") * up, "mlp_hidden")
+
+
+class SwiGLU(Gated):
+    """Gated by SiLU."""
+
+    @staticmethod
+    def non_linear(gate: jax.Array) -> jax.Array:
+        """SiLU."""
+        return jax.nn.silu(gate)
+
+
+class GeGLU(Gated):
+    """Gated by the approximation of GELU by tanh."""
+
+    @staticmethod
+    def non_linear(gate: jax.Array) -> jax.Array:
+        """GELU."""
+        return jax.nn.gelu(gate, approximate=True)

@@ -1,0 +1,57 @@
+"""Feed-forwards without a gate, `down(f(up(x)))`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.declaration import Activation, Elementwise, Matmuls, Part, Traffic
+from jaxpar.layers.feed_forward import HIDDEN, OUT, FeedForward, hidden_weights
+
+
+class Plain(FeedForward):
+    """`non_linear` of up."""
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Part:
+        """Up is kept, and one kernel brings back its non-linearity."""
+        return Part(
+            name="mlp",
+            weights=hidden_weights(model, "up"),
+            activations=(Activation("mlp_up", HIDDEN), Activation("mlp_hidden", HIDDEN, cheap=True)),
+            operations=(
+                Matmuls("mlp_in", ("up",), inward=True, outputs=("mlp_up",)),
+                Elementwise("mlp_hidden", moved=2, traffic=Traffic(2, 3, unfused=2, unfused_backward=3)),
+                OUT,
+            ),
+        )
+
+    @staticmethod
+    def non_linear(up: jax.Array) -> jax.Array:
+        """f."""
+        raise NotImplementedError
+
+    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+        """f(up), with its bias."""
+        up = self.named(self.biased(hidden[0], "up"), "mlp_up")
+        return self.named(self.non_linear(up), "mlp_hidden")
+
+
+class GELU(Plain):
+    """GELU, approximated by tanh (arXiv:1606.08415)."""
+
+    @staticmethod
+    def non_linear(up: jax.Array) -> jax.Array:
+        """GELU."""
+        return jax.nn.gelu(up, approximate=True)
+
+
+class SquaredReLU(Plain):
+    """The square of ReLU (arXiv:2109.08668)."""
+
+    @staticmethod
+    def non_linear(up: jax.Array) -> jax.Array:
+        """ReLU, squared."""
+        return jnp.square(jax.nn.relu(up))
