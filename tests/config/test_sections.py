@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -50,6 +50,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.dictionaries(
             st.text(max_size=8), st.dictionaries(st.text(max_size=8), numbers, max_size=3), max_size=3
         )
+    if get_origin(annotation) is Annotated:
+        return st.sampled_from(sorted(get_args(annotation)[1]))
     return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
 
 

@@ -11,11 +11,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.config import ModelConfig
-from jaxpar.layers.declared import feed_forward_class
+from jaxpar.layers.declared import feed_forward_class, hidden_names
 from jaxpar.layers.weights import with_weights
 from jaxpar.mesh.axes import vary
 from jaxpar.training.activation_memory import chunk_bytes
-from jaxpar.training.tiles import HIDDEN
 from tests.gpu_compile import in_child
 from tests.reference import decoder64
 from tests.small_run import SmallRun, small
@@ -136,11 +135,11 @@ def test_the_plan_says_that_hidden_activations_are_recomputed_and_nothing_as_wid
     kept = without.step.plan.runs[0].activations
     assert set(kept.values()) == {"save"}
     assert tiles.step.plan.runs[0].activations == {
-        name: "recompute" if name in HIDDEN else treatment for name, treatment in kept.items()
+        name: "recompute" if name in hidden_names() else treatment for name, treatment in kept.items()
     }
     model, config = without.config.model, without.config
     tokens = config.data.batch_size // 2 * config.data.sequence_length
-    hidden = model.layers * len(HIDDEN) * tokens * model.mlp // 2 * 4
+    hidden = model.layers * len(hidden_names()) * tokens * model.mlp // 2 * 4
     assert chunk_bytes(tiles.step).stash <= chunk_bytes(without.step).stash - hidden
 
 

@@ -10,8 +10,9 @@ import pytest
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.config.validate import validate
+from jaxpar.layers.declared import hidden_names
 from jaxpar.training.resolve import make_plan, resolve_config
-from jaxpar.training.tiles import HIDDEN, loss_tiles, mlp_tiles
+from jaxpar.training.tiles import loss_tiles, mlp_tiles
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -69,7 +70,9 @@ def test_tiles_of_the_feed_forward_are_about_as_long_as_wide_where_they_cost_not
     plan = plan_of(config)
     assert plan.mlp_tiles == tiles
     assert mlp_tiles(config, plan.runs, "zb" in plan.schedule).why == why
-    assert all(plan.runs[0].activations[name] == "recompute" for name in HIDDEN) == (tiles > 1 or plan.remat == "full")
+    assert all(plan.runs[0].activations[name] == "recompute" for name in hidden_names()) == (
+        tiles > 1 or plan.remat == "full"
+    )
 
 
 def test_a_small_run_has_one_tile_of_each():
