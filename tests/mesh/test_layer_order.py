@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxpar.config.kinds import ALIKE
-from jaxpar.mesh.layer_order import PADDING, LayerOrder
+from jaxpar.mesh.layer_order import PADDING, LayerOrder, common_sequence
 from jaxpar.mesh.parameters import ParamSpec, initial_weights
 from jaxpar.pipeline.table import loop_placement, v_placement
 from tests.traced import mesh_of
@@ -84,3 +84,55 @@ def test_initial_weights_are_those_of_the_layer_wherever_it_lies(rank_of: tuple[
     np.testing.assert_array_equal(found[order.stacks[ALIKE].row_of_layer], wanted)
     assert len(np.unique(wanted)) == wanted.size, "no two layers begin alike"
     assert not np.delete(found, order.stacks[ALIKE].row_of_layer, axis=0).any(), "padding is zero"
+
+
+KINDS = st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=5).map(tuple), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=80)
+@given(KINDS)
+def test_every_chunk_finds_its_layers_in_order_among_the_slots(chunks: list[tuple[str, ...]]):
+    order = LayerOrder.of_kinds(range(len(chunks)), chunks)
+    number = 0
+    for chunk, kinds in enumerate(chunks):
+        numbers = [order.stacks[kind].numbers[chunk, 0, row] for kind, row in order.slots]
+        own = [(slot.kind, n) for slot, n in zip(order.slots, numbers, strict=True) if n != PADDING]
+        assert own == list(zip(kinds, range(number, number + len(kinds)), strict=True))
+        assert order.first_slots[chunk, 0] == next(place for place, n in enumerate(numbers) if n != PADDING)
+        number += len(kinds)
+    for kind, stack in order.stacks.items():
+        assert [slot.row for slot in order.slots if slot.kind == kind] == list(range(stack.rows_per_chunk))
+        assert stack.layers.tolist() == sorted(stack.numbers[stack.numbers != PADDING].tolist())
+        flat = stack.numbers.ravel()
+        assert [stack.layers[place] for place in stack.places if place != PADDING] == flat[flat != PADDING].tolist()
+    assert order.padded == any((stack.numbers == PADDING).any() for stack in order.stacks.values())
+
+
+@pytest.mark.parametrize(
+    ("chunks", "wanted"),
+    [
+        (["aaab", "aaba"], "aaaba"),
+        (["ab", "ba"], "aba"),
+        (["aabaab", "aabaab"], "aabaab"),
+        (["aaa", "a"], "aaa"),
+        (["aabaa", "baaba"], "baabaa"),
+    ],
+)
+def test_the_slots_of_two_chunks_are_as_few_as_can_be(chunks: list[str], wanted: str):
+    found = common_sequence(chunks)
+    assert len(found) == len(wanted)
+
+
+def test_the_kind_of_a_layer_does_not_change_its_initial_weights():
+    spec = ParamSpec((4, 3), ("embed", "mlp"))
+    plain = LayerOrder.of_one_rank(5)
+    mixed = LayerOrder.of_kinds([0], ["abaab"])
+
+    def made(order: LayerOrder) -> Any:
+        specs = {kind: {"w": spec.stacked(stack.rows)} for kind, stack in order.stacks.items()}
+        tree = {"layers": specs.get(ALIKE, specs)}
+        return jax.jit(lambda: initial_weights(tree, 7, order))()["layers"]
+
+    wanted, found = np.asarray(made(plain)["w"]), made(mixed)
+    np.testing.assert_array_equal(found["a"]["w"], wanted[[0, 2, 3]])
+    np.testing.assert_array_equal(found["b"]["w"], wanted[[1, 4]])

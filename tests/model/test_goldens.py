@@ -43,7 +43,7 @@ def logits(step: TrainStep) -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SEVERAL_KINDS])
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(name: str, layout: str):
     weights, options, tokens, wanted = load(name, vocab_multiple=16)
     weights, options = as_decoder(weights, options)

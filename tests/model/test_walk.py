@@ -1,0 +1,68 @@
+"""A walk runs every slot once, in order, with what was fetched for it, and fetches nothing in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpar.model.walk import Site, repeating, walk
+from tests.traced import operations
+
+GEMMA = ("local",) * 5 + ("global",)
+
+
+def sites(fetches: bool) -> dict[str, Site]:
+    """A site for each letter: its step notes its own number, the row and what was fetched."""
+
+    def site(number: int, key: str) -> Site:
+        def step(fetched: Any, row: jax.Array, carry: Any) -> Any:
+            place, seen = carry
+            return place + 1, seen.at[place].set(jnp.stack([jnp.int32(number), row, fetched if fetches else row]))
+
+        # Something that nothing else here does, so that it can be counted.
+        fetch = lambda row: jnp.round(jnp.cosh(jnp.float32(0)) * row).astype(jnp.int32) if fetches else None
+        return Site(key, step, fetch)
+
+    return {key: site(number, key) for number, key in enumerate("abc")}
+
+
+def slots(letters: str, fetches: bool) -> list[tuple[Site, int]]:
+    """Each letter's rows count up."""
+    known, rows = sites(fetches), dict.fromkeys("abc", -1)
+    found = []
+    for letter in letters:
+        rows[letter] += 1
+        found.append((known[letter], rows[letter]))
+    return found
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.text("abc", min_size=1, max_size=14), st.booleans(), st.booleans())
+def test_every_slot_runs_once_in_order_with_what_was_fetched_for_it(letters: str, fetches: bool, reverse: bool):
+    own = slots(letters, fetches)[:: -1 if reverse else 1]
+    start = jnp.int32(0), jnp.full((len(own), 3), -1, jnp.int32)
+    place, seen = walk(own, start)
+    assert int(place) == len(own)
+    wanted = [("abc".index(str(site.key)), row, row) for site, row in own]
+    np.testing.assert_array_equal(seen, wanted)
+
+
+@pytest.mark.parametrize("letters", ["aaaa", "aabaabaab", "aabaabaabaa", "abcabc", "cabababc"])
+def test_nothing_is_fetched_in_vain(letters: str):
+    start = jnp.int32(0), jnp.zeros((len(letters), 3), jnp.int32)
+    ran = operations(lambda carry: walk(slots(letters, True), carry), start)
+    assert sum(times for equation, times in ran if equation.primitive.name == "cosh") == len(letters)
+
+
+def test_units_of_a_pattern_are_one_loop():
+    known = {kind: sites(False)["abc"[place]] for place, kind in enumerate(("local", "global"))}
+    own = [(known[kind], row) for row, kind in enumerate((GEMMA * 4) + ("local", "local"))]
+    units, rest = repeating(own)
+    assert [(run.site.key, len(run.rows)) for run in units.runs] == [("a", 5), ("b", 1)] and units.times == 4
+    assert [(run.site.key, len(run.rows)) for run in rest.runs] == [("a", 2)] and rest.times == 1
