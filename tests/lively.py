@@ -24,6 +24,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"qk_norm": True, "rope_base": 1e6, "head_dim": 8},
     "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0},
+    "qwen2": {"attention_bias": "qkv", "rope_base": 1e6},
+    "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
+    "gemma": {
+        "norm": "zero_centered_rmsnorm",
+        "norm_placement": "sandwich",
+        "activation": "geglu",
+        "embedding_scale": True,
+        "attention_scale": 0.3,
+        "attention_softcap": 3.0,
+        "logit_softcap": 5.0,
+        "qk_norm": True,
+    },
 }
 
 

@@ -70,6 +70,14 @@ TOKENS = (
         caught_by=(parity(tensor=4, kv_heads=2),),
     ),
     Fault(
+        name="projection_normalised_by_rank",
+        says="A norm of all query heads, or of all key heads, divides by the mean square of a tensor rank's own.",
+        file="jaxpar/model/norm.py",
+        old="squares = sum_over_heads(jnp.stack(",
+        new='squares = lax.axis_size("tensor") * (jnp.stack(',
+        caught_by=(parity(tensor=2, family="olmo2"),),
+    ),
+    Fault(
         name="tokens_of_other_ranks_looked_up",
         says="A rank looks up tokens whose embeddings other ranks hold; negative rows count from the table's end.",
         file="jaxpar/model/embedding.py",

@@ -133,9 +133,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
         7,
     ),
     "mistral": ({"activation": "relu2", "window": 5, "attention_softcap": 3.0}, 7),
+    "olmo2": ({"norm_placement": "post", "qk_norm": "projection"}, 9),
+    "gemma": ({"norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu"}, 9),
 }
 """Model options, and a layer's matmuls whose output a gradient needs: query, key, value, the two of attention, its
-output, (gate) and up. `down` ends the layer."""
+output, (gate) and up. `down` ends the layer, unless a norm is behind it."""
 
 
 def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:

@@ -22,7 +22,7 @@ from tests.lively import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations
 
-MATRICES = {"llama": 7, "gpt2": 6, "qwen3": 7}
+MATRICES = {"llama": 7, "gpt2": 6, "qwen3": 7, "olmo2": 7, "gemma": 7}
 """Matmuls of a layer besides attention: query, key, value, output, and up, down and perhaps gate."""
 
 
@@ -63,7 +63,8 @@ def run_of(family: str, remat: str) -> SmallRun:
 
 
 def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool = True) -> Any:
-    """(master, batch) -> gradients of the layers in optimizer placement, of the sum of all outputs squared."""
+    """(master, batch) -> gradients of the layers in optimizer placement, of the sum of all outputs squared; and that of
+    their input, summed."""
     step = run.step
 
     def function(master: Any, batch: Any) -> Any:
@@ -77,22 +78,26 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
         if not backward:
             return jax.tree.map(lambda a: reduce_sum(vary(jnp.sum(a)), AXES), (y, stash))
         kept = loop.kept(storage["layers"], x, tokens, 1) if split else None
-        _, gradients, kept = loop.backward(chunk, 2 * y, tokens, stash, 0, Chunk(sinks["layers"], 0, 0), kept=kept)
+        dx, gradients, kept = loop.backward(chunk, 2 * y, tokens, stash, 0, Chunk(sinks["layers"], 0, 0), kept=kept)
         if split and weights:
             gradients = loop.weight_gradients(chunk.stack, kept, 0, Chunk(gradients, 0, 0))
-        return to_optimizer(sinks | {"layers": gradients}, step.placements)
+        total = reduce_sum(vary(jnp.sum(dx)), AXES)
+        return to_optimizer(sinks | {"layers": gradients}, step.placements), total
 
-    layout = step.master_layout if backward else PartitionSpec()
+    layout = (step.master_layout, PartitionSpec()) if backward else PartitionSpec()
     return step.shard_map(function, (step.master_layout, step.batch_layout()), layout)
 
 
 @pytest.mark.matrix(ci=1)
-@pytest.mark.parametrize(("family", "remat"), [("gpt2", "none"), ("qwen3", "full"), ("llama", "gemm_last")])
+@pytest.mark.parametrize(
+    ("family", "remat"),
+    [("gpt2", "none"), ("qwen3", "full"), ("llama", "gemm_last"), ("olmo2", "gemm_last"), ("gemma", "full")],
+)
 def test_gradients_in_two_halves_equal_those_of_the_whole_backward(family: str, remat: str):
     run = run_of(family, remat)
     arguments = run.step.initial_state().master, run.batch(0)
     whole, both, first = (
-        jax.device_get(jax.jit(halves(run, **options))(*arguments))["layers"]
+        jax.device_get(jax.jit(halves(run, **options))(*arguments))[0]["layers"]
         for options in ({"split": False}, {"split": True}, {"split": True, "weights": False})
     )
     for (path, a), b, c in zip(
@@ -100,7 +105,7 @@ def test_gradients_in_two_halves_equal_those_of_the_whole_backward(family: str, 
     ):
         name = jax.tree_util.keystr(path)
         assert np.abs(a - b).max() <= 2e-6 * np.abs(a).max(), name
-        matrix = a.ndim > 2 and "bias" not in name
+        matrix = a.ndim > 2 and "bias" not in name and "norm" not in name
         np.testing.assert_array_equal(c, np.zeros_like(c) if matrix else b, name)
 
 
@@ -123,6 +128,8 @@ def test_both_halves_multiply_what_the_whole_backward_multiplies(family: str, re
     assert forward == multiplied(split=False, backward=False)
     assert both == whole
     assert both - first == layers * MATRICES[family]
-    # Of attention, which makes its scores again: five. All of forward runs again but `down`, which no gradient needs.
-    again = {"none": 0, "full": forward - layers}[remat]
+    # Of attention, which makes its scores again: five. All of forward runs again but `down`, which no gradient
+    # needs unless a norm is behind it.
+    ends = 0 if "norm_placement" in FAMILIES[family] else layers
+    again = {"none": 0, "full": forward - ends}[remat]
     assert whole - forward == layers * (2 * MATRICES[family] + 5) + again

@@ -37,7 +37,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "mlp_tiles": (1, 3),
     "dropout": (0.0, 0.1),
     "vocab": (64, 61),
-    "family": ("llama", "gpt2", "qwen3", "mistral"),
+    "family": ("llama", "gpt2", "qwen3", "mistral", "qwen2", "olmo2", "gemma"),
 }
 
 REMATS: dict[str, dict[str, Any]] = {
@@ -112,7 +112,7 @@ def _name(row: dict[str, Any]) -> str:
     return f"{axes or 'one'}{context}-zero{row['zero']}-{row['family']}-{row['remat']}"
 
 
-@pytest.mark.matrix(quick=("tensor2-context4-ring-contiguous-zero0-llama-none",), ci=4)
+@pytest.mark.matrix(quick=("tensor2-context4-ring-striped-zero1-olmo2-selective",), ci=4)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     loss, gradients, weights = reference(row)

@@ -23,6 +23,8 @@ MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
     "llama": (True, {"tied": False, "dropout": 0.0} | FAMILIES["llama"]),
     "gpt2": (False, {"tied": True, "dropout": 0.1} | FAMILIES["gpt2"]),
     "qwen3": (True, {"tied": True, "dropout": 0.0} | FAMILIES["qwen3"]),
+    "olmo2": (True, {"tied": False, "dropout": 0.1} | FAMILIES["olmo2"]),
+    "gemma": (True, {"tied": True, "dropout": 0.0} | FAMILIES["gemma"]),
 }
 """Whether its data is packed, and the model: with each value of packed, tied and dropout."""
 
@@ -155,7 +157,7 @@ def _name(row: Row) -> str:
     return f"{pipeline}{axes}-zero{row['zero']}-{row['model']}-{row['memory']}"
 
 
-@pytest.mark.matrix(quick=("gpipe-pipe4-m12-zero0-gpt2-full",), ci=3)
+@pytest.mark.matrix(quick=("1f1b-pipe4-m12-context2-zero0-llama-full",), ci=3)
 @pytest.mark.parametrize("row", ROWS, ids=_name)
 def test_loss_and_gradients_equal_one_device(row: Row):
     loss, gradients, weights = reference(row["model"])
