@@ -120,5 +120,10 @@ def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
 
 def hidden_names() -> frozenset[str]:
     """Activations inside feed-forwards, which one in tiles has for one tile at a time."""
-    parts = [declare_layer(ModelConfig(activation=name)).part("mlp") for name in FEED_FORWARDS]  # pyright: ignore
+    return _hidden(tuple(FEED_FORWARDS))
+
+
+@lru_cache(maxsize=8)
+def _hidden(feed_forwards: tuple[str, ...]) -> frozenset[str]:
+    parts = [declare_layer(ModelConfig(activation=name)).part("mlp") for name in feed_forwards]  # pyright: ignore
     return frozenset(one.name for part in parts for one in part.activations)

@@ -9,7 +9,7 @@ from math import prod
 from types import MappingProxyType
 
 from jaxpar.config.counting import head_dim, kv_heads
-from jaxpar.config.kinds import ALIKE, kind_counts, kind_model
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.activations import LAYER_INPUT
@@ -43,7 +43,7 @@ class LayerShape:
     item_bytes: int = 2
     """Bytes of one number of an activation in compute dtype."""
 
-    @property
+    @cached_property
     def layer(self) -> Layer:
         """What the layer declares."""
         return declare_layer(self.model)
@@ -90,6 +90,12 @@ class LayerShape:
         """Of an activation."""
         return (self.part_tokens if activation.between else self.tokens) * self.width(activation.dims)
 
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of each activation: see `activation_bytes`."""
+        width = lambda one: FLOAT32_BYTES if one.float32 else self.item_bytes
+        return {one.name: self.numbers(one) * width(one) for one in self.layer.activations}
+
     @property
     def keys_per_query(self) -> float:
         """Tokens that a token attends to on average, under a causal mask (and the model's window), in a row without
@@ -103,21 +109,21 @@ def mean_keys(sequence: int, window: int | None) -> float:
     return (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
 
 
-def layer_shape(config: Config, axes: AxisSizes, rows: int, kind: str = ALIKE) -> LayerShape:
-    """The shape of a layer of `config` on a mesh of `axes`, with so many rows per device and microbatch."""
-    return LayerShape(
-        model=kind_model(config.model, kind),
-        rows=rows,
-        sequence=config.data.sequence_length,
-        context=axes.context,
-        tensor=axes.tensor,
-        item_bytes=ITEM_BYTES[config.precision.compute],
-    )
-
-
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:
-    """`layer_shape` of each kind of layer."""
-    return {kind: layer_shape(config, axes, rows, kind) for kind in kind_counts(config.model)}
+    """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
+    item_bytes = ITEM_BYTES[config.precision.compute]
+    return {
+        kind: LayerShape(model, rows, config.data.sequence_length, axes.context, axes.tensor, item_bytes)
+        for kind, model in kind_models(config.model).items()
+    }
+
+
+def layer_shape(config: Config, axes: AxisSizes, rows: int) -> LayerShape:
+    """`layer_shapes` of a model whose layers are all alike; else of the kind that makes most, then attends to most."""
+    first, *others = shapes = list(layer_shapes(config, axes, rows).values())
+    if not others:
+        return first
+    return max(shapes, key=lambda shape: (sum(activation_bytes(shape).values()), shape.keys_per_query))
 
 
 def activation_bytes(shape: LayerShape) -> dict[str, int]:
@@ -126,13 +132,12 @@ def activation_bytes(shape: LayerShape) -> dict[str, int]:
     What lies between the blocks is split over the tensor ranks by sequence, what lies inside them by heads or hidden
     width.
     """
-    width = lambda one: FLOAT32_BYTES if one.float32 else shape.item_bytes
-    return {one.name: shape.numbers(one) * width(one) for one in shape.layer.activations}
+    return dict(shape.sizes)
 
 
 def between_bytes(shape: LayerShape) -> int:
     """Bytes of the residual stream, or of what is added to it."""
-    return activation_bytes(shape)[LAYER_INPUT]
+    return shape.sizes[LAYER_INPUT]
 
 
 def matmul_bytes(shape: LayerShape) -> int:

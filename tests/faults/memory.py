@@ -29,8 +29,8 @@ MEMORY = (
         name="half_a_log_sum_exp",
         says="Attention's log-sum-exp is counted in 16 bits.",
         file="jaxpar/memory/layer_shape.py",
-        old="width = lambda one: FLOAT32_BYTES if one.float32 else shape.item_bytes",
-        new="width = lambda one: shape.item_bytes",
+        old="width = lambda one: FLOAT32_BYTES if one.float32 else self.item_bytes",
+        new="width = lambda one: self.item_bytes",
         caught_by=("tests/memory/test_closed_forms.py::test_a_form_is_the_sum_of_what_its_preset_saves[none-grouped]",),
     ),
     Fault(
