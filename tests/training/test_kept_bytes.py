@@ -21,6 +21,8 @@ LAYOUTS = {
     "gated, sequence and heads split": ("quickstart", "h100:1x8", ("parallel.tensor=2", "parallel.context=2")),
     "not gated": ("gpt2_124m", "h100:1x8", ()),
     "wide heads": ("qwen3_0p6b", "h100:1x8", ("parallel.tensor=2",)),
+    "norms behind": ("quickstart", "h100:1x8", ("model.norm_placement=post", "model.qk_norm=projection")),
+    "norms on both sides": ("quickstart", "h100:1x8", ("model.norm_placement=sandwich", "model.activation=geglu")),
     "pipeline": ("llama3_8b", "h100:1x8", ("parallel.pipe=4", "parallel.fsdp=2")),
 }
 

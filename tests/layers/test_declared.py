@@ -1,0 +1,162 @@
+"""Layers have the weights, the activations and the groups of matmuls that their parts declare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxpar.config.counting import head_dim
+from jaxpar.config.kinds import kind_model
+from jaxpar.config.parts import FEED_FORWARDS
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.schema import Config, ModelConfig, Pattern
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.activations import name_activation
+from jaxpar.layers.context import TokenContext
+from jaxpar.layers.counting import layer_parameters, parameter_count
+from jaxpar.layers.declared import PLACEMENTS, activation_names, declare_layer, known_activations
+from jaxpar.layers.layer import DecoderLayer
+from jaxpar.layers.linear import recording
+from jaxpar.layers.norm import NORMS
+from jaxpar.layers.rope import rotary_tables
+from jaxpar.layers.weights import specs_of, with_weights
+from jaxpar.memory.remat import cheap, of_core
+from jaxpar.mesh.axes import AXES, vary
+from jaxpar.model.flops import causal_pairs, flops_per_step, windows
+from jaxpar.planner.hardware_model import hardware_of
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.mechanisms import GENERATIONS
+from jaxpar.planner.time_layer import layer_case, layer_time
+from jaxpar.planner.time_messages import network_of
+from jaxpar.planner.time_operations import device_of
+from jaxpar.planner.time_step import Layers, Steps
+from jaxpar.planner.time_update import ADAMW
+from pallas_kernels.attention.derivative import SAVED_NAMES
+from tests.traced import mesh_of, operations
+
+ROWS, SEQUENCE = 2, 4
+OPTIONS = [{"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in PLACEMENTS]
+OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
+OPTIONS += [{"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True))]
+
+
+def model_of(**options: Any) -> ModelConfig:
+    return ModelConfig(layers=2, embed=8, heads=2, mlp=12, vocab=16, **options)
+
+
+def traced(model: ModelConfig) -> tuple[set[str], dict[str, Any]]:
+    """(names that a layer gives, its groups of matmuls with input and outputs)."""
+    prototype = DecoderLayer(Config(model=model))
+    groups: dict[str, Any] = {}
+
+    def program(weights: Any, x: jax.Array) -> jax.Array:
+        slots = jnp.broadcast_to(jnp.arange(SEQUENCE), (ROWS, SEQUENCE))
+        cos, sin = rotary_tables(slots, model, head_dim(model))
+        tokens = vary(TokenContext(slots, slots, slots, slots, slots[:, 0], cos, sin))
+        layer: Any = with_weights(prototype, vary(weights))
+        return layer(
+            vary(x), jnp.int32(0), tokens, lambda q, k, v, tokens: q * (k.sum() + v.sum()), True, recording(groups)
+        )
+
+    one = lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+    weights = jax.tree.map(one, specs_of(prototype), is_leaf=lambda leaf: hasattr(leaf, "axes"))
+    x = jax.ShapeDtypeStruct((ROWS, SEQUENCE, model.embed), jnp.float32)
+    whole = PartitionSpec()
+    function = jax.shard_map(program, mesh=mesh_of(), in_specs=(whole, whole), out_specs=PartitionSpec(AXES))
+    found = {equation.params["name"] for equation, _ in operations(function, weights, x) if named(equation)}
+    return found, groups
+
+
+def named(equation: Any) -> bool:
+    return equation.primitive.name == "name"
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+def test_a_layer_has_what_it_declares(options: dict[str, Any]):
+    model = model_of(**options)
+    layer = declare_layer(model)
+    own = specs_of(DecoderLayer(Config(model=model)))
+    assert own == {name: dict(weights) for name, weights in layer.weights.items()}
+    found, groups = traced(model)
+    made = {one.name for one in layer.activations if not one.core}
+    assert found == made - {"layer_input"}
+    assert list(groups) == [group.name for part in layer.parts for group in part.groups]
+    for part in layer.parts:
+        inward, _ = part.groups
+        x, outputs = groups[inward.name]
+        assert x.shape == (ROWS, SEQUENCE, model.embed)
+        for name, y in zip(inward.weights, outputs, strict=True):
+            assert y.shape[2:] == part.weights[name].shape[1:], name
+
+
+def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
+    assert tuple(name for name in known_activations() if of_core(name)) == SAVED_NAMES
+    assert {name for name in known_activations() if cheap(name)} == {
+        "attention_input", "mlp_input", "mlp_activated", "mlp_hidden",
+    }  # fmt: skip
+
+
+KINDS: Any = {"plain": {"activation": "gelu", "mlp": 20}, "wide": {"norm_placement": "sandwich", "window": 2}}
+
+
+def test_a_model_of_kinds_has_the_names_and_the_weights_of_all_of_them():
+    model = replace(model_of(kinds=KINDS, pattern=Pattern(("plain", "wide"), suffix=("plain",))), layers=3)
+    alone = {kind: kind_model(model, kind) for kind in KINDS}
+    names = activation_names(model)
+    for own in alone.values():
+        ours = activation_names(own)
+        assert [name for name in names if name in ours] == list(ours), "each kind's are in its order"
+    assert set(names) == {name for own in alone.values() for name in activation_names(own)}
+    ends = parameter_count(model, True) - 2 * layer_parameters(alone["plain"]) - layer_parameters(alone["wide"])
+    assert ends == 2 * 128 * 8 + 8  # embedding and head, padded, and the last norm
+
+
+def test_flops_count_each_kinds_pairs():
+    model = replace(model_of(kinds=KINDS, pattern=Pattern(("plain", "wide"), suffix=("plain",))), layers=3)
+    assert windows(model) == (None, 2)
+    pairs = causal_pairs(model, 8, 4)
+    assert pairs == {None: 2 * (1 + 2 + 3 + 4), 2: 2 * (1 + 2 + 2 + 2)}
+    matrices = 2 * (4 * 8 * 8 + 2 * 8 * 20) + (4 * 8 * 8 + 3 * 8 * 12) + 8 * 16
+    assert flops_per_step(model, 8, pairs, 16) == 6 * 8 * matrices + 12 * 8 * (2 * pairs[None] + pairs[2])
+
+
+def test_the_time_of_an_average_layer_is_that_of_its_kinds():
+    model = replace(model_of(kinds=KINDS, pattern=Pattern(("plain", "wide"), suffix=("plain",))), layers=3)
+    cluster = parse_cluster("h100:1x8")
+    layers: dict[str, Layers] = {}
+    for name, own in {"all": model, **{kind: kind_model(model, kind) for kind in KINDS}}.items():
+        steps = Steps(own, 1024, 8, cluster, GENERATIONS["jaxpar"], None, ADAMW)
+        layers[name] = steps.layers(Layout(fsdp=8))
+    for what in ("forward", "backward"):
+        seconds = {name: getattr(one, what).seconds for name, one in layers.items()}
+        assert seconds["all"] == pytest.approx((2 * seconds["plain"] + seconds["wide"]) / 3)
+    kept = {name: one.kept("gemm_last") for name, one in layers.items()}
+    assert kept["all"] == pytest.approx((2 * kept["plain"] + kept["wide"]) / 3)
+    again = {name: one.again("full").seconds for name, one in layers.items()}
+    assert again["all"] == pytest.approx((2 * again["plain"] + again["wide"]) / 3)
+
+
+def test_a_module_gives_no_name_that_its_part_does_not_declare():
+    with pytest.raises(AssertionError, match="mlp_gate"):
+        name_activation(jnp.zeros(2), "mlp_gate", declare_layer(model_of(activation="gelu")).activations)
+
+
+def test_norms_behind_a_part_take_time_and_memory():
+    cluster = parse_cluster("h100:1x8")
+    hardware = hardware_of(cluster.gpu)
+    device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
+    seconds = {}
+    for placement in PLACEMENTS:
+        model = replace(PRESETS["llama3-8b"], norm_placement=placement)
+        case = layer_case(model, 8192, 1, 1, 1, "allgather", False, "bfloat16")
+        seconds[placement] = layer_time(case, device, network, GENERATIONS["jaxpar"])
+    assert (
+        seconds["sandwich"].forward.other > seconds["pre"].forward.other == pytest.approx(seconds["post"].forward.other)
+    )
+    assert seconds["sandwich"].backward.other > seconds["pre"].backward.other
+    assert seconds["post"].backward.other == pytest.approx(seconds["pre"].backward.other)
