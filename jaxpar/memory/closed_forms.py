@@ -19,7 +19,7 @@ for each query and head. GEMM-last drops the two norms (4), and silu(gate) and t
 That is with norms before the blocks. A norm behind a block keeps what the block's last matmul gives in place of the
 residual: as much under `none`, 2 more under `gemm_last`; sandwich norms keep 2 more under both.
 
-Nobody writes these forms down in code: they follow from what the parts of a layer declare.
+The code derives them from what the parts of a layer declare; tests hold the forms.
 """
 
 from __future__ import annotations
