@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import UserError, load_config
 from jaxpar.config.counting import head_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.parts import FEED_FORWARDS
@@ -39,6 +42,7 @@ from jaxpar.planner.time_update import ADAMW
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from tests.traced import mesh_of, operations
 
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 ROWS, SEQUENCE = 2, 4
 OPTIONS = [{"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in PLACEMENTS]
 OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
@@ -139,6 +143,12 @@ def test_the_time_of_an_average_layer_is_that_of_its_kinds():
     assert kept["all"] == pytest.approx((2 * kept["plain"] + kept["wide"]) / 3)
     again = {name: one.again("full").seconds for name, one in layers.items()}
     assert again["all"] == pytest.approx((2 * again["plain"] + again["wide"]) / 3)
+
+
+def test_a_name_that_no_part_of_the_model_has_is_refused():
+    asked = ["model.activation=gelu", "memory.remat={mlp_gate: save}"]
+    with pytest.raises(UserError, match=r"memory\.remat: 'mlp_gate' is no activation; .* mlp_up, mlp_hidden"):
+        plan_for(load_config(QUICKSTART, asked), parse_cluster("h100:1x8"))
 
 
 def test_a_module_gives_no_name_that_its_part_does_not_declare():
