@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.communication import COMMUNICATION
+from tests.faults.kinds import KINDS
 from tests.faults.layers import LAYERS
 from tests.faults.loss import LOSS
 from tests.faults.memory import MEMORY
@@ -11,4 +12,4 @@ from tests.faults.prepared import PREPARED
 from tests.faults.tokens import TOKENS
 from tests.faults.update import UPDATE
 
-FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE, *MEMORY)
+FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE, *MEMORY, *KINDS)

@@ -72,7 +72,7 @@ TOKENS = (
     Fault(
         name="projection_normalised_by_rank",
         says="A norm of all query heads, or of all key heads, divides by the mean square of a tensor rank's own.",
-        file="jaxpar/model/norm.py",
+        file="jaxpar/layers/norm.py",
         old="squares = sum_over_heads(jnp.stack(",
         new='squares = lax.axis_size("tensor") * (jnp.stack(',
         caught_by=(parity(tensor=2, family="olmo2"),),

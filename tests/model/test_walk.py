@@ -45,6 +45,15 @@ def slots(letters: str, fetches: bool) -> list[tuple[Site, int]]:
 @settings(deadline=None, max_examples=25)
 @given(st.text("abc", min_size=1, max_size=14), st.booleans(), st.booleans())
 def test_every_slot_runs_once_in_order_with_what_was_fetched_for_it(letters: str, fetches: bool, reverse: bool):
+    runs_in_order(letters, fetches, reverse)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "backward"])
+def test_units_run_in_order_with_what_was_fetched_for_them(reverse: bool):
+    runs_in_order("caabaabaab", True, reverse)
+
+
+def runs_in_order(letters: str, fetches: bool, reverse: bool) -> None:
     own = slots(letters, fetches)[:: -1 if reverse else 1]
     start = jnp.int32(0), jnp.full((len(own), 3), -1, jnp.int32)
     place, seen = walk(own, start)

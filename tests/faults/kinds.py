@@ -1,0 +1,59 @@
+"""Faults of models with several kinds of layers, and of what layers report."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+GOLDEN = "tests/model/test_goldens.py::test_logits_equal_those_of_transformers[gemma3-one_device]"
+REPORTS = "tests/training/test_kinds.py::test_what_layers_report_is_counted_once"
+
+KINDS = (
+    Fault(
+        name="kinds_swapped_in_the_unit",
+        says="The kinds of a unit come in the other order.",
+        file="jaxpar/config/kinds.py",
+        old="return pattern.prefix + pattern.unit * units + pattern.suffix",
+        new="return pattern.prefix + pattern.unit[::-1] * units + pattern.suffix",
+        caught_by=(GOLDEN,),
+    ),
+    Fault(
+        name="units_run_the_first_ones_weights",
+        says="What comes ahead for the next kind of a unit is that kind's first layer, in every unit.",
+        file="jaxpar/model/walk.py",
+        old="runs[place + 1].site.fetch(rows[place + 1][0])",
+        new="runs[place + 1].site.fetch(0 * rows[place + 1][0])",
+        caught_by=("tests/model/test_walk.py::test_units_run_in_order_with_what_was_fetched_for_them[forward]",),
+    ),
+    Fault(
+        name="local_layers_see_everything",
+        says="The attention of every kind has the window of the whole model.",
+        file="jaxpar/training/attend.py",
+        old="mask_of(config, model),",
+        new="mask_of(config, config.model),",
+        caught_by=(GOLDEN,),
+    ),
+    Fault(
+        name="local_layers_turn_like_global_ones",
+        says="The rotary tables of every kind have the base of the whole model.",
+        file="jaxpar/model/decoder.py",
+        old="frequencies(kind_model(self.model, kind), head_dim(self.model))",
+        new="frequencies(self.model, head_dim(self.model))",
+        caught_by=(GOLDEN,),
+    ),
+    Fault(
+        name="padding_reports",
+        says="A rank that has nothing to do in a tick counts what the layers of its idle forward report.",
+        file="jaxpar/pipeline/executor.py",
+        old="total + jnp.where(counts, new[name], 0)",
+        new="total + new[name]",
+        caught_by=(f"{REPORTS}[pipe-zb-h1]",),
+    ),
+    Fault(
+        name="auxiliary_loss_counted_per_rank",
+        says="Every tensor rank has the gradient of the auxiliary loss of all of them.",
+        file="jaxpar/model/layer_loop.py",
+        old="AUXILIARY_LOSS or seed is None else seed)",
+        new='AUXILIARY_LOSS or seed is None else seed * lax.axis_size("tensor"))',
+        caught_by=(f"{REPORTS}[fsdp-context-tensor]",),
+    ),
+)
