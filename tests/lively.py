@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpar.config.schema import Pattern
 from tests.given_weights import state_with
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun
@@ -37,6 +38,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_norm": True,
     },
 }
+
+LOCAL_AND_GLOBAL = {"local": {"window": 7, "rope_base": 100.0}, "global": {"attention_softcap": None}}
+"""The kinds of layers that the family `gemma` has in the matrices."""
+
+
+def gemma(layers: int) -> dict[str, Any]:
+    """The family with two local layers to one global one, and what is left of another unit behind."""
+    unit = ("local", "global", "local")
+    return FAMILIES["gemma"] | {
+        "layers": layers, "kinds": LOCAL_AND_GLOBAL, "pattern": Pattern(unit=unit, suffix=unit[: layers % 3])
+    }  # fmt: skip
 
 
 def lively_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.covering import covering_rows, feasible_pairs
-from tests.lively import FAMILIES, lively_gradients
+from tests.lively import FAMILIES, gemma, lively_gradients
 from tests.small_run import SmallRun, small, worst_difference
 
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -70,7 +70,8 @@ ROWS = covering_rows(FACTORS, _fits, seed=3)
 
 
 def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
-    model = {name: row[name] for name in ("kv_heads", "tied", "dropout", "vocab")} | FAMILIES[row["family"]]
+    family = gemma(layers=3) if row["family"] == "gemma" else FAMILIES[row["family"]]
+    model = {name: row[name] for name in ("kv_heads", "tied", "dropout", "vocab")} | family
     layout = ("replica", "fsdp", "expert", "tensor", "context", "context_strategy", "context_order")
     axes = {name: row[name] for name in (*layout, "zero", "microbatches")}
     sections = {

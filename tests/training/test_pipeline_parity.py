@@ -16,7 +16,7 @@ import pytest
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
 from tests.covering import Row, covering_rows, feasible_pairs
-from tests.lively import FAMILIES, lively_gradients
+from tests.lively import FAMILIES, gemma, lively_gradients
 from tests.small_run import SmallRun, small, worst_difference
 
 MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -24,7 +24,7 @@ MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
     "gpt2": (False, {"tied": True, "dropout": 0.1} | FAMILIES["gpt2"]),
     "qwen3": (True, {"tied": True, "dropout": 0.0} | FAMILIES["qwen3"]),
     "olmo2": (True, {"tied": False, "dropout": 0.1} | FAMILIES["olmo2"]),
-    "gemma": (True, {"tied": True, "dropout": 0.0} | FAMILIES["gemma"]),
+    "gemma": (True, {"tied": True, "dropout": 0.0} | gemma(layers=8)),
 }
 """Whether its data is packed, and the model: with each value of packed, tied and dropout."""
 
