@@ -103,6 +103,22 @@ def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
     return tuple(found)
 
 
+def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tuple[LayerRun, ...]]:
+    """What the layers of each kind keep, of a chunk whose slots are of these kinds; neighbours of a kind alike are one.
+
+    Args:
+        runs: of all slots, in their order.
+        slots: the kind of each.
+    """
+    if len(kinds := dict.fromkeys(slots)) == 1:
+        return dict.fromkeys(kinds, tuple(runs))
+    each = zip(slots, (run.activations for run in runs for _ in range(run.layers)), strict=True)
+    found: dict[str, list[LayerRun]] = {kind: [] for kind in kinds}
+    for kind, own in each:
+        found[kind].append(LayerRun(1, own))
+    return {kind: joined(own) for kind, own in found.items()}
+
+
 def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
     """What a preset or a map of the user's does with each of `activations`.
 

@@ -14,16 +14,19 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declared import activation_names
 from jaxpar.memory.costs import LayerCosts, layer_costs, speeds_on
 from jaxpar.memory.fraction import kept_bytes
-from jaxpar.memory.layer_shape import layer_shape
-from jaxpar.memory.pareto import NothingFits, Point, cheapest, layer_front
+from jaxpar.memory.layer_shape import layer_shapes
+from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_front
 from jaxpar.memory.pipeline_offload import ATTAINED, largest_hidden_fraction
+from jaxpar.memory.remat import joined, runs_by_kind
 from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.planner.chunks import Kinds, chunk_slots
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.memory import MemoryModel, Units
 from jaxpar.planner.memory_case import Case
 from jaxpar.planner.memory_slots import Slots, holds, pipeline_slots
-from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, longest_chunk, of_all_names, runs_of
+from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
 from jaxpar.planner.space import Choice, Group
+from jaxpar.planner.time_pipeline import chunk_layers
 from jaxpar.training.memory_estimate import IN_TRANSIT, MemoryEstimate
 from jaxpar.training.tiles import mlp_tiles, without_hidden
 
@@ -109,16 +112,16 @@ class Keeper:
         group, choice, config = self.group, self.choice, self.model.config
         return Case(
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
-            self.chunk, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
+            self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             config.memory.optimizer_resident if choice.optimizer_offload else 0,
         )  # fmt: skip
 
     def _units(self, remat: Remat) -> Units:
         """What a chunk's layers keep of a microbatch."""
         group = self.group
-        key = "units", group.microbatch, group.context, group.tensor, self.chunk, self._splits, remat
+        key = "units", group.microbatch, group.context, group.tensor, self.kinds, self._splits, remat
         if key not in self.known:
-            config, runs = self.model.alike(self.case), runs_of(remat, self.chunk, self._names)
+            config, runs = self.model.alike(self.case), runs_of(remat, len(self.kinds), self._names)
             tiles = mlp_tiles(config, runs, self._splits).number
             self.known[key] = self.model.units(self.case, without_hidden(runs, tiles), tiles)
         return self.known[key]
@@ -143,11 +146,11 @@ class Keeper:
         )
 
     @cached_property
-    def chunk(self) -> int:
-        """Layers of the longest chunk."""
-        if self.choice.stage_layers is not None:
-            return max(self.choice.stage_layers)
-        return longest_chunk(self.model.config.model.layers, self.group.pipe, self.choice.virtual_stages)
+    def kinds(self) -> Kinds:
+        """Of the slots of a chunk."""
+        chunks, lengths = self.group.pipe * self.choice.virtual_stages, self.choice.stage_layers
+        model = self.model.config.model
+        return chunk_slots(model, chunk_layers(model.layers, chunks) if lengths is None else lengths)
 
     @property
     def _microbatches(self) -> int:
@@ -169,8 +172,8 @@ class Keeper:
         return self.choice.schedule != ONE_STAGE and SCHEDULES[self.choice.schedule].splits_backward
 
     @cached_property
-    def costs(self) -> LayerCosts:
-        """Of a layer, by the roofline."""
+    def costs(self) -> dict[str, LayerCosts]:
+        """Of a layer of each kind, by the roofline."""
         key = "costs", self.group.microbatch, self.group.context, self.group.tensor
         if key not in self.known:
             self.known[key] = costs_of(self.model.config, self.cluster, self.group)
@@ -188,41 +191,48 @@ class Keeper:
     def _hidden(self, preset: str) -> float:
         """The largest share of what is kept whose copies hide behind the layers."""
         group = self.group
-        key = "hidden", group.microbatch, group.context, group.tensor, self.chunk, preset
+        key = "hidden", group.microbatch, group.context, group.tensor, self.kinds, preset
         if key not in self.known:
-            costs, layers = self.costs, self.chunk
-            unit = kept_bytes(runs_of(preset, layers, self._names), costs.sizes)
-            times = layers * costs.forward_seconds / ATTAINED, layers * costs.backward_seconds / ATTAINED
-            self.known[key] = largest_hidden_fraction(unit, costs.host_bandwidth, *times).fraction
+            runs = runs_by_kind(runs_of(preset, len(self.kinds), self._names), self.kinds)
+            own = [(self.kinds.count(kind), self.costs[kind]) for kind in runs]
+            unit = sum(kept_bytes(runs[kind], self.costs[kind].sizes) for kind in runs)
+            forward = sum(layers * costs.forward_seconds / ATTAINED for layers, costs in own)
+            backward = sum(layers * costs.backward_seconds / ATTAINED for layers, costs in own)
+            bandwidth = own[0][1].host_bandwidth
+            self.known[key] = largest_hidden_fraction(unit, bandwidth, forward, backward).fraction
         return self.known[key]
 
     @property
-    def _front(self) -> list[Point]:
-        """Of a layer, with nothing on the host."""
-        key = "front", *self.costs.sizes.items(), *self.costs.recomputations
+    def _fronts(self) -> dict[str, list[Point]]:
+        """Of a layer of each kind, with nothing on the host."""
+        return {kind: self._front(costs) for kind, costs in self.costs.items()}
+
+    def _front(self, costs: LayerCosts) -> list[Point]:
+        key = "front", *costs.sizes.items(), *costs.recomputations
         if key not in self.known:
-            self.known[key] = layer_front(self.costs, offload=False)
+            self.known[key] = layer_front(costs, offload=False)
         return self.known[key]
 
     def _mixture(self) -> Iterator[Kept]:
-        """The cheapest maps of one or two kinds of layer that fill what there is."""
+        """The cheapest maps that fill what there is: one or two for layers that are alike, else one for each kind."""
         least = self.least()
         room = self.limit - (least.device - least.saved_activations)
         units = self.slots.stash
         try:
-            found = cheapest(self.costs, self.chunk, room // units, points=self._front)
+            found = cheapest_of_kinds(self.costs, self.kinds, room // units, points=self._fronts)
         except NothingFits:
             return
-        names = list(self.costs.sizes)
-        runs: Runs = tuple(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found)
-        remat = as_remat(runs, names)
+        runs: Runs = joined(LayerRun(layers, of_all_names(own, self._names)) for layers, own in found)
+        made = {name for costs in self.costs.values() for name in costs.sizes}
+        remat = as_remat(runs, [name for name in self._names if name in made])
         memory = self.memory(remat)
         if memory.device <= self.limit:
             yield Kept(self.layout(remat), memory)
 
 
-def costs_of(config: Config, cluster: Cluster, group: Group) -> LayerCosts:
-    """What a layer of a group can keep and at which costs."""
+def costs_of(config: Config, cluster: Cluster, group: Group) -> dict[str, LayerCosts]:
+    """What a layer of each kind of a group can keep and at which costs."""
     axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
     speeds = speeds_on(cluster, axes, config.precision.compute)
-    return layer_costs(layer_shape(config, axes, group.microbatch), speeds)
+    shapes = layer_shapes(config, axes, group.microbatch)
+    return {kind: layer_costs(shape, speeds) for kind, shape in shapes.items()}

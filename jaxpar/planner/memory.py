@@ -8,7 +8,7 @@ what the layers keep, and the schedule's slots. A search meets each of them ofte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from jaxpar.config.plan import AxisSizes, LayerRun, Plan
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.layers.declared import hidden_names
 from jaxpar.memory.fraction import kept_bytes
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shapes
+from jaxpar.memory.remat import runs_by_kind
+from jaxpar.planner.chunks import chunk_slots
 from jaxpar.planner.memory_case import Case, Fixed, Work, fixed_bytes
 from jaxpar.planner.memory_slots import Slots, holds, pipeline_slots
 from jaxpar.planner.memory_weights import Weights
@@ -35,14 +37,13 @@ class Units(NamedTuple):
     """On the host, of the chunk."""
     kept: int
     """Both, taken as they are without tiles."""
-    least: int
-    """Of the layer that saves the least on the device, with its feed-forward in tiles."""
     back: int
-    """The same without tiles."""
+    """What the layer that saves the least saves, without tiles."""
     transit: int
     """Of the layer that offloads the most, what goes to the host."""
-    made: int
-    """All that a layer makes, its feed-forward in tiles."""
+    again: int
+    """In a layer's backward: all that it makes and the cotangents of that, its feed-forward in tiles, less what the
+    layer that saves the least saves."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class MemoryModel:
         shards = axes.fsdp * axes.expert * axes.context
         case = Case(
             axes.pipe, shards, axes.context, axes.tensor, plan.microbatch_rows, plan.microbatches, plan.zero,
-            max(plan.stage_layers), plan.virtual_stages, plan.optimizer_offload, config.memory.optimizer_resident,
-            plan.pipe_ends == "shared" and axes.pipe > 1,
+            chunk_slots(config.model, plan.stage_layers), plan.virtual_stages, plan.optimizer_offload,
+            config.memory.optimizer_resident, plan.pipe_ends == "shared" and axes.pipe > 1,
         )  # fmt: skip
         hold = holds(plan.schedule, plan.virtual_stages, plan.zero, shards)
         slots = pipeline_slots(plan.schedule, axes.pipe, plan.microbatches, plan.virtual_stages, hold)
@@ -78,19 +79,12 @@ class MemoryModel:
 
         What a feed-forward in tiles does not keep is left out of `runs` already.
         """
-        sizes = activation_bytes(self.shape(case))
-        made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
-        least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
-        away = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
-        return Units(
-            saved=kept_bytes(runs, sizes, "save"),
-            offloaded=kept_bytes(runs, sizes, "offload"),
-            kept=kept_bytes(runs, sizes),
-            least=least(made),
-            back=least(sizes),
-            transit=max(away, default=0),
-            made=sum(made.values()),
-        )
+        shapes = self.shapes(case)
+        each = [
+            _units(activation_bytes(shapes[kind]), own, tiles) for kind, own in runs_by_kind(runs, case.slots).items()
+        ]
+        saved, offloaded, kept, back, transit, again = zip(*each, strict=True)
+        return Units(sum(saved), sum(offloaded), sum(kept), max(back), max(transit), max(again))
 
     def estimate(self, case: Case, units: Units, slots: Slots) -> MemoryEstimate:
         """Bytes on a device, of layers that keep `units`."""
@@ -98,7 +92,7 @@ class MemoryModel:
         head, layer = fixed.head, fixed.layer
         zeros = slots.heads if fixed.zeros else 0
         in_head = head._replace(gradients=head.gradients + int((1 + zeros) * fixed.head_gradient))
-        in_layer = layer._replace(temporaries=layer.temporaries + 2 * units.made - units.least)
+        in_layer = layer._replace(temporaries=layer.temporaries + units.again)
         work = in_head if sum(in_head) >= sum(in_layer) else in_layer
         if case.state == "file":
             work = _leaving(work, fixed.leaving, fixed.host, case.alone)
@@ -114,12 +108,12 @@ class MemoryModel:
             host=fixed.host + slots.stash * units.offloaded,
         )
 
-    def shape(self, case: Case) -> LayerShape:
-        """Of a layer on a device."""
-        key = "shape", case.rows, case.context, case.tensor
+    def shapes(self, case: Case) -> dict[str, LayerShape]:
+        """Of a layer of each kind on a device."""
+        key = "shapes", case.rows, case.context, case.tensor
         if key not in self._known:
             axes = AxisSizes(context=case.context, tensor=case.tensor)
-            self._known[key] = layer_shape(self.config, axes, case.rows)
+            self._known[key] = layer_shapes(self.config, axes, case.rows)
         return self._known[key]
 
     def alike(self, case: Case) -> Config:
@@ -133,7 +127,7 @@ class MemoryModel:
 
     def _fixed_of(self, case: Case) -> Fixed:
         if case not in self._known:
-            self._known[case] = fixed_bytes(self.config, self.weights, case, self.shape(case), self.loss_tiles(case))
+            self._known[case] = fixed_bytes(self.config, self.weights, case, self.shapes(case), self.loss_tiles(case))
         return self._known[case]
 
     def loss_tiles(self, case: Case) -> int:
@@ -142,6 +136,21 @@ class MemoryModel:
         if key not in self._known:
             self._known[key] = loss_tiles(self.alike(case)).number
         return self._known[key]
+
+
+def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Units:
+    """Of the layers of one kind in a chunk."""
+    made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
+    least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
+    away = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
+    return Units(
+        saved=kept_bytes(runs, sizes, "save"),
+        offloaded=kept_bytes(runs, sizes, "offload"),
+        kept=kept_bytes(runs, sizes),
+        back=least(sizes),
+        transit=max(away, default=0),
+        again=2 * sum(made.values()) - least(made),
+    )
 
 
 def _leaving(work: Work, leaving: Work, pieces: int, alone: bool) -> Work:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,7 +12,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
-from jaxpar.planner.memory_weights import Ends, Part, Weights
+from jaxpar.planner.memory_weights import Ends, Parts, Weights
 
 BATCH_BYTES = 6 * 4
 """Of a token: tokens, labels, mask, segments, positions, slots."""
@@ -28,14 +30,19 @@ class Case(NamedTuple):
     """Of a microbatch on a device."""
     microbatches: int
     zero: int
-    chunk_layers: int
-    """Of the longest chunk."""
+    slots: tuple[str, ...]
+    """The kind of each slot of a chunk: of the longest one's layers, and what others have besides."""
     virtual_stages: int = 1
     state: str = "none"
     """Where the optimizer's state rests: `memory.optimizer_offload`."""
     resident: int = 0
     """Bytes of it that stay on the device though it rests on the host: `memory.optimizer_resident`."""
     shared_ends: bool = False
+
+    @property
+    def rows_of(self) -> Counter[str]:
+        """Rows of each kind in a chunk, those that pad the stacks included."""
+        return Counter(self.slots)
 
     @property
     def ends(self) -> int:
@@ -81,17 +88,19 @@ class Fixed(NamedTuple):
     batch: int
 
 
-def fixed_bytes(config: Config, weights: Weights, case: Case, shape: LayerShape, loss_tiles: int) -> Fixed:
+def fixed_bytes(
+    config: Config, weights: Weights, case: Case, shapes: Mapping[str, LayerShape], loss_tiles: int
+) -> Fixed:
     """The bytes of a case.
 
     Args:
         config: of the model; its `parallel` plays no part.
         weights: of the same.
         case: whose bytes they are.
-        shape: of its layers.
+        shapes: of a layer of each kind.
         loss_tiles: parts that the tokens of a microbatch take the head in.
     """
-    return _Counted(config, weights, case, shape, loss_tiles).all()
+    return _Counted(config, weights, case, shapes, loss_tiles).all()
 
 
 @dataclass(frozen=True)
@@ -101,12 +110,12 @@ class _Counted:
     config: Config
     weights: Weights
     case: Case
-    shape: LayerShape
+    shapes: Mapping[str, LayerShape]
     loss_tiles: int
 
     def all(self) -> Fixed:
         """Every one of them."""
-        case, layer = self.case, self._layer
+        case = self.case
         state, host = self._state()
         weights, gradients = self._stored, self._accumulated
         head, head_gradient, zeros = self._in_head(weights, gradients)
@@ -118,7 +127,7 @@ class _Counted:
             zeros=zeros,
             layer=self._in_layer(weights, gradients),
             leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" else 0),
-            chunk=layer * case.chunk_layers,
+            chunk=self._widths[0] * int(self._in_layers("compute", case.rows_of)),
             widening=self._widening,
             for_weights=self._kept_for_weights(),
             between=between_bytes(self.shape),
@@ -126,14 +135,23 @@ class _Counted:
         )
 
     @cached_property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> Parts:
         """Elements and state of each part."""
         return self.weights.parts(self.case.tensor, self.case.shards, self.case.ends)
 
     @property
-    def _local_layers(self) -> int:
-        """Rows of the stack on a device."""
-        return self.case.chunk_layers * self.case.virtual_stages
+    def shape(self) -> LayerShape:
+        """Of one kind, for what all of them have in common."""
+        return next(iter(self.shapes.values()))
+
+    @cached_property
+    def _local_rows(self) -> dict[str, int]:
+        """Rows of each kind's stack on a device."""
+        return {kind: rows * self.case.virtual_stages for kind, rows in self.case.rows_of.items()}
+
+    def _in_layers(self, what: str, rows: Mapping[str, int]) -> float:
+        """`what` (a field of `Part`) of so many layers of each kind."""
+        return sum(getattr(own, what) * rows[kind] for kind, own in self.parts.layers.items())
 
     @cached_property
     def _widths(self) -> tuple[int, int, int]:
@@ -148,14 +166,10 @@ class _Counted:
         return gradient / compute
 
     def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool) -> Ends:
-        def size(name: str) -> int:
-            if name not in self.parts:
-                return 0
-            part, layers = self.parts[name], name == "layers"
-            elements = part.sharded if (layers_sharded if layers else ends_sharded) else part.compute
-            return width * elements * (self._local_layers if layers else 1)
-
-        return Ends(*map(size, Ends._fields))
+        form = lambda sharded: "sharded" if sharded else "compute"
+        ends = {name: width * getattr(part, form(ends_sharded)) for name, part in self.parts.ends.items()}
+        layers = width * int(self._in_layers(form(layers_sharded), self._local_rows))
+        return Ends(layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
 
     @cached_property
     def _stored(self) -> Ends:
@@ -176,7 +190,8 @@ class _Counted:
 
     @property
     def _layer(self) -> int:
-        return self._widths[0] * self.parts["layers"].compute
+        """Of the largest kind."""
+        return self._widths[0] * max(own.compute for own in self.parts.layers.values())
 
     @property
     def _gathered_layers(self) -> int:
@@ -185,8 +200,8 @@ class _Counted:
     def _state(self) -> tuple[int, int]:
         """On the device, and in the host's memory: all of it, or the buffers on its way to files."""
         name = "state" if self.case.zero >= 1 else "whole_state"
-        each = {part: getattr(own, name) for part, own in self.parts.items()}
-        total = int(sum(size * (self._local_layers if part == "layers" else 1) for part, size in each.items()))
+        ends = sum(getattr(own, name) for own in self.parts.ends.values())
+        total = int(ends + self._in_layers(name, self._local_rows))
         if self.case.state == "none":
             return total, 0
         if self.case.state == "file":
@@ -197,10 +212,11 @@ class _Counted:
     def _largest_piece(self) -> int:
         """Bytes of a layer of the largest weight, or of all of a weight under Adafactor; other rows are small."""
         name = "largest" if self.case.zero >= 1 else "whole_largest"
-        each = {part: getattr(own, name) for part, own in self.parts.items()}
+        each = {kind: getattr(own, name) for kind, own in self.parts.layers.items()}
         if self.config.optimizer.name == "adafactor":
-            return int(max(size * (self._local_layers if part == "layers" else 1) for part, size in each.items()))
-        return int(each["layers"])
+            ends = [getattr(own, name) for own in self.parts.ends.values()]
+            return int(max(*ends, *(size * self._local_rows[kind] for kind, size in each.items())))
+        return int(max(each.values()))
 
     def _filed_piece(self) -> int:
         """Bytes of the largest piece that comes from a file: as many rows of one weight as `PIECE_BYTES` has room for,
@@ -209,8 +225,8 @@ class _Counted:
             return self._largest_piece()
         name = "largest" if self.case.zero >= 1 else "whole_largest"
         largest = 0
-        for part, own in self.parts.items():
-            row, rows = (getattr(own, name), self._local_layers) if part == "layers" else (1, getattr(own, name))
+        layers = [(getattr(own, name), self._local_rows[kind]) for kind, own in self.parts.layers.items()]
+        for row, rows in [*layers, *((1, getattr(own, name)) for own in self.parts.ends.values())]:
             largest = max(largest, int(row * min(rows, max(1, PIECE_BYTES // row))))
         return largest
 
@@ -218,8 +234,8 @@ class _Counted:
         """While the loss is differentiated; its gradient apart, and whether zeros of that size are kept."""
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
-        gathers = case.zero >= 3 and case.pipe == 1 and self.parts[name].sharded < self.parts[name].compute
-        head = self._widths[0] * self.parts[name].compute
+        gathers = case.zero >= 3 and case.pipe == 1 and self.parts.ends[name].sharded < self.parts.ends[name].compute
+        head = self._widths[0] * self.parts.ends[name].compute
         tiles = self.loss_tiles
         logits = 4 * (self.shape.tokens // tiles) * padded_vocab(model) // (case.tensor * case.ends)
         if case.alone:
@@ -248,8 +264,9 @@ class _Counted:
         case, width = self.case, self._widths[2]
         sharded = case.zero >= 3 or (case.zero == 2 and case.pipe == 1)
         largest = self.weights.largest_of_halves(case.tensor, case.shards, case.ends)
-        return sum(width * (own.sharded if sharded else own.compute) * self._local_layers for own in largest)
+        size = lambda own: own.sharded if sharded else own.compute
+        return sum(width * max(size(own) * self._local_rows[kind] for kind, own in half.items()) for half in largest)
 
     def _kept_for_weights(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward leaves for W."""
-        return self.case.chunk_layers * matmul_bytes(self.shape)
+        return sum(rows * matmul_bytes(self.shapes[kind]) for kind, rows in self.case.rows_of.items())

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
+from jaxpar.config.kinds import kind_counts
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
-from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers
 from jaxpar.mesh.parameters import ParamSpec, Tree
 from jaxpar.mesh.placements import SHARD_ORDER
 from jaxpar.mesh.rules import compute_rules
@@ -22,7 +23,7 @@ HALVES = ("attention", "mlp")
 
 
 class Part(NamedTuple):
-    """Elements of one part of the model on a device; of the layers, of one layer."""
+    """Elements of one part of the model on a device; of layers, of one."""
 
     compute: int
     """As they are multiplied."""
@@ -36,6 +37,15 @@ class Part(NamedTuple):
     """Of the state of one weight alone, split like `sharded`."""
     whole_largest: float
     """The same, split like `compute`."""
+
+
+class Parts(NamedTuple):
+    """The parts of a model on a device."""
+
+    ends: dict[str, Part]
+    """Embedding, head and the norm before it, by name."""
+    layers: dict[str, Part]
+    """Of one layer of each kind."""
 
 
 class Ends(NamedTuple):
@@ -60,13 +70,19 @@ class Weights:
 
     @cached_property
     def _specs(self) -> Tree:
-        return decoder_specs(self.config, LayerOrder.of_one_rank(1))
+        """Of the model, with one layer of each kind."""
+        return decoder_specs(self.config, LayerOrder.of_kinds([0], [self.kinds]))
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, int, int], dict[str, Part]]:
+    def kinds(self) -> tuple[str, ...]:
+        """Of the model's layers."""
+        return tuple(kind_counts(self.config.model))
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, int, int], Parts]:
         return {}
 
-    def parts(self, tensor: int, shards: int, pipe: int = 1) -> dict[str, Part]:
+    def parts(self, tensor: int, shards: int, pipe: int = 1) -> Parts:
         """Elements and state of each part.
 
         Args:
@@ -76,14 +92,18 @@ class Weights:
         """
         key = tensor, shards, pipe
         if key not in self._parts:
-            self._parts[key] = {name: self._part(tree, *key) for name, tree in self._specs.items()}
+            ends = {name: self._part(tree, *key) for name, tree in self._specs.items() if name != LAYERS}
+            self._parts[key] = Parts(ends, {kind: self._part(self._layer(kind), *key) for kind in self.kinds})
         return self._parts[key]
 
-    def largest_of_halves(self, tensor: int, shards: int, pipe: int = 1) -> tuple[Part, ...]:
-        """For attention and the feed-forward of a layer, the weight with the most elements."""
-        layer = self._specs["layers"]
-        each = lambda half: [self._part(spec, tensor, shards, pipe) for spec in _leaves(layer[half])]
-        return tuple(max(each(half), key=lambda part: part.compute) for half in HALVES)
+    def largest_of_halves(self, tensor: int, shards: int, pipe: int = 1) -> tuple[dict[str, Part], ...]:
+        """For attention and the feed-forward, of each kind of layer the weight with the most elements."""
+        each = lambda kind, half: [self._part(spec, tensor, shards, pipe) for spec in _leaves(self._layer(kind)[half])]
+        largest = lambda kind, half: max(each(kind, half), key=lambda part: part.compute)
+        return tuple({kind: largest(kind, half) for kind in self.kinds} for half in HALVES)
+
+    def _layer(self, kind: str) -> Tree:
+        return own_layers(self._specs[LAYERS], kind)
 
     def _part(self, tree: Tree, tensor: int, shards: int, pipe: int) -> Part:
         found = [self._weight(spec, tensor, shards, pipe) for spec in _leaves(tree)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
@@ -97,11 +96,6 @@ def as_remat(
 ) -> tuple[tuple[int, tuple[tuple[str, str], ...]], ...]:
     """Runs as a layout has them, of the activations that the model's layers have."""
     return tuple((run.layers, tuple((name, run.activations[name]) for name in activations)) for run in runs)
-
-
-def longest_chunk(layers: int, pipe: int, virtual_stages: int) -> int:
-    """Layers of the longest of equal chunks, to which all are padded."""
-    return ceil(layers / (pipe * virtual_stages))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxpar.config.counting import padded_vocab
+from jaxpar.config.plan import LayerRun
 from jaxpar.layers.declared import hidden_names
-from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import activation_bytes, layer_shapes
+from jaxpar.memory.remat import runs_by_kind
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.parameters import Tree, map_specs
@@ -157,9 +159,11 @@ def _in_layer(step: TrainStep) -> _Work:
     needs no ends any more, nor the gradient of the embedding yet.
     """
     config, plan = step.config, step.plan
-    made = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
-    made = {name: size // (plan.mlp_tiles if name in hidden_names() else 1) for name, size in made.items()}
-    kept = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in plan.runs)
+    again = 0
+    for sizes, runs in _activations(step):
+        made = {name: size // (plan.mlp_tiles if name in hidden_names() else 1) for name, size in sizes.items()}
+        kept = min(sum(size for name, size in made.items() if run.activations[name] == "save") for run in runs)
+        again = max(again, 2 * sum(made.values()) - kept)
     weights, gradients = _stored(step), _accumulated(step)
     if _alone(step):
         weights = {"layers": weights["layers"]}
@@ -171,7 +175,7 @@ def _in_layer(step: TrainStep) -> _Work:
     return _Work(
         weights=sum(weights.values()) + _gathered_layers(step),
         gradients=sum(gradients.values()) + (going or int(_layer(step) * _widening(step))),
-        temporaries=2 * sum(made.values()) - kept + (4 * whole if plan.axes.tensor > 1 else 0),
+        temporaries=again + (4 * whole if plan.axes.tensor > 1 else 0),
     )
 
 
@@ -183,8 +187,9 @@ def _leaving(step: TrainStep, work: _Work) -> _Work:
     """
     if _alone(step):
         work = work._replace(weights=sum(_stored(step).values()), gradients=sum(_accumulated(step).values()))
-    gradients = _sizes(step, step.placements.gradient, "layers")
-    turned = sum(max(jax.tree.leaves(gradients[half])) for half in ("attention", "mlp"))
+    gradients = _sizes(step, step.placements.gradient, LAYERS)
+    stacks = [own_layers(gradients, kind) for kind in step.order.stacks]
+    turned = sum(max(max(jax.tree.leaves(stack[half])) for stack in stacks) for half in ("attention", "mlp"))
     return work._replace(temporaries=work.temporaries + turned)
 
 
@@ -203,10 +208,20 @@ def _largest_matrix(step: TrainStep, placement: Placement) -> int:
 
 def _in_transit(step: TrainStep) -> int:
     """On its way to the host or back: what is offloaded of the layer that computes, and of the next."""
-    plan = step.plan
-    sizes = activation_bytes(layer_shape(step.config, plan.axes, plan.microbatch_rows))
-    each = (sum(sizes.get(n, 0) for n, own in run.activations.items() if own == "offload") for run in plan.runs)
+    each = (
+        sum(sizes.get(name, 0) for name, own in run.activations.items() if own == "offload")
+        for sizes, runs in _activations(step)
+        for run in runs
+    )
     return IN_TRANSIT * max(each, default=0)
+
+
+def _activations(step: TrainStep) -> list[tuple[dict[str, int], tuple[LayerRun, ...]]]:
+    """Of each kind of layer, the bytes of its activations, and what its layers keep."""
+    plan = step.plan
+    shapes = layer_shapes(step.config, plan.axes, plan.microbatch_rows)
+    runs = runs_by_kind(plan.runs, [slot.kind for slot in step.order.slots])
+    return [(activation_bytes(shapes[kind]), own) for kind, own in runs.items()]
 
 
 def _alone(step: TrainStep) -> bool:

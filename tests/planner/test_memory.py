@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
+from jaxpar.config.schema import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.mesh.build import abstract_mesh
@@ -20,6 +21,12 @@ from jaxpar.training.memory_estimate import estimate_memory
 from jaxpar.training.step import TrainStep
 from tests.compiler.inspected import assert_planned, inspected, wide
 from tests.planner.spaces import model_of
+
+KINDS = {
+    "kinds": {"local": {"window": 256, "mlp": 2048}, "global": {"norm_placement": "sandwich"}},
+    "pattern": Pattern(("local", "local", "global"), suffix=("local", "local")),
+}
+"""Of 8 layers; two halves have 3 local ones and a global one, in places that differ, and so 5 slots."""
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ZeRO-3, two microbatches": {"parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
@@ -51,6 +58,29 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "memory": {"optimizer_offload": "host"},
         "optimizer": {"name": "adafactor", "weight_decay": 0.0},
         "model": {"layers": 64, "mlp": 16384, "embed": 4096},
+    },
+    "two kinds of layers": {"model": KINDS, "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
+    "two kinds in a pipeline, in other places of each stage": {
+        "model": KINDS, "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4},
+    },
+    "two kinds in chunks held whole": {
+        "model": KINDS,
+        "parallel": {"pipe": 2, "fsdp": 4, "zero": 3, "schedule": "breadth-first", "virtual_stages": 2,
+                     "microbatches": 4},
+    },
+    "two kinds, on the host and a split backward": {
+        "model": KINDS,
+        "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4, "schedule": "zb-uniform"},
+        "memory": {"remat": {"preset": "full", "layer_input": "offload"}},
+    },
+    "two kinds, state in files": {
+        "model": KINDS, "parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "file"},
+    },
+    "two kinds, whole weights from the host": {
+        "model": KINDS | {"mlp": 16384, "embed": 4096},
+        "parallel": {"fsdp": 8, "zero": 1},
+        "memory": {"optimizer_offload": "host"},
+        "optimizer": {"name": "adafactor", "weight_decay": 0.0},
     },
 }  # fmt: skip
 
