@@ -1,4 +1,4 @@
-"""The chunks of a layout: the kinds of their layers, and the slots in which all of them run."""
+"""The chunks of a layout: the kinds of their layers, the slots in which all of them run, and what pads short ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from itertools import islice
 from jaxpar.config.kinds import ALIKE, layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.mesh.layer_order import common_sequence
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.mechanisms import Mechanisms
+from jaxpar.planner.time_pipeline import chunk_layers
 
 type Kinds = tuple[str, ...]
 """Of layers or of slots, in order."""
@@ -28,3 +31,34 @@ def chunk_slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
 @lru_cache(maxsize=10_000)
 def _slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
     return common_sequence(chunk_kinds(model, lengths))
+
+
+def chunk_lengths(model: ModelConfig, layout: Layout) -> tuple[int, ...]:
+    """Layers of each chunk of a layout."""
+    chunks = layout.pipe * layout.virtual_stages
+    return chunk_layers(model.layers, chunks) if layout.stage_layers is None else layout.stage_layers
+
+
+def kinds_of_slots(model: ModelConfig, layout: Layout) -> Kinds:
+    """The kind of each slot of a chunk of a layout; nothing where all layers are alike."""
+    return () if model.pattern is None else _slots(model, chunk_lengths(model, layout))
+
+
+GATHERED = "ZeRO-3 gathers the weights of every row"
+
+
+def why_padded(layout: Layout, does: Mechanisms) -> str | None:
+    """What makes rows that only pad a chunk take time; None where they are left out.
+
+    Where one program runs on all ranks, rows that pad run if a layer permutes or what it keeps goes to the host, and
+    their weights are gathered under ZeRO-3 (`model.layer_loop`).
+    """
+    if does.padded:
+        return "all chunks are padded to the longest"
+    if not does.lockstep:
+        return None
+    if layout.context > 1 and layout.context_strategy in ("ring", "usp"):
+        return f"layers permute ({layout.context_strategy})"
+    if layout.offload_fraction > 0:
+        return "layers keep something on the host"
+    return GATHERED if layout.zero == 3 else None

@@ -43,7 +43,7 @@ class Mechanisms:
     """Whether one program with uniform ticks runs on all pipeline ranks, rather than each going on when it can."""
     padded: bool = False
     """Whether all chunks of a pipeline take as long as the longest in every layout. Of no generation here: tests set it
-    to compare with. What jaxpar's own program pads is `Clock.why_padded`'s to say."""
+    to compare with. What jaxpar's own program pads is `chunks.why_padded`'s to say."""
     fused_accumulation: bool = True
     """Whether matmuls add weight gradients to the accumulator themselves."""
     gradient_type: Literal["float32", "16-bit"] = "float32"

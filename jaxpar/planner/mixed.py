@@ -19,19 +19,21 @@ from itertools import permutations
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.schema import ModelConfig, Pattern
 from jaxpar.config.spelling import one_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.table import loop_placement, v_placement
+from jaxpar.planner.chunks import why_padded
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.mechanisms import Mechanisms
 from jaxpar.planner.time_messages import Network
 from jaxpar.planner.time_model import Step, StepTime, floor_time, step_parts, step_time
-from jaxpar.planner.time_pipeline import Pieces, Stages, chunk_layers, pipeline_seconds
+from jaxpar.planner.time_pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
 from jaxpar.planner.time_update import Update
 
 type Lengths = tuple[int, ...]
@@ -77,6 +79,9 @@ class Clock:
         kinds = self.kinds(layout)
         if not kinds:
             return self._floor(layers, layout, self.cluster)
+        if self.model.pattern is not None:  # chunks of the slowest GPUs may have the shortest layers
+            each = [self._floor(layers, layout, self._cluster_of(group)) for group in kinds]
+            return min(each, key=lambda time: time.seconds)
         if self.padded(layout):  # what all wait for is no faster than the kind with the slowest GPU
             return self._floor(layers, layout, self._cluster_of(self._named(self.cluster.gpu)))
         return self._free_floor(layers, layout, kinds)
@@ -123,20 +128,8 @@ class Clock:
         return self.padding and self.why_padded(layout) is not None
 
     def why_padded(self, layout: Layout) -> str | None:
-        """What makes rows that only pad a chunk take time; None where they are left out.
-
-        Where one program runs on all ranks, rows that pad run if a layer permutes or what it keeps goes to the host,
-        and their weights are gathered under ZeRO-3 (`model.layer_loop`).
-        """
-        if self.mechanisms.padded:
-            return "all chunks are padded to the longest"
-        if not self.mechanisms.lockstep:
-            return None
-        if layout.context > 1 and layout.context_strategy in ("ring", "usp"):
-            return f"layers permute ({layout.context_strategy})"
-        if layout.offload_fraction > 0:
-            return "layers keep something on the host"
-        return "ZeRO-3 gathers the weights of every row" if layout.zero == 3 else None
+        """What makes rows that only pad a chunk take time; None where they are left out."""
+        return why_padded(layout, self.mechanisms)
 
     def lengths(self, layout: Layout) -> Lengths | None:
         """Stages in proportion to speed, where that saves time; None for stages as equal as can be.
@@ -144,7 +137,7 @@ class Clock:
         The same for layouts that differ only in what they keep: the lengths are those of the first of them.
         """
         kinds = self.kinds(layout)
-        if not kinds or self.padded(layout):
+        if not kinds or self.padded(layout) or self.model.pattern is not None:
             return None
         shape = layout.microbatch, layout.context, layout.context_strategy, layout.tensor
         data = layout.replica, layout.fsdp, layout.expert, layout.zero, layout.optimizer_offload
@@ -156,9 +149,9 @@ class Clock:
         return self._lengths[key]
 
     def in_proportion(self, layout: Layout) -> tuple[Lengths, StepTime] | None:
-        """Stages as long as their GPUs are fast, and the step; None where all are of a kind."""
+        """Stages as long as their GPUs are fast, and the step; None where GPUs are alike, or layers are not."""
         kinds = self.kinds(layout)
-        return _Stages(self, layout, kinds).in_proportion() if kinds else None
+        return _Stages(self, layout, kinds).in_proportion() if kinds and self.model.pattern is None else None
 
     def of_kind(self, layers: int, layout: Layout, group: Group, network: Network | None = None) -> StepTime:
         """Were all hosts of one kind, of a model of so many layers."""
@@ -186,7 +179,11 @@ class Clock:
 
     def _model_of(self, layers: int) -> ModelConfig:
         """The same object every time, by which what was worked out for it is found again."""
-        return self._made.setdefault(layers, replace(self.model, layers=layers))
+        model = self.model
+        if layers not in self._made and model.pattern is not None and layers != model.layers:
+            assert layers % model.layers == 0, "kinds in other parts would be another model"
+            model = replace(model, pattern=Pattern(layer_kinds(model)))
+        return self._made.setdefault(layers, replace(model, layers=layers))
 
     def _cluster_of(self, group: Group) -> Cluster:
         """The same object every time."""
@@ -230,6 +227,8 @@ class _Stages:
 
     def step(self, lengths: Lengths | None = None) -> StepTime:
         """The step of the kind that all wait for."""
+        if self.clock.model.pattern is not None:
+            return max(self._of_unlike_layers(), key=lambda time: time.seconds)
         lengths = chunk_layers(self.clock.model.layers, len(self.kind_of)) if lengths is None else lengths
         return self.clock.as_whole(max(self.of_kinds(lengths), key=lambda time: time.seconds))
 
@@ -252,35 +251,42 @@ class _Stages:
         found = []
         for kind, part in enumerate(parts):
             once = self._parts(kind, padded).once if self.clock.padding else part.once
-            stragglers = makespan * (part.jitter - 1)
-            spent = {**part.spent, "bubble": makespan - part.ideal, "stragglers": stragglers}
-            spent |= {name: spent[name] + once[name] - part.once[name] for name in once}
-            seconds = sum(spent.values())
-            tokens = self.clock.global_batch * self.clock.sequence_length / seconds / self.layout.devices
-            found.append(StepTime(seconds, spent, tokens, 0.0))
+            found.append(self._within(makespan, part, once))
         return found
+
+    def _of_unlike_layers(self) -> list[StepTime]:
+        """What each kind of hosts takes of a step of a model whose layers are of several kinds, in equal stages."""
+        clock, networks = self.clock, self.networks or [None] * len(self.kinds)
+        each = zip(self.kinds, networks, strict=True)
+        parts = [clock.parts(clock.model.layers, self.layout, group, network) for group, network in each]
+        chunks = [parts[kind].chunks(self.layout)[number] for number, kind in enumerate(self.kind_of)]
+        makespan = self._seconds_of(chunks, [part.pieces for part in parts])
+        return [clock.as_whole(self._within(makespan, part, part.once)) for part in parts]
+
+    def _within(self, makespan: float, part: Step, once: Mapping[str, float]) -> StepTime:
+        """A step of `part` in a pipeline that takes so long, with `once` for what comes once a step."""
+        stragglers = makespan * (part.jitter - 1)
+        spent = {**part.spent, "bubble": makespan - part.ideal, "stragglers": stragglers}
+        spent |= {name: spent[name] + once[name] - part.once[name] for name in once}
+        seconds = sum(spent.values())
+        tokens = self.clock.global_batch * self.clock.sequence_length / seconds / self.layout.devices
+        return StepTime(seconds, spent, tokens, 0.0)
 
     def _makespan(self, pieces: Sequence[Pieces], longest: Sequence[int]) -> float:
         """Of a pipeline in which all wait for whoever takes longest, for each kind of work."""
-        layout, clock = self.layout, self.clock
         each = list(zip(pieces, longest, strict=True))
-        weight = max(piece.weight * layers for piece, layers in each)
-        backward = max(piece.backward * layers for piece, layers in each)
-        if SCHEDULES[layout.schedule].splits_backward:
-            backward = weight + max((piece.backward - piece.weight) * layers for piece, layers in each)
-        chunks = len(self.kind_of)
+        chunks = [ChunkTime(*(n * layers for n in (p.forward, p.backward, p.weight))) for p, layers in each]
+        return self._seconds_of(chunks, pieces)
+
+    def _seconds_of(self, chunks: Sequence[ChunkTime], pieces: Sequence[Pieces]) -> float:
+        """Of a pipeline of such chunks, with the head and the transfers of whoever takes longest."""
+        layout, clock = self.layout, self.clock
         stages = Stages(
             layout.schedule, layout.pipe, max(1, layout.microbatches(clock.global_batch)), layout.virtual_stages,
-            chunks, lockstep=True, overlap=clock.mechanisms.overlap_pipe,
+            len(self.kind_of), lockstep=clock.mechanisms.lockstep, overlap=clock.mechanisms.overlap_pipe,
         )  # fmt: skip
-        slowest = Pieces(
-            forward=max(piece.forward * layers for piece, layers in each),
-            backward=backward,
-            weight=weight,
-            head=max(piece.head for piece in pieces),
-            transfer=max(piece.transfer for piece in pieces),
-        )
-        return pipeline_seconds(stages, slowest)
+        head, transfer = max(piece.head for piece in pieces), max(piece.transfer for piece in pieces)
+        return seconds_of_chunks(stages, chunks, head, transfer)
 
     def in_proportion(self) -> tuple[Lengths, StepTime]:
         """Lengths by the speed of each kind's layers, then layers taken from whoever all wait for while that helps."""

@@ -7,15 +7,17 @@ through it. After a while a pipeline repeats itself every p microbatches, so tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log
+from typing import NamedTuple
 
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.clocks import Event, async_clock
 from jaxpar.pipeline.durations import Durations
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
+from jaxpar.pipeline.simulate import simulate
 from jaxpar.pipeline.table import Schedule, loop_placement, needs, v_placement
 from jaxpar.pipeline.transfers import receiver
 from jaxpar.planner.time_ticks import lockstep_seconds
@@ -64,15 +66,48 @@ class Pieces:
         return sum(count * seconds for count, seconds in zip(counts, own, strict=True))
 
 
+class ChunkTime(NamedTuple):
+    """Seconds of one microbatch in a chunk."""
+
+    forward: float
+    backward: float
+    """All of it."""
+    weight: float
+    """The part of it that is gradients of weights."""
+
+
 def pipeline_seconds(stages: Stages, pieces: Pieces) -> float:
     """From the start of the first forward to the end of the last backward."""
+    return _of_many(stages, lambda microbatches: _seconds(stages, microbatches, pieces))
+
+
+def seconds_of_chunks(stages: Stages, chunks: Sequence[ChunkTime], head: float, transfer: float) -> float:
+    """`pipeline_seconds` of chunks that differ, in the order of the model.
+
+    In lockstep all wait, for each kind of work, for the chunk that takes longest for it.
+    """
+    if stages.lockstep:
+        weight = max(chunk.weight for chunk in chunks)
+        backward = max(chunk.backward for chunk in chunks)
+        if SCHEDULES[stages.schedule].splits_backward:
+            backward = weight + max(chunk.backward - chunk.weight for chunk in chunks)
+        slowest = Pieces(max(chunk.forward for chunk in chunks), backward, weight, head, transfer)
+        return pipeline_seconds(replace(stages, layers=stages.ranks * stages.virtual), slowest)
+    forward, backward, weight = zip(*chunks, strict=True)
+    durations = Durations(forward, backward, weight, head, transfer, stages.overlap)
+    make = lambda microbatches: _schedule(stages.schedule, stages.ranks, microbatches, stages.virtual)
+    return _of_many(stages, lambda microbatches: float(simulate(make(microbatches), durations).makespan))
+
+
+def _of_many(stages: Stages, seconds: Callable[[int], float]) -> float:
+    """`seconds` of all microbatches, from those of few."""
     period = stages.ranks
     least = max(1, SCHEDULES[stages.schedule].microbatches_per_rank)  # DualPipe-V cannot be made of fewer than 2p
     more = max(0, stages.microbatches // period - least)
     if more <= 1:
-        return _seconds(stages, stages.microbatches, pieces)
+        return seconds(stages.microbatches)
     short = stages.microbatches - more * period
-    first, second = (_seconds(stages, short + extra * period, pieces) for extra in (0, 1))
+    first, second = (seconds(short + extra * period) for extra in (0, 1))
     return first + more * (second - first)
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
 
-from jaxpar.config.kinds import kind_counts, kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.memory.remat import remat_map
 from jaxpar.model.flops import causal_pairs, flops_per_step
+from jaxpar.planner.chunks import GATHERED, Kinds, chunk_kinds, chunk_lengths, kinds_of_slots, why_padded
 from jaxpar.planner.hardware_model import HardwareModel, hardware_of
-from jaxpar.planner.kept import kept_bytes
-from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.layer_times import Layers, Passed
+from jaxpar.planner.layout import Layout
 from jaxpar.planner.mechanisms import Mechanisms
-from jaxpar.planner.time_layer import LayerCase, LayerTime, Work, head_time, layer_case, layer_time, total
 from jaxpar.planner.time_messages import Network, Ring, network_of, overlapped
-from jaxpar.planner.time_operations import Device, device_of
-from jaxpar.planner.time_pipeline import Pieces, Stages, pipeline_seconds
-from jaxpar.planner.time_update import Update, orthogonal_seconds
+from jaxpar.planner.time_operations import device_of
+from jaxpar.planner.time_pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
+from jaxpar.planner.time_update import Update
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Steps:
         key = (
             layout.pipe, layout.replica, layout.fsdp, layout.expert, layout.context, layout.tensor, layout.microbatch,
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
-            layout.sequence_parallel, layout.precision,
+            layout.sequence_parallel, layout.precision, kinds_of_slots(self.model, layout),
         )  # fmt: skip
         if key not in self._steps:
             self._steps[key] = Step(self, layout)
@@ -85,7 +84,7 @@ class Steps:
             layout.precision,
         )  # fmt: skip
         if key not in self._layers:
-            self._layers[key] = Layers(self, layout)
+            self._layers[key] = Layers(self.model, self.sequence, layout, self.device, self.network, self.does)
         return self._layers[key]
 
     def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
@@ -105,75 +104,6 @@ class Steps:
         return self._host_bandwidth
 
 
-class Layers:
-    """A layer, and the head, of layouts with like microbatches on like devices."""
-
-    def __init__(self, where: Steps, layout: Layout):
-        self._does, self._counts = where.does, kind_counts(where.model)
-        self.cases: dict[str, LayerCase] = {
-            kind: layer_case(
-                model, where.sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-                layout.sequence_parallel, layout.precision,
-            )
-            for kind, model in kind_models(where.model).items()
-        }  # fmt: skip
-        self.case = next(iter(self.cases.values()))
-        """Of one kind, for what they have in common."""
-        self.times = {
-            kind: layer_time(case, where.device, where.network, where.does) for kind, case in self.cases.items()
-        }
-        self.forward = self._mean({kind: time.forward for kind, time in self.times.items()})
-        self.backward = self._mean({kind: time.backward for kind, time in self.times.items()})
-        self.weight = self._average({kind: time.weight for kind, time in self.times.items()})
-        """Seconds of an average layer's backward that are gradients of weights."""
-        self.parameters = self._average({kind: case.parameters for kind, case in self.cases.items()})
-        """Of an average layer's matrices on a device."""
-        both = head_time(self.case, where.vocab, where.device, where.network, where.does)
-        self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
-        self._again: dict[Remat, Work] = {}
-
-    def again(self, remat: Remat) -> Work:
-        """What an average layer makes again in the backward."""
-        if remat not in self._again:
-            self._again[remat] = self._made(remat)
-        return self._again[remat]
-
-    def kept(self, remat: Remat) -> float:
-        """Bytes that an average layer keeps of a microbatch."""
-        return self._average({kind: kept_bytes(case, remat) for kind, case in self.cases.items()})
-
-    def orthogonal(self, device: Device, iterations: int) -> float:
-        """Seconds of making the matrices of an average layer orthogonal."""
-        return self._average({kind: orthogonal_seconds(case, device, iterations) for kind, case in self.cases.items()})
-
-    def _made(self, remat: Remat) -> Work:
-        return self._mean({kind: self._made_by(time, remat) for kind, time in self.times.items()})
-
-    def _made_by(self, time: LayerTime, remat: Remat) -> Work:
-        """What a layer of a kind makes again."""
-        if isinstance(remat, str):
-            names = _recomputed(remat_map(remat, time.made))
-            whole = remat == "full" and self._does.recompute_last_matmul
-            return time.again(names | time.last if whole else names)
-        layers = sum(count for count, _ in remat)
-        return total(time.again(_recomputed(dict(own))).times(count / layers) for count, own in remat)
-
-    def _mean(self, works: Mapping[str, Work]) -> Work:
-        """Over the layers, of each kind's."""
-        first, *others = works.values()
-        layers = sum(self._counts.values())
-        return total(own.times(self._counts[kind] / layers) for kind, own in works.items()) if others else first
-
-    def _average[Number: (int, float)](self, numbers: Mapping[str, Number]) -> Number | float:
-        first, *others = numbers.values()
-        layers = sum(self._counts.values())
-        return sum(self._counts[kind] * own for kind, own in numbers.items()) / layers if others else first
-
-
-def _recomputed(treatments: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(name for name, treatment in treatments.items() if treatment == "recompute")
-
-
 class Step:
     """The parts of a step's time."""
 
@@ -184,7 +114,10 @@ class Step:
         self.microbatches = max(1, layout.microbatches(where.batch))
         self.layers = where.layers(layout)
         self.case = self.layers.case
-        self.again = self.layers.again(layout.remat)
+        self.slots: Kinds = kinds_of_slots(where.model, layout)
+        """The kind of each; none where all layers are alike."""
+        again = self.layers.again(layout.remat, self.slots)
+        self.again = self.layers.mean(again)
         shards = layout.fsdp * layout.expert * layout.context
         self.data_ring = where.ring(layout.data * layout.context, layout.tensor, self.does.shared_cards)
         self.shard_ring = where.ring(shards, layout.tensor, self.does.shared_cards)
@@ -193,7 +126,9 @@ class Step:
         """But for the bubble and for waiting for the slowest host."""
         self.once: dict[str, float] = {}
         """Of that, what comes once a step, after the pipeline."""
-        self._microbatches(self.spent, self.layers.forward, self.layers.backward)
+        self.passed = {kind: self._passed(kind, again[kind].seconds, again[kind].kernels) for kind in again}
+        """A layer of each kind."""
+        self._microbatches(self.spent)
         self._after(self.spent)
 
     def spent_in(self, layout: Layout, waits: bool) -> dict[str, float]:
@@ -204,26 +139,58 @@ class Step:
                 layout.schedule, layout.pipe, self.microbatches, layout.virtual_stages, self.model.layers,
                 self.does.lockstep, self.does.overlap_pipe,
             )  # fmt: skip
-            makespan = pipeline_seconds(stages, self.pieces)
+            makespan = (
+                seconds_of_chunks(stages, self.chunks(layout), self.pieces.head, self.pieces.transfer)
+                if self.slots
+                else pipeline_seconds(stages, self.pieces)
+            )
         return {**self.spent, "bubble": makespan - self.ideal, "stragglers": makespan * (self.jitter - 1)}
 
-    def _microbatches(self, spent: dict[str, float], forward: Work, backward: Work) -> None:
-        """Forward and backward of all microbatches, the pipeline around them included."""
-        layout, again, m = self.layout, self.again, self.microbatches
-        per_rank = self.model.layers / layout.pipe
-        gathered, gathered_back = self._weights()
+    def chunks(self, layout: Layout) -> tuple[ChunkTime, ...]:
+        """Each chunk, in the order of the model: the sum over its slots; those that pad it count where they run."""
+        model, why = self.model, why_padded(layout, self.does)
+        slots = Counter(kinds_of_slots(model, layout))
+        found = []
+        for kinds in chunk_kinds(model, chunk_lengths(model, layout)):
+            own = Counter(kinds)
+            run = slots if why not in (None, GATHERED) else own
+            forward, backward, weight = (
+                sum(number * self.passed[kind][place] for kind, number in run.items()) for place in range(3)
+            )
+            if why == GATHERED:  # a branch leaves out the work, not the messages
+                gathered = sum(number * self.passed[kind].gathered for kind, number in (slots - own).items())
+                forward, backward = forward + gathered, backward + gathered
+            found.append(ChunkTime(forward, backward, weight))
+        return tuple(found)
+
+    def _passed(self, kind: str, again: float, again_kernels: float) -> Passed:
+        """A layer of a kind, there and back."""
+        time = self.layers.times[kind]
+        gathered, gathered_back = self._weights(kind)
         launch = 0.0 if self.does.compiled else self.hardware.launch_seconds
-        f = max(forward.seconds, forward.kernels * launch)
-        b_again = max(again.seconds, again.kernels * launch)
-        b = max(backward.seconds, backward.kernels * launch)
+        f = max(time.forward.seconds, time.forward.kernels * launch)
+        b_again = max(again, again_kernels * launch)
+        b = max(time.backward.seconds, time.backward.kernels * launch)
         slow = self.hardware.overlap_slowdown
         whole_f = overlapped(f, gathered, slow) if self.does.prefetch_weights else f + gathered
         back = b + b_again
         whole_b = overlapped(back, gathered_back, slow) if self.does.prefetch_weights else back + gathered_back
-        offload = self._offload(whole_f, whole_b)
+        offload = self._offload(kind, whole_f, whole_b)
         whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
+        return Passed(whole_f, whole_b, min(time.weight, whole_b), f, b, b_again, *offload, gathered)
+
+    def _microbatches(self, spent: dict[str, float]) -> None:
+        """Forward and backward of all microbatches, the pipeline around them included."""
+        layout, again, m = self.layout, self.again, self.microbatches
+        forward, backward = self.layers.forward, self.layers.backward
+        per_rank = self.model.layers / layout.pipe
+        each = self.passed.items()
+        mean = Passed(*(self.layers.average({kind: own[place] for kind, own in each}) for place in range(9)))
+        whole_f, whole_b, f, b, b_again = mean.forward, mean.backward, mean.own_forward, mean.own_backward, mean.again
+        offload, back = (mean.offload, mean.offload_back), b + b_again
         head = self.layers.head_seconds
-        self.pieces = Pieces(whole_f, whole_b, min(self.layers.weight, whole_b), head, self._transfer())
+        self.pieces = Pieces(whole_f, whole_b, mean.weight, head, self._transfer())
+        """Of an average layer."""
         self.ideal = m * (self.model.layers * (whole_f + whole_b) + head) / layout.pipe
         count = m * per_rank
         share = m / layout.pipe
@@ -239,23 +206,32 @@ class Step:
         spent["data"] = count * (whole_f + whole_b - f - back - sum(offload))
         spent["bubble"] = spent["stragglers"] = 0.0  # of the schedule, below
 
-    def _weights(self) -> tuple[float, float]:
+    def _weights(self, kind: str) -> tuple[float, float]:
         """Messages of a layer's sharded weights and gradients per microbatch: forward, backward."""
-        layout = self.layout
+        layout, parameters = self.layout, self.layers.cases[kind].parameters
         if layout.zero < 3:
             return 0.0, 0.0
         ring = self.shard_ring
-        weights = float(self.case.item * self.layers.parameters)
-        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * self.layers.parameters
+        weights = float(self.case.item * parameters)
+        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * parameters
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
         return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
 
-    def _offload(self, forward: float, backward: float) -> tuple[float, float]:
+    def _offload(self, kind: str, forward: float, backward: float) -> tuple[float, float]:
         """What copies to and from the host's memory cannot hide behind a layer's compute."""
         if not self.layout.offload_fraction:
             return 0.0, 0.0
-        copy = self.layout.offload_fraction * self.layers.kept(self.layout.remat) / self.where.host_bandwidth
+        kept = self.layers.kept(self.layout.remat, self.slots)[kind]
+        copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
         return max(0.0, copy - forward), max(0.0, copy - backward)
+
+    def _own_layers(self) -> float:
+        """Parameters of the layers' matrices on a device, with those of rows that only pad the stacks: these take part
+        in what comes once a step. Stages of layers that are alike are counted as equal."""
+        if self.layout.pipe == 1 or not self.slots:
+            return self.model.layers / self.layout.pipe * self.layers.parameters
+        rows = self.layout.virtual_stages
+        return rows * sum(self.layers.cases[kind].parameters for kind in self.slots)
 
     def _transfer(self) -> float:
         """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
@@ -274,7 +250,7 @@ class Step:
         layout = self.layout
         table = self.vocab * self.model.embed // layout.tensor
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
-        own = self.model.layers / layout.pipe * self.layers.parameters + tables * table
+        own = self._own_layers() + tables * table
         item = 4.0 if self.does.gradient_type == "float32" else 2.0
         sharded = self.shard_ring.ranks
         replicas = self.where.ring(layout.replica, sharded * layout.tensor)

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.config.schema import Pattern
 from jaxpar.planner.found import Found
 from jaxpar.planner.keeping import Keeper
 from jaxpar.planner.nothing_fits import _keepers
@@ -19,9 +20,13 @@ from tests.sentences import refused
 
 GIB = 2**30
 FEW = {"model": {"activation": "gelu", "layers": 4}, "data": {"batch_size": 8}}
+KINDS = {
+    "kinds": {"local": {"window": 128, "mlp": 1024}, "global": {}}, "pattern": Pattern(("local",), suffix=("global",)),
+}  # fmt: skip
 SPACES = {
     "room for all": search_of(model_of(**FEW), "h100:1x4", limit=60 * GIB),
     "tight": search_of(model_of(**FEW), "h100:1x4", limit=int(1.5 * GIB)),
+    "tight, two kinds of layers": search_of(model_of(**FEW | {"model": FEW["model"] | KINDS}), "h100:1x4", limit=GIB),
     "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
 }
 
@@ -46,8 +51,9 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     assert all(one.memory.device <= search.usable for one in found)
 
 
-def test_no_bound_is_above_a_layout_under_it():
-    search = SPACES["tight"]
+@pytest.mark.parametrize("name", ["tight", "tight, two kinds of layers"])
+def test_no_bound_is_above_a_layout_under_it(name: str):
+    search = SPACES[name]
     chosen = random.Random(0)
     groups, _ = search.space.groups()
     for group in chosen.sample(groups, 25):
