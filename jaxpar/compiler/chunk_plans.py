@@ -28,7 +28,8 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.memory.chunks import ChunkPlan, GroupsTooLarge, Use, groups_to_pin, plan_chunks, step_uses
 from jaxpar.memory.fraction import kept_bytes
-from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import activation_bytes, layer_shapes
+from jaxpar.memory.remat import runs_by_kind
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.observe.amounts import seconds, size
 from jaxpar.training.auto_remat import ESTIMATED
@@ -111,8 +112,10 @@ def make_chunk_plans(config: Config, cluster: Cluster, name: str, budget: int | 
     groups = state_groups(step)
     if budget is None:
         room = memory_room(config, plan, int(ESTIMATED * pool_bytes(cluster.device_bytes)))
-        sizes = activation_bytes(layer_shape(config, plan.axes, plan.microbatch_rows))
-        budget = max(0, room.left_bytes - room.units * kept_bytes(plan.runs, sizes))
+        shapes = layer_shapes(config, plan.axes, plan.microbatch_rows)
+        runs = runs_by_kind(plan.runs, [slot.kind for slot in step.order.slots])
+        kept = sum(kept_bytes(own, activation_bytes(shapes[kind])) for kind, own in runs.items())
+        budget = max(0, room.left_bytes - room.units * kept)
     if config.memory.weights_offload == "host":
         return _layer_plans(step, cluster, name, budget)
     if sum(groups.values()) <= budget:

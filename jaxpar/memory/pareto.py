@@ -176,23 +176,48 @@ def cheapest_of_kinds(
     if len(costs) == 1:
         (kind,) = costs
         return cheapest(costs[kind], len(slots), budget_bytes, host_budget_bytes, points[kind])
-    number, least = Counter(slots), 0
+    number = Counter(slots)
+    own = {
+        kind: [point for point in points[kind] if number[kind] * point.host_bytes <= host_budget_bytes]
+        for kind in costs
+    }
+    least = sum(number[kind] * min(point.device_bytes for point in found) for kind, found in own.items())
+    *others, last = costs
     sums: list[tuple[int, int, int, tuple[Point, ...]]] = [(0, 0, 0, ())]
-    for kind in costs:
-        own = [point for point in points[kind] if number[kind] * point.host_bytes <= host_budget_bytes]
-        least += number[kind] * min(point.device_bytes for point in own)
+    for kind in others:
         n = number[kind]
         more = [
             (d + n * p.device_bytes, t + n * p.picoseconds, h + n * p.host_bytes, (*chosen, p))
-            for (d, t, h, chosen), p in product(sums, own)
+            for (d, t, h, chosen), p in product(sums, own[kind])
             if d + n * p.device_bytes <= budget_bytes and h + n * p.host_bytes <= host_budget_bytes
         ]
-        if not more:
-            raise NothingFits(max(least, budget_bytes + 1), budget_bytes)
-        sums = [more[i] for i in _undominated([entry[:3] for entry in more])]
-    best = min(sums, key=lambda entry: (entry[1], entry[2]))
-    named = {kind: point.named(costs[kind]) for kind, point in zip(costs, best[3], strict=True)}
+        sums = [more[i] for i in _undominated([entry[:3] for entry in more])] if more else []
+    ends = number[last] * np.array([_triple(point) for point in own[last]], np.int64)
+    best = _best_sum(np.array([entry[:3] for entry in sums], np.int64), ends, budget_bytes, host_budget_bytes)
+    if best is None:
+        raise NothingFits(max(least, budget_bytes + 1), budget_bytes)
+    chosen = (*sums[best[0]][3], own[last][best[1]])
+    named = {kind: point.named(costs[kind]) for kind, point in zip(costs, chosen, strict=True)}
     return [(1, named[kind]) for kind in slots]
+
+
+def _best_sum(sums: np.ndarray, ends: np.ndarray, budget: int, host_budget: int) -> tuple[int, int] | None:
+    """Which of `sums` and of `ends`, (device, time, host) each, take the least time together within both budgets.
+
+    Of equals: the fewest bytes on the host, then on the device. None where nothing fits.
+    """
+    best: tuple[tuple[int, int, int], tuple[int, int]] | None = None
+    for place, (device, time, host) in enumerate(sums):
+        fits = np.flatnonzero((ends[:, 0] <= budget - device) & (ends[:, 2] <= host_budget - host))
+        if best is not None:
+            fits = fits[ends[fits, 1] <= best[0][0] - time]
+        if not len(fits):
+            continue
+        end = fits[np.lexsort((ends[fits, 0], ends[fits, 2], ends[fits, 1]))[0]]
+        key = int(time + ends[end, 1]), int(host + ends[end, 2]), int(device + ends[end, 0])
+        if best is None or key < best[0]:
+            best = key, (place, int(end))
+    return None if best is None else best[1]
 
 
 def _best_pair(
@@ -243,6 +268,25 @@ def alike_front(costs: LayerCosts, *, host_bytes: int = 0) -> list[Point]:
         if point.host_bytes <= host_bytes and (not front or point.picoseconds < front[-1].picoseconds):
             front.append(point)
     return front
+
+
+def alike_fronts(
+    costs: Mapping[str, LayerCosts], slots: Sequence[str], *, host_bytes: int = 0
+) -> list[dict[str, Point]]:
+    """`alike_front` of a chunk whose slots are of several kinds: by kind, what all layers of it do."""
+    number = Counter(slots)
+    front: list[tuple[int, int, dict[str, Point]]] = [(0, 0, {})]
+    for kind, own in costs.items():
+        points, n = alike_front(own, host_bytes=host_bytes), number[kind]
+        sums = [
+            (device + n * point.device_bytes, time + n * point.picoseconds, chosen | {kind: point})
+            for (device, time, chosen), point in product(front, points)
+        ]
+        front = []
+        for one in sorted(sums, key=lambda one: one[:2]):
+            if not front or one[1] < front[-1][1]:
+                front.append(one)
+    return [chosen for _, _, chosen in front]
 
 
 def _options(

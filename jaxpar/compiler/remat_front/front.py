@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.remat_front.record import FrontPoint, RematFront
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import kind_counts
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layers.declared import activation_names
 from jaxpar.memory.costs import LayerCosts, Speeds, head_flops, layer_costs, speeds_on
-from jaxpar.memory.layer_shape import LayerShape, layer_shape
+from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.memory.pareto import (
     NO_LIMIT,
     NothingFits,
     Point,
-    alike_front,
+    alike_fronts,
     point_of,
     recomputed_flops,
 )
 from jaxpar.memory.remat import DEFAULT, PRESETS, Treatment, remat_map
 from jaxpar.pipeline.simulate import simulate
 from jaxpar.training.auto_remat import ESTIMATED, IN_TRANSIT, cheapest_runs
-from jaxpar.training.pipeline import schedule_of
+from jaxpar.training.pipeline import layer_order, schedule_of
 from jaxpar.training.room import Room, memory_room
 
 TRAINING = 3
@@ -44,6 +47,9 @@ def make_front(config: Config, cluster: Cluster, name: str) -> RematFront:
     return _Maker(config, plan, cluster, room).make(name)
 
 
+type Treatments = Mapping[str, Treatment]
+
+
 @dataclass(frozen=True)
 class _Maker:
     config: Config
@@ -51,23 +57,33 @@ class _Maker:
     cluster: Cluster
     room: Room
 
-    @property
-    def shape(self) -> LayerShape:
-        return layer_shape(self.config, self.plan.axes, self.plan.microbatch_rows)
+    @cached_property
+    def shapes(self) -> dict[str, LayerShape]:
+        return layer_shapes(self.config, self.plan.axes, self.plan.microbatch_rows)
+
+    @cached_property
+    def costs(self) -> dict[str, LayerCosts]:
+        """Of a layer of each kind."""
+        return {kind: layer_costs(shape, self.speeds) for kind, shape in self.shapes.items()}
 
     @property
     def speeds(self) -> Speeds:
         return speeds_on(self.cluster, self.plan.axes, self.plan.dtypes.compute)
 
-    @property
-    def layers(self) -> int:
-        return max(self.plan.stage_layers)
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """The kind of each slot of a chunk."""
+        return tuple(slot.kind for slot in layer_order(self.plan, self.config.model).slots)
 
     def make(self, name: str) -> RematFront:
-        costs = layer_costs(self.shape, self.speeds)
-        front, host_front = alike_front(costs), alike_front(costs, host_bytes=NO_LIMIT)
-        alike = lambda point, name="": self._point(costs, [(self.layers, point.named(costs))], name, front)
-        presets = {preset: remat_map(preset, costs.sizes) for preset in PRESETS}
+        front, host_front = (alike_fronts(self.costs, self.slots, host_bytes=host) for host in (0, NO_LIMIT))
+        places = {self._sums(each) for each in front}
+        named = lambda each: {kind: point.named(self.costs[kind]) for kind, point in each.items()}
+        alike = lambda own, name="": self._point([own[kind] for kind in self.slots], name, places)
+        presets = {
+            preset: {kind: remat_map(preset, costs.sizes) for kind, costs in self.costs.items()} for preset in PRESETS
+        }
+        least = sum(front[0][kind].device_bytes for kind in self.slots)
         return RematFront(
             config=name,
             cluster=self.cluster.name,
@@ -75,7 +91,7 @@ class _Maker:
             gpus_per_host=self.cluster.gpus_per_host,
             devices=self.plan.axes.devices,
             axes=dict(self.plan.axes),
-            layers=self.layers,
+            layers=len(self.slots),
             chunks=self.plan.virtual_stages,
             microbatches=self.plan.microbatches,
             microbatch_rows=self.plan.microbatch_rows,
@@ -84,57 +100,77 @@ class _Maker:
             usable_bytes=self.room.usable_bytes,
             parts=dict(self.room.parts),
             room_bytes=self.room.left_bytes,
-            step_seconds=self._step_seconds(costs),
-            host_bandwidth=costs.host_bandwidth,
-            points=tuple(alike(point, _name_of(point.named(costs), presets)) for point in front),
-            host_points=tuple(alike(point) for point in host_front),
-            presets=tuple(alike(point_of(costs, own), preset) for preset, own in presets.items()),
-            cheapest=self._cheapest(costs, front, 0),
-            cheapest_with_host=self._cheapest(costs, front, self._host_bytes),
-            least_bytes=front[0].device_bytes * self.layers * self.room.units,
+            step_seconds=self._step_seconds,
+            host_bandwidth=next(iter(self.costs.values())).host_bandwidth,
+            points=tuple(alike(named(each), _name_of(named(each), presets)) for each in front),
+            host_points=tuple(alike(named(each)) for each in host_front),
+            presets=tuple(alike(own, preset) for preset, own in presets.items()),
+            cheapest=self._cheapest(places, 0),
+            cheapest_with_host=self._cheapest(places, self._host_bytes),
+            least_bytes=least * self.room.units,
             notes=self._notes,
         )
 
-    def _cheapest(self, costs: LayerCosts, front: Sequence[Point], host_bytes: int) -> FrontPoint | None:
+    def _cheapest(self, places: Set[tuple[int, int]], host_bytes: int) -> FrontPoint | None:
+        names = activation_names(self.config.model)
         try:
-            runs = cheapest_runs(self.room, {ALIKE: costs}, [ALIKE] * self.layers, host_bytes, tuple(costs.sizes))
+            runs = cheapest_runs(self.room, self.costs, self.slots, host_bytes, names)
         except NothingFits:
             return None
-        named: list[tuple[int, Mapping[str, Treatment]]] = [
-            (run.layers, {name: run.activations[name] for name in costs.sizes}) for run in runs
+        each = (run.activations for run in runs for _ in range(run.layers))
+        own: list[Treatments] = [
+            {name: treatments[name] for name in self.costs[kind].sizes}
+            for kind, treatments in zip(self.slots, each, strict=True)
         ]
-        return self._point(costs, named, "", front)
+        return self._point(own, "", places)
 
-    def _point(
-        self,
-        costs: LayerCosts,
-        runs: Sequence[tuple[int, Mapping[str, Treatment]]],
-        name: str,
-        front: Sequence[Point],
-    ) -> FrontPoint:
-        each = [(layers, point_of(costs, own)) for layers, own in runs]
-        chunk = sum(layers * point.device_bytes for layers, point in each)
-        host = sum(layers * point.host_bytes for layers, point in each)
-        again = sum(layers * recomputed_flops(costs, own) for layers, own in runs) / self.layers
-        seconds = sum(layers * point.seconds for layers, point in each) / self.layers
-        step = TRAINING * (costs.forward_flops + self._head_per_layer)
-        triples = {(p.device_bytes, p.picoseconds) for p in front}
+    def _point(self, each: Sequence[Treatments], name: str, places: Set[tuple[int, int]]) -> FrontPoint:
+        """A choice for each slot; `places` are the bytes and times of the front's, of a chunk."""
+        runs = [(own, len(list(group))) for own, group in groupby(zip(self.slots, each, strict=True))]
+        found = [(kind, layers, point_of(self.costs[kind], own)) for (kind, own), layers in runs]
+        chunk = sum(layers * point.device_bytes for _, layers, point in found)
+        host = sum(layers * point.host_bytes for _, layers, point in found)
+        again = self._mean([(kind, n, recomputed_flops(self.costs[kind], own)) for (kind, own), n in runs])
+        seconds = self._mean([(kind, layers, point.seconds) for kind, layers, point in found])
+        step = TRAINING * (self._per_layer("forward_flops") + self._head_per_layer)
+        by_kind = {kind: own for (kind, own), _ in runs}
+        alike = all(own == by_kind[kind] for (kind, own), _ in runs)
         per_step = seconds * self._layers_per_step
         total = chunk * self.room.units
-        on_their_way = IN_TRANSIT * max(point.host_bytes for _, point in each)
+        on_their_way = IN_TRANSIT * max(point.host_bytes for _, _, point in found)
+        place = chunk, sum(layers * point.picoseconds for _, layers, point in found)
+        plain = lambda own: {key: str(value) for key, value in own.items()}
         return FrontPoint(
             name=name,
-            layer_bytes=chunk / self.layers,
+            layer_bytes=chunk / len(self.slots),
             chunk_bytes=chunk,
             total_bytes=total,
             host_bytes=host * self.room.units,
             flops_share=again / step,
             seconds=per_step,
-            time_share=per_step / self._step_seconds(costs),
+            time_share=per_step / self._step_seconds,
             fits=total + on_their_way <= self.room.left_bytes and host <= self._host_bytes,
-            on_front=len(each) == 1 and not host and (each[0][1].device_bytes, each[0][1].picoseconds) in triples,
-            runs=tuple((layers, {key: str(value) for key, value in own.items()}) for layers, own in runs),
+            on_front=alike and not host and place in places,
+            runs=tuple((sum(1 for _ in group), plain(own)) for own, group in groupby(each)),
+            kinds={kind: plain(own) for kind, own in by_kind.items()} if self.config.model.kinds else {},
         )
+
+    def _sums(self, each: Mapping[str, Point]) -> tuple[int, int]:
+        """Device bytes and picoseconds of a chunk whose layers do so."""
+        points = [each[kind] for kind in self.slots]
+        return sum(point.device_bytes for point in points), sum(point.picoseconds for point in points)
+
+    def _mean(self, runs: Sequence[tuple[str, int, float]]) -> float:
+        """Of a layer of the model, from (kind, slots, what a layer of them takes): slots that pad are no layers."""
+        counts = kind_counts(self.config.model)
+        sums = {kind: sum(slots * own for of, slots, own in runs if of == kind) for kind in counts}
+        means = {kind: own / self.slots.count(kind) for kind, own in sums.items()}
+        first, *others = means.values()
+        return sum(counts[kind] * own for kind, own in means.items()) / sum(counts.values()) if others else first
+
+    def _per_layer(self, field: str) -> float:
+        """Of `LayerCosts`, for a layer of the model."""
+        return self._mean([(kind, self.slots.count(kind), getattr(own, field)) for kind, own in self.costs.items()])
 
     @property
     def _host_bytes(self) -> int:
@@ -155,12 +191,14 @@ class _Maker:
     @property
     def _head_per_layer(self) -> float:
         """FLOPs of the head, forward, shared out over the layers of the model."""
-        return head_flops(self.shape, padded_vocab(self.config.model)) / sum(self.plan.stage_layers)
+        shape = next(iter(self.shapes.values()))
+        return head_flops(shape, padded_vocab(self.config.model)) / sum(self.plan.stage_layers)
 
-    def _step_seconds(self, costs: LayerCosts) -> float:
-        layer = costs.forward_seconds + self._head_per_layer / self.speeds.flops
+    @cached_property
+    def _step_seconds(self) -> float:
+        layer = self._per_layer("forward_seconds") + self._head_per_layer / self.speeds.flops
         return TRAINING * layer * self._layers_per_step
 
 
-def _name_of(treatments: Mapping[str, str], presets: Mapping[str, Mapping[str, str]]) -> str:
-    return next((name for name, own in presets.items() if own == treatments), "")
+def _name_of(own: Mapping[str, Treatments], presets: Mapping[str, Mapping[str, Treatments]]) -> str:
+    return next((name for name, of_preset in presets.items() if own == of_preset), "")

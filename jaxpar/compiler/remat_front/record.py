@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -32,6 +32,8 @@ class FrontPoint:
     """Whether no other choice, of those without host memory, has as few bytes and as little time."""
     runs: tuple[tuple[int, dict[str, str]], ...]
     """(layers, what happens to each activation) in the order of a chunk."""
+    kinds: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What happens to each activation of the layers of each kind; nothing where layers are alike."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class RematFront:
     host_bandwidth: float
     """Bytes per second and direction to the host's memory."""
     points: tuple[FrontPoint, ...]
-    """The front without host memory, all layers alike, by rising bytes."""
+    """The front without host memory, all layers of a kind alike, by rising bytes."""
     host_points: tuple[FrontPoint, ...]
     """The front with as much host memory as it wants."""
     presets: tuple[FrontPoint, ...]

@@ -143,7 +143,7 @@ def _table(front: RematFront) -> Table:
         ("recomputed", False),
     ):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
-    rows = {tuple(point.runs[0][1].items()): point for point in (*hull(front.points), *front.presets)}
+    rows = {tuple((n, *own.items()) for n, own in point.runs): point for point in (*hull(front.points), *front.presets)}
     for point in sorted(rows.values(), key=lambda point: (-point.total_bytes, point.seconds)):
         table.add_row(*_cells(point))
     with_host = [point for point in hull(front.host_points) if point.host_bytes]
@@ -163,8 +163,16 @@ def _cells(point: FrontPoint) -> tuple[str | Text, ...]:
         share(point.flops_share, 1),
         seconds(point.seconds),
         Text("yes", "green") if point.fits else Text("no", "red"),
-        _words(point.runs[0][1]),
+        _words_of(point),
     )
+
+
+def _words_of(point: FrontPoint) -> str:
+    """The same for each kind of layers, where they differ."""
+    said = {kind: _words(own) for kind, own in point.kinds.items()}
+    if len(set(said.values())) < 2:
+        return _words(point.runs[0][1])
+    return "; ".join(f"{kind}: {own}" for kind, own in said.items())
 
 
 def _words(treatments: Mapping[str, str]) -> str:
