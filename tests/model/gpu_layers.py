@@ -10,11 +10,13 @@ from unittest import mock
 import jax
 from jax import lax
 
+from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.linear import untapped
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, sink_gradients
 from jaxpar.mesh.placements import bytes_per_device
+from jaxpar.pipeline.executor import Gradients
 from jaxpar.training import step as training_step
 from jaxpar.training.resolve import make_plan, resolve_config
 from jaxpar.training.step import TrainStep
@@ -63,7 +65,7 @@ def facts_of(remat: str) -> dict[str, Any]:
 
 def execute_plainly(
     program: Any, stages: Any, weights: Any, sinks: Any, microbatches: Any, seed: jax.Array
-) -> tuple[Any, jax.Array]:
+) -> Gradients:
     """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
     data = jax.tree.map(lambda a: a[0], microbatches)
 
@@ -73,7 +75,7 @@ def execute_plainly(
 
     value, pullback, nll = jax.vjp(objective, sinks, stages.embed(weights, data), has_aux=True)
     gradients, dx = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
-    return stages.embed_gradients(weights, data, dx, gradients), nll
+    return Gradients(stages.embed_gradients(weights, data, dx, gradients), nll, {})
 
 
 def scan_layers(loop: Any, weights: Any, sinks: Any, x: jax.Array, tokens: Any) -> jax.Array:
@@ -90,7 +92,7 @@ def scan_layers(loop: Any, weights: Any, sinks: Any, x: jax.Array, tokens: Any) 
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         index, w, sink = layer
-        return loop.apply(load(w, sink), x, index, tokens, untapped), None
+        return loop.kinds[ALIKE].apply(load(w, sink), x, index, tokens[ALIKE], untapped)[0], None
 
     return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, sinks))[0]
 
