@@ -29,7 +29,10 @@ def print_explanation(path: Path, console: Console) -> None:
         *[("stages", line) for line in _stages(document)],
         *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
         ("ZeRO", f"stage {plan.zero}"),
-        ("attention", f"{plan.attention.name}: {plan.attention.reason}"),
+        *[
+            (f"attention {kind}".strip(), f"{choice.name}: {choice.reason}")
+            for kind, choice in (plan.kind_attention or {"": plan.attention}).items()
+        ],
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
         *[
             (f"{run.layers} layers", ", ".join(f"{name} {own}" for name, own in run.activations.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from jaxpar.config.axes import AXES
@@ -70,11 +71,13 @@ def whole(layout: Layout) -> str:
 
 
 def remat(layout: Layout) -> str:
-    """A preset, or how many layers of which."""
+    """A preset, or how many layers of which, wherever they stand."""
     if isinstance(layout.remat, str):
         return layout.remat
-    names = []
+    names, counts = [], Counter[tuple[tuple[str, str], ...]]()
     for layers, treatments in layout.remat:
+        counts[treatments] += layers
+    for treatments, layers in counts.items():
         preset, changed = nearest_preset(dict(treatments))
         names.append(f"{layers} x {preset}{f' +{len(changed)}' if changed else ''}")
     return ", ".join(names)

@@ -1,0 +1,37 @@
+"""Faults of what is predicted of a step."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+KINDS, SIZES = "tests/planner/test_kinds.py", "tests/planner/test_memory.py"
+
+PLANNER = (
+    Fault(
+        name="a_padded_layer_counted",
+        says="The planner counts the time of a slot that only pads a chunk where a branch leaves it out.",
+        file="jaxpar/planner/time_step.py",
+        old="run = slots if why not in (None, GATHERED) else own",
+        new="run = slots",
+        caught_by=(f"{KINDS}::test_a_slot_that_pads_a_chunk_takes_time_where_it_runs_alone[left out]",),
+    ),
+    Fault(
+        name="a_padded_row_without_memory",
+        says="The planner leaves rows that only pad the stacks out of a chunk's weights and activations.",
+        file="jaxpar/planner/chunks.py",
+        old="return common_sequence(chunk_kinds(model, lengths))",
+        new="return max(chunk_kinds(model, lengths), key=len)",
+        caught_by=(
+            f"{SIZES}::test_closed_forms_are_what_tracing_finds[two kinds in a pipeline, in other places of each stage]",
+            f"{KINDS}::test_rows_that_pad_are_updated_like_any_other",
+        ),
+    ),
+    Fault(
+        name="a_local_layer_priced_with_the_global_window",
+        says="The planner times the layers of every kind as those of the model without its kinds.",
+        file="jaxpar/planner/layer_times.py",
+        old="for kind, own in kind_models(model).items()",
+        new="for kind, own in dict.fromkeys(kind_models(model), model).items()",
+        caught_by=(f"{KINDS}::test_a_layer_attends_to_the_window_of_its_kind",),
+    ),
+)
