@@ -271,15 +271,19 @@ def alike_front(costs: LayerCosts, *, host_bytes: int = 0) -> list[Point]:
 
 
 def alike_fronts(
-    costs: Mapping[str, LayerCosts], slots: Sequence[str], *, host_bytes: int = 0
+    costs: Mapping[str, LayerCosts], slots: Sequence[str], layers: Mapping[str, int], *, host_bytes: int = 0
 ) -> list[dict[str, Point]]:
-    """`alike_front` of a chunk whose slots are of several kinds: by kind, what all layers of it do."""
+    """`alike_front` of layers of several kinds: by kind, what all of its layers do.
+
+    Bytes are those of a chunk with slots of such kinds; time is that of so many `layers` of each, since slots that pad
+    a chunk keep something and make nothing again.
+    """
     number = Counter(slots)
     front: list[tuple[int, int, dict[str, Point]]] = [(0, 0, {})]
     for kind, own in costs.items():
         points, n = alike_front(own, host_bytes=host_bytes), number[kind]
         sums = [
-            (device + n * point.device_bytes, time + n * point.picoseconds, chosen | {kind: point})
+            (device + n * point.device_bytes, time + layers[kind] * point.picoseconds, chosen | {kind: point})
             for (device, time, chosen), point in product(front, points)
         ]
         front = []

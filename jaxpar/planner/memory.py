@@ -94,6 +94,9 @@ class MemoryModel:
         in_head = head._replace(gradients=head.gradients + int((1 + zeros) * fixed.head_gradient))
         in_layer = layer._replace(temporaries=layer.temporaries + units.again)
         work = in_head if sum(in_head) >= sum(in_layer) else in_layer
+        if case.pipe > 1 and case.virtual_stages == 1 and len(case.rows_of) > 1:  # as `memory_estimate._of_kinds`
+            both = in_head.temporaries + in_layer.temporaries
+            work = work._replace(weights=work.weights + fixed.chunk, temporaries=both)
         if case.state == "file":
             work = _leaving(work, fixed.leaving, fixed.host, case.alone)
         # Units from B to W: one is written, layer by layer, while another is read; XLA holds half of it twice.

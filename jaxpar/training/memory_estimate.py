@@ -61,7 +61,7 @@ def estimate_memory(step: TrainStep) -> MemoryEstimate:
     resting, host = state_sizes(step)
     chunk, slots = chunk_bytes(step), step.program.slots
     buffers = chunk.sent * sum(slots[name] for name in ("arrivals", "cotangents", "outputs"))
-    work = max(_in_head(step), _in_layer(step), key=sum)
+    work = _of_kinds(step, max(_in_head(step), _in_layer(step), key=sum))
     if step.filed is not None:
         # The update comes after the step, and its pieces take the place of what that needed.
         work = _leaving(step, work)
@@ -150,6 +150,17 @@ def _in_head(step: TrainStep) -> _Work:
         gradients=sum(gradients.values()) + int((1 + zeros) * head * _widening(step)),
         temporaries=logits * (3 if plan.loss_tiles == 1 else 4) // 2,
     )
+
+
+def _of_kinds(step: TrainStep, work: _Work) -> _Work:
+    """Of a pipeline whose layers are of several kinds, and so no one loop: XLA takes what a slot reads out of the loop
+    over ticks where a rank has one chunk, the weights of all slots, and begins a layer beside the head. Found in
+    programs of 4 to 10 slots, of two kinds.
+    """
+    if step.plan.axes.pipe == 1 or step.plan.virtual_stages > 1 or len(step.order.stacks) == 1:
+        return work
+    both = _in_head(step).temporaries + _in_layer(step).temporaries
+    return work._replace(weights=work.weights + _chunk(step), temporaries=both)
 
 
 def _in_layer(step: TrainStep) -> _Work:
@@ -281,9 +292,13 @@ def _held(step: TrainStep, what: str) -> int:
     if not step.program.holds:
         return 0
     width = 1 if what == "weights" else _widening(step)
+    return int(width * _chunk(step) * step.program.slots[what])
+
+
+def _chunk(step: TrainStep) -> int:
+    """The weights of a chunk in compute placement, with rows that pad it."""
     sizes = {kind: sum(own) for kind, own in _by_kind(step, step.placements.compute).items()}
-    chunk = sum(sizes[kind] * stack.rows_per_chunk for kind, stack in step.order.stacks.items())
-    return int(width * chunk * step.program.slots[what])
+    return sum(sizes[kind] * stack.rows_per_chunk for kind, stack in step.order.stacks.items())
 
 
 def _batch(step: TrainStep) -> int:

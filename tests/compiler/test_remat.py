@@ -33,8 +33,7 @@ GPT = (
     "h800:32x8",
 )  # fmt: skip
 """Configuration, what is set in it, and the cluster; the second is laid out as Kuaishou did, in 8 stages."""
-GEMMA = ("configs/gemma3_1b.yaml", (), "h100:1x8")
-MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT, "gemma3-1b": GEMMA}
+MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
 CLASSES = ("weights", "gradients", "optimizer", "saved_activations")
 
 

@@ -80,6 +80,22 @@ def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFi
     assert [(one.layers, one.activations) for one in runs] == [(n, own) for n, own in best["runs"]]
 
 
+def test_the_front_of_two_kinds_has_what_the_layers_of_each_do(capfd: pytest.CaptureFixture[str]):
+    """Global layers take longer to attend, and so keep their attention where local ones do not."""
+    few = (f"model.{key}" for key in ("layers=8", "embed=256", "mlp=1024", "vocab=1024"))
+    tight = [f"--set={one}" for one in (*few, "parallel.pipe=2", "parallel.fsdp=4")]
+    front = found(capfd, *tight, config=LLAMA.with_name("gemma3_1b.yaml"))
+    assert front["layers"] > 4, "a slot more than a stage has layers"
+    sizes, times = zip(*((p["total_bytes"], p["seconds"]) for p in front["points"]), strict=True)
+    assert list(sizes) == sorted(set(sizes)) and list(times) == sorted(set(times), reverse=True)
+    assert all(set(point["kinds"]) == {"local", "global"} for point in front["points"])
+    again = lambda point, kind: point["kinds"][kind]["attention_output"] == "recompute"
+    differ = [(again(p, "local"), again(p, "global")) for p in front["points"]]
+    assert (True, False) in differ and (False, True) not in differ
+    presets = {point["name"]: point for point in front["presets"]}
+    assert presets["none"]["seconds"] == 0 and presets["none"]["on_front"] and presets["full"]["on_front"]
+
+
 @pytest.mark.long
 def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

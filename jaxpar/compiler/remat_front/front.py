@@ -71,12 +71,19 @@ class _Maker:
         return speeds_on(self.cluster, self.plan.axes, self.plan.dtypes.compute)
 
     @cached_property
+    def counts(self) -> dict[str, int]:
+        """Layers of each kind."""
+        return kind_counts(self.config.model)
+
+    @cached_property
     def slots(self) -> tuple[str, ...]:
         """The kind of each slot of a chunk."""
         return tuple(slot.kind for slot in layer_order(self.plan, self.config.model).slots)
 
     def make(self, name: str) -> RematFront:
-        front, host_front = (alike_fronts(self.costs, self.slots, host_bytes=host) for host in (0, NO_LIMIT))
+        front, host_front = (
+            alike_fronts(self.costs, self.slots, self.counts, host_bytes=host) for host in (0, NO_LIMIT)
+        )
         places = {self._sums(each) for each in front}
         named = lambda each: {kind: point.named(self.costs[kind]) for kind, point in each.items()}
         alike = lambda own, name="": self._point([own[kind] for kind in self.slots], name, places)
@@ -138,7 +145,7 @@ class _Maker:
         per_step = seconds * self._layers_per_step
         total = chunk * self.room.units
         on_their_way = IN_TRANSIT * max(point.host_bytes for _, _, point in found)
-        place = chunk, sum(layers * point.picoseconds for _, layers, point in found)
+        place = self._sums({kind: point for kind, _, point in found})
         plain = lambda own: {key: str(value) for key, value in own.items()}
         return FrontPoint(
             name=name,
@@ -156,13 +163,13 @@ class _Maker:
         )
 
     def _sums(self, each: Mapping[str, Point]) -> tuple[int, int]:
-        """Device bytes and picoseconds of a chunk whose layers do so."""
-        points = [each[kind] for kind in self.slots]
-        return sum(point.device_bytes for point in points), sum(point.picoseconds for point in points)
+        """Device bytes of a chunk whose layers do so, and picoseconds of all layers."""
+        device = sum(each[kind].device_bytes for kind in self.slots)
+        return device, sum(layers * each[kind].picoseconds for kind, layers in self.counts.items())
 
     def _mean(self, runs: Sequence[tuple[str, int, float]]) -> float:
         """Of a layer of the model, from (kind, slots, what a layer of them takes): slots that pad are no layers."""
-        counts = kind_counts(self.config.model)
+        counts = self.counts
         sums = {kind: sum(slots * own for of, slots, own in runs if of == kind) for kind in counts}
         means = {kind: own / self.slots.count(kind) for kind, own in sums.items()}
         first, *others = means.values()
