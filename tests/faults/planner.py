@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 KINDS = "tests/planner/test_kinds.py"
-TRACED = "tests/planner/test_memory.py::test_closed_forms_are_what_tracing_finds"
 
 PLANNER = (
     Fault(
@@ -22,10 +21,7 @@ PLANNER = (
         file="jaxpar/planner/chunks.py",
         old="return common_sequence(chunk_kinds(model, lengths))",
         new="return max(chunk_kinds(model, lengths), key=len)",
-        caught_by=(
-            f"{TRACED}[two kinds in a pipeline, in other places of each stage]",
-            f"{KINDS}::test_rows_that_pad_are_updated_like_any_other",
-        ),
+        caught_by=(f"{KINDS}::test_rows_that_pad_are_updated_like_any_other",),
     ),
     Fault(
         name="a_local_layer_priced_with_the_global_window",
