@@ -34,6 +34,11 @@ ONLY = {
     "logit_softcap": None,
     "attention_softcap": None,
     "dropout": 0.0,
+    "kinds": {},
+    "pattern": None,
+    "norm_placement": "pre",
+    "attention_scale": None,
+    "embedding_scale": False,
 }
 """What the model section must say, if it says anything, for Llama to be the same model."""
 

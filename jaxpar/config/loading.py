@@ -15,6 +15,9 @@ from jaxpar.config.typed import field_types, shown
 from jaxpar.config.unused import without_unused
 from jaxpar.config.yaml_text import parse_document, to_yaml
 
+ADDED = {"preset", "kinds", "pattern", "norm_placement", "attention_scale", "embedding_scale"}
+"""Keys of `model` that resolved files of earlier versions do not have, or that name a preset."""
+
 SHOWN = 10
 """Mistakes of a file that one message shows."""
 
@@ -36,7 +39,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     given = parse_overrides(overrides)
     preset = given.get("model", {}).get("preset")
     in_file = written.get("model", {})
-    if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - {"preset"}:
+    if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - ADDED:
         raise UserError(
             f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
         )

@@ -51,7 +51,7 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int) ->
     attention = 0
     for kind, count in kind_counts(model).items():
         own = kind_model(model, kind)
-        attention += 3 * count * pair_flops(own) * pairs[own.window]
+        attention += 3 * count * pair_flops(own) * pairs.get(own.window, 0)
     return float(6 * matmul_parameters(model, vocab) * tokens + attention)
 
 

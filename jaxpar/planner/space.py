@@ -11,6 +11,7 @@ from jaxpar.attention.ulysses import exchanges
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import AXES
 from jaxpar.config.counting import kv_heads, padded_vocab
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.pipeline.errors import ScheduleError
@@ -195,8 +196,9 @@ class Space:
                 yield f"--fix {name}={self.fixed[name]}"
         if model.heads % tensor or (kv % tensor and tensor % kv):
             yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
-        if model.mlp % tensor:
-            yield f"model.mlp ({model.mlp}) over tensor"
+        for kind, own in kind_models(model).items():
+            if own.mlp % tensor:
+                yield f"{f'model.kinds.{kind}' if kind else 'model'}.mlp ({own.mlp}) over tensor"
         if padded_vocab(model) % tensor:
             yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from jaxpar.layers.counting import parameter_count
 from jaxpar.observe.html import cards, document, notes, table
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
-from jaxpar.observe.report.figures import FIGURES, count, figure_rows, gain
+from jaxpar.observe.report.figures import FIGURES, figure_rows, gain
 from jaxpar.observe.report.run_record import RunRecord
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -81,11 +80,9 @@ def _headline(run: RunRecord, index: int, runs: int, now: datetime) -> str:
 
 
 def _parameters(run: RunRecord) -> str:
+    """As the run counted them: to count them here would take JAX."""
     logged = next((value for name, value, _ in sections.logged_plan(run) if name == "parameters"), None)
-    if logged is not None:
-        return f"{logged} parameters, "
-    model = None if run.config is None else run.config.model
-    return "" if model is None or model.vocab is None else f"{count(parameter_count(model, padded=False))} parameters, "
+    return "" if logged is None else f"{logged} parameters, "
 
 
 def _card_figures(run: RunRecord) -> list[tuple[str, str]]:
