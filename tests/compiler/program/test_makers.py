@@ -90,5 +90,5 @@ def test_the_largest_buffers_of_the_quickstart_are_named_by_their_lines():
     made = [makers.maker(occupant.value.op, occupant.value.path) for occupant in found]
     files = [op.source.file for op in made if op is not None and op.source is not None]
     # Four blocks of scores in attention's backward, then what the MLP kept of all four layers.
-    assert files == ["pallas_kernels/attention/reference.py"] * 4 + ["jaxpar/layers/feed_forward.py"] * 2
+    assert files == ["pallas_kernels/attention/reference.py"] * 4 + ["jaxpar/model/mlp.py"] * 2
     assert [occupant.bytes for occupant in found[4:]] == [4 * 16 * 128 * 192 * 4] * 2
