@@ -1,4 +1,4 @@
-# `make train` and `make test` do all their own set-up. `make` alone lists what there is.
+# `make train` and `make test` do all their own set-up. `make` alone lists the targets.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test train test test-ci test-all test-faults audit lint format types imports
 
@@ -21,10 +21,10 @@ help:
 	@echo "make test [ARGS=tests/mesh]        the tests, without the long ones: some minutes"
 	@echo "make test-ci                       the long ones, and rows of matrices drawn by the commit"
 	@echo "make test-all                      every test: an hour, before a release"
-	@echo "make test-faults                   every seeded fault, and notes which turned their tests red"
-	@echo "make lint format types imports     ruff, ruff format, pyright, the import floors"
+	@echo "make test-faults                   every seeded fault, and records which turned their tests red"
+	@echo "make lint format types imports     ruff, ruff format, pyright, the import layers"
 	@echo "make audit                         known vulnerabilities of the versions in constraints.txt; asks pypi.org"
-	@echo "make setup setup-test              make .venv and .venv-test, and nothing else"
+	@echo "make setup setup-test              make .venv and .venv-test only"
 
 setup:
 	@launch/setup.sh train

@@ -6,13 +6,13 @@
 
 This compares what the strategies' programs compute, hold and send; it is not the speed of GPUs. A program is output and
 gradients of one layer's attention, in float32, block by block. The programs of a length take turns, round after round;
-times are medians over the rounds. The processor's clock counts what all devices compute together, so that its ratio to
-attention on one device is the cost of splitting: virtual devices share the machine's cores, and what balance saves
-shows on real devices alone (`busiest` is the rank with the most pairs against the mean). Memory is what XLA allots on
-one device besides arguments. Sent bytes are the formulas of the strategies, which tests compare with programs for GPUs.
+times are medians over the rounds. CPU time adds up all devices, so its ratio to attention on one device is the cost of
+splitting. Virtual devices share the machine's cores, so the savings of balance show on real devices only (`busiest` is
+the rank with the most pairs, relative to the mean). Memory is what XLA allocates on one device, without arguments. Sent
+bytes are the formulas of the strategies, which tests compare with programs for GPUs.
 
-With --gpu it is the training step of a configuration on one GPU, with rows of each length and without and with tiles of
-the head with the loss and of the MLP, each in a process of its own.
+With --gpu it measures the training step of a configuration on one GPU, with rows of each length, with and without tiles
+of the loss and of the MLP, each in a process of its own.
 """
 
 from __future__ import annotations

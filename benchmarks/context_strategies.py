@@ -48,11 +48,11 @@ class Sizes:
 
     @property
     def mask(self) -> Mask:
-        """What a token sees."""
+        """The mask of attention."""
         return Mask(window=self.window, segmented=self.documents is not None)
 
     def request(self, length: int) -> AttentionRequest:
-        """What attention is asked for in rows of `length`."""
+        """The attention request for rows of `length`."""
         return AttentionRequest(
             platform="cpu", dtype="float32", heads=self.heads, kv_heads=self.kv_heads, head_dim=self.head_dim,
             packed=self.documents is not None, window=self.window, softcap=None, prefix=False,
@@ -141,8 +141,8 @@ def _program(sizes: Sizes, length: int, mesh: Mesh, strategy: str, layout: Conte
     run = run_length(layout.order, length, ranks)
     settings = Settings(sizes.mask, sizes.head_dim**-0.5, None, sizes.block, sizes.block, run)
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array, segments: jax.Array) -> tuple:
-        row = RowTokens(slots, segments, gather_context(slots), gather_context(segments))
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, indices: jax.Array, segments: jax.Array) -> tuple:
+        row = RowTokens(indices, segments, gather_context(indices), gather_context(segments))
         out, pull = jax.vjp(lambda q, k, v: function(settings, q, k, v, row), q, k, v)
         return out, *pull(out)
 
@@ -150,19 +150,19 @@ def _program(sizes: Sizes, length: int, mesh: Mesh, strategy: str, layout: Conte
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(HEADS,) * 4)
     inputs = tuple(
         jax.device_put(x, NamedSharding(mesh, spec))
-        for x, spec in zip(_inputs(sizes, length, _slots(layout.order, length, ranks)), specs, strict=True)
+        for x, spec in zip(_inputs(sizes, length, _indices(layout.order, length, ranks)), specs, strict=True)
     )
     return _Program(jax.jit(mapped).lower(*inputs).compile(), inputs)
 
 
-def _inputs(sizes: Sizes, length: int, slots: np.ndarray) -> tuple[np.ndarray, ...]:
+def _inputs(sizes: Sizes, length: int, indices: np.ndarray) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
     heads = (sizes.heads, sizes.kv_heads, sizes.kv_heads)
     arrays = (rng.normal(size=(1, length, n, sizes.head_dim)).astype(np.float32) for n in heads)
-    return *(x[:, slots] for x in arrays), slots[None], sizes.segments(length)[:, slots]
+    return *(x[:, indices] for x in arrays), indices[None], sizes.segments(length)[:, indices]
 
 
-def _slots(order: str, length: int, ranks: int) -> np.ndarray:
+def _indices(order: str, length: int, ranks: int) -> np.ndarray:
     try:
         return sequence_order(order, length, ranks)
     except ValueError as error:
@@ -172,8 +172,8 @@ def _slots(order: str, length: int, ranks: int) -> np.ndarray:
 def _imbalance(sizes: Sizes, length: int, layout: ContextLayout) -> float:
     """Of the pairs of the ranks; under Ulysses ranks of a group share theirs by heads."""
     ranks = sizes.context // layout.ulysses
-    slots = _slots(layout.order, length, ranks)
-    return imbalance(kept_pairs_per_rank(sizes.mask, sizes.segments(length), slots, ranks))
+    indices = _indices(layout.order, length, ranks)
+    return imbalance(kept_pairs_per_rank(sizes.mask, sizes.segments(length), indices, ranks))
 
 
 def _compiled(program: _Program) -> dict[str, int]:

@@ -17,7 +17,7 @@ CASES: Mapping[str, tuple[str, ...]] = {
     "tiled loss": ("memory.mlp_tiles=1",),
     "tiled loss and MLP": (),
 }
-"""Overrides; what they leave open is the plan's own choice."""
+"""Overrides of each case; the plan chooses the rest."""
 
 
 def measure_tiles(
@@ -25,7 +25,7 @@ def measure_tiles(
 ) -> dict[str, Any]:
     """Each case at each length, one row a step under full rematerialisation, as `benchmarks.jax_step` measures it.
 
-    A case that needs more memory than there is has `refused`, the sentence that says so, instead of numbers.
+    A case that needs more memory than available has `refused`, the error message, instead of numbers.
     """
     one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
     rows = []

@@ -2,8 +2,8 @@
 
     python -m benchmarks.jax_step --config configs/llama3_1b.yaml --set data.batch_size=8
 
-Nothing is written, and no input pipeline runs: the same few generated batches come round, placed ahead of the step as
-the training loop does. `host_share` is the part of a step that the host takes for itself while it dispatches.
+Nothing is written, and no input pipeline runs: a few generated batches repeat, placed ahead of the step as in the
+training loop. `host_share` is the share of a step that the host needs to dispatch it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     from jaxpar.data import batch_rows
     from jaxpar.model.flops import flops_per_step, mfu, windows
     from jaxpar.observe.memory import memory_kind, peak_bytes
-    from jaxpar.training.attend import mask_of
-    from jaxpar.training.trainer import Trainer
+    from jaxpar.training.run.trainer import Trainer
+    from jaxpar.training.step.attend import mask_of
     from pallas_kernels.masks import kept_pairs
 
     trainer = Trainer(load_config(config_file, overrides))

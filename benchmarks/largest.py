@@ -2,12 +2,11 @@
 
     python -m benchmarks.largest --json largest.json        # one H100 with 80 GB; about 15 minutes
 
-And with weights and gradients of layers on the host too. Models have the widths of Llama 3 8B and as many layers as go
-in. Each is a compile with XLA's GPU compiler (`jaxpar.compiler`, which remembers results) of one row of 2048 tokens
-under full rematerialisation; it fits if what XLA asks of the device goes into the pool that training has, and what it
-asks of the host into 2 TB. What a layer takes is the same for all of them, so two compiles
-foretell the number, and those at it and above it settle it. Nothing runs, so nothing is timed: the seconds are those
-of the bytes over the link, each way at its full speed.
+It also tries weights and gradients of layers on the host. Models have the widths of Llama 3 8B and as many layers as
+fit. Each is a compile with XLA's GPU compiler (`jaxpar.compiler`, which caches results) of one row of 2048 tokens
+under full rematerialisation. It fits if XLA's device memory is within the pool that training has, and its host memory
+within 2 TB. All layers take the same memory, so two compiles predict the number, and compiles at it and one above it
+confirm it. Nothing runs, so nothing is timed: the seconds are the bytes over the link at full speed in each direction.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
-from jaxpar.mesh.build import abstract_mesh
-from jaxpar.training.resting_state import streamed_bytes
-from jaxpar.training.step import TrainStep
+from jaxpar.layout.memory.state_storage import streamed_bytes
+from jaxpar.layout.step_layout import StepLayout
 
 TIERS = {
     "none": ("memory.optimizer_offload=none",),
@@ -35,9 +33,9 @@ TIERS = {
     "file": ("memory.optimizer_offload=file",),
     "layers": ("memory.optimizer_offload=host", "memory.weights_offload=host"),
 }
-"""What rests where: the state nowhere else, on the host, in files; on the host with weights and gradients of layers."""
+"""Where things are stored: state on the device, on the host, in files; weights and gradients of layers on the host."""
 FIRST, SECOND = 6, 12
-"""Layers of the compiles that the others are foretold from."""
+"""Layers of the compiles from which the others are predicted."""
 HOST_BYTES = 2e12
 """Memory of a large host."""
 COMMON = (
@@ -106,7 +104,7 @@ def measure(config: str, cluster: Cluster, tier: str) -> dict[str, Any]:
 
 def _moved(config: Config, cluster: Cluster) -> tuple[int, int]:
     config, plan = plan_for(config, cluster)
-    return streamed_bytes(TrainStep(config, plan, abstract_mesh(plan.axes)))
+    return streamed_bytes(StepLayout(config, plan))
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,13 +1,13 @@
-"""The longest row that fits, found by compiling the training step for clusters that are not at hand.
+"""The longest row that fits, found by compiling the training step for clusters that need not be present.
 
     python -m benchmarks.longest --json longest.json                  # 8B on 1, 8 and 32 H100s; about 15 minutes
 
 Each length is a compile with XLA's GPU compiler (`jaxpar.compiler`, which remembers results), of one row for each data
 rank, under full rematerialisation with the layers' inputs, the master weights and the moments in the host's memory, and
 tiles of the loss and the MLP as the plan chooses them. It fits if what XLA asks of the device goes into the pool that
-training has. Lengths double from a guess, then are bisected to 10%. A later layout is searched only if it holds the
-shortest row that the best before it could not. Where not even the shortest row fits, the smaller configuration takes
-its place. Nothing runs, so nothing is timed.
+training has. Lengths double from a guess, then are bisected to 10%. A later layout is searched only if it fits the
+shortest row that the best one so far does not. Where not even the shortest row fits, the smaller configuration is used
+instead. Nothing runs, so nothing is timed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 
 CLUSTERS = ("h100:1x1", "h100:1x8", "h100:4x8")
 SHARDS = ((1, 1), (1, 4), (2, 1))
-"""Sizes of fsdp and tensor; context takes the other GPUs, over all of which but tensor's weights and gradients rest."""
+"""Sizes of fsdp and tensor; context gets the other GPUs. Weights and gradients are sharded over fsdp and context."""
 START, LEAST = 1 << 17, 1 << 13
 """Tokens per GPU at which the search begins, and tokens that must fit for it to begin at all."""
 BLOCK = 512
@@ -68,7 +68,7 @@ class Layout:
         return 2 * BLOCK * self.context * self.tensor
 
     def overrides(self, length: int) -> list[str]:
-        """What to set, for one row of `length` for each data rank."""
+        """Overrides for one row of `length` on each data rank."""
         axes = [f"parallel.{axis}={getattr(self, axis)}" for axis in ("fsdp", "context", "tensor")]
         return [*COMMON, *axes, f"parallel.context_strategy={self.strategy}", f"data.batch_size={self.fsdp}",
                 f"data.sequence_length={length}"]  # fmt: skip
@@ -100,10 +100,10 @@ class Measurements:
     cluster: Cluster
     reports: dict[tuple[Layout, int], Report] = field(default_factory=dict)
     refusals: dict[Layout, str] = field(default_factory=dict)
-    """Layouts that the configuration cannot have, and why."""
+    """Layouts that the configuration cannot use, and why."""
 
     def fits(self, layout: Layout, length: int) -> bool:
-        """Whether a row of `length` fits; says so on the screen."""
+        """Whether a row of `length` fits; prints the result."""
         try:
             plan_for(self._config(layout, length), self.cluster)
         except UserError as error:
@@ -129,7 +129,7 @@ class Measurements:
 
 
 def measure(config: str, cluster: Cluster) -> dict[str, Any]:
-    """The longest row of `config` on `cluster`, its layout, and what the others need that were passed over."""
+    """The longest row of `config` on `cluster`, its layout, and the memory of the layouts that were skipped."""
     measured = Measurements(config, cluster)
     candidates = {
         layout: (lambda length, layout=layout: measured.fits(layout, length), layout.step)

@@ -41,7 +41,7 @@ def longest(
 def furthest[Name](
     candidates: Mapping[Name, tuple[Callable[[int], bool], int]], *, start: int, least: int, tolerance: float = 0.1
 ) -> tuple[Name, Longest] | None:
-    """The candidate that goes furthest, of (what fits, step of lengths) by name; None where none goes at all.
+    """The candidate with the longest length, of (`fits`, step of lengths) by name; None where none fits any length.
 
     A later candidate is searched only where it fits more than the tolerance above the best of those before it.
     """

@@ -3,16 +3,16 @@
     python -m benchmarks.pipeline --pipe 2 --microbatches 4
 
 This checks the structure of ticks, not the speed of GPUs: that a step runs the ticks of its table, each with the
-actions that the lockstep simulation counts, and nothing besides. The simulation is fed with the times of single
+actions that the lockstep simulation counts, and nothing else. The simulation uses the times of single
 actions, which programs without the executor measure on the same mesh, with the time of a step without ticks, and with
 that of making the buffers that a step keeps between ticks. A step is its gradients, without the optimizer. The programs
 take turns, round after round; times are medians over the rounds, and the spread is that of executed / predicted within
 single rounds.
 
-Two clocks run: the wall's, and the processor's, which other jobs on the machine disturb little: the time for which this
-process computed, divided by its devices, each of which has one thread. Uniform ticks keep all devices busy, so that it
-counts them as the wall does, but for waiting. Devices that branch wait without computing: there the prediction for the
-processor's clock is their work alone, and only the wall's shows ticks, on a machine with an idle core for each device.
+Two clocks are used: wall time, and CPU time, which other jobs on the machine disturb little: the time for which this
+process computed, divided by its devices, each of which has one thread. Uniform ticks keep all devices busy, so CPU time
+counts them like wall time, without waiting. Devices that branch wait without computing: there the prediction for CPU
+time is their work alone, and only wall time shows ticks, on a machine with an idle core for each device.
 """
 
 from __future__ import annotations

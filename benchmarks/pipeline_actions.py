@@ -1,4 +1,4 @@
-"""How long the actions of a pipeline take on this mesh, measured without the executor.
+"""Measures the time of a pipeline's actions on this mesh, without the executor.
 
 Each program does one action over and over on all ranks at once, as often as an argument says: the time of `repeats`
 less the time of none, over `repeats`, is that of one action. Where ticks send, the programs send after each action, so
@@ -18,12 +18,13 @@ from jax.sharding import PartitionSpec
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import shift_stage
 from jaxpar.mesh.layer_order import Chunk
-from jaxpar.mesh.materialize import to_storage, zero_sinks
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.materialize import to_storage, zero_accumulators
+from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.model.layer_loop import Tokens
-from jaxpar.pipeline.durations import Durations
-from jaxpar.training.step import TrainStep
+from jaxpar.pipeline.timing.durations import Durations
+from jaxpar.training.step.forward_backward import stages_of
+from jaxpar.training.step.train_step import TrainStep
 
 SLOTS = 2
 """Slots of the stash, and of what a split backward keeps: more than one, so that they are indexed as in a schedule."""
@@ -44,7 +45,7 @@ class _Rank(NamedTuple):
     """What an action works with on one rank."""
 
     stages: DecoderStages
-    weights: Tree
+    weights: Weights
     batch: Batch
     """[microbatch, ...]"""
     x: jax.Array
@@ -55,15 +56,15 @@ class _Rank(NamedTuple):
         number = turn % len(self.batch["tokens"])
         return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), self.batch)
 
-    def chunk(self, stack: Tree, turn: jax.Array) -> Chunk:
+    def chunk(self, stack: Weights, turn: jax.Array) -> Chunk:
         number = turn % len(self.stages.order.first_slots[0])
         return Chunk(stack, number, number)
 
-    def sinks(self, part: str) -> Tree:
-        return zero_sinks(self.weights[part], self.stages.placements, part=part)
+    def accumulators(self, part: str) -> Weights:
+        return zero_accumulators(self.weights[part], self.stages.placements, part=part)
 
 
-def end_actions(step: TrainStep, master: Tree, batch: Batch, *, repeats: int) -> dict[str, Action]:
+def end_actions(step: TrainStep, master: Weights, batch: Batch, *, repeats: int) -> dict[str, Action]:
     """What does not depend on the chunk: `embedding`, `embedding_gradients`, `head` (with the loss), `transfer`."""
     bodies = {
         "embedding": _embedding,
@@ -79,7 +80,7 @@ def end_actions(step: TrainStep, master: Tree, batch: Batch, *, repeats: int) ->
     }
 
 
-def chunk_actions(step: TrainStep, master: Tree, batch: Batch, *, repeats: int) -> dict[str, Action]:
+def chunk_actions(step: TrainStep, master: Weights, batch: Batch, *, repeats: int) -> dict[str, Action]:
     """`forward` and `backward` of a chunk of `step`, and its `weight` where the schedule splits the backward."""
     forward, backward = _program(step, _forward), _program(step, _backward)
     _, stash = forward(SLOTS, master, batch, ())
@@ -87,19 +88,19 @@ def chunk_actions(step: TrainStep, master: Tree, batch: Batch, *, repeats: int) 
         "forward": Action(lambda count: forward(count, master, batch, ()), repeats),
         "backward": Action(lambda count: backward(count, master, batch, stash), repeats),
     }
-    if step.schedule.splits_backward:
+    if step.layout.schedule.splits_backward:
         weight = _program(step, _weight)
         kept = backward(SLOTS, master, batch, stash)[2]
         actions["weight"] = Action(lambda count: weight(count, master, batch, kept), repeats)
     return actions
 
 
-def buffers(step: TrainStep, master: Tree, batch: Batch) -> Callable[[], Any]:
+def buffers(step: TrainStep, master: Weights, batch: Batch) -> Callable[[], Any]:
     """Makes what a step keeps between ticks, with as many slots as its program has, and touches all of it.
 
     It is memory that the system has to hand out anew for each step, and so takes time apart from the ticks.
     """
-    slots = step.program.slots
+    slots = step.layout.program.slots
 
     def make(rank: _Rank, count: jax.Array, given: Any) -> Any:
         loop, layers = rank.stages.loop, rank.weights["layers"]
@@ -137,14 +138,14 @@ def _program(step: TrainStep, body: Callable[[_Rank, jax.Array, Any], Any]) -> C
     """Compiled (count, master weights, batch, what an earlier program gave) -> arrays of `body`."""
     shards = PartitionSpec(AXES)
 
-    def program(count: jax.Array, master: Tree, batch: Batch, given: Any) -> Any:
-        stages, weights = step.stages(train=True), to_storage(master, step.placements)
+    def program(count: jax.Array, master: Weights, batch: Batch, given: Any) -> Any:
+        stages, weights = stages_of(step.layout, train=True), to_storage(master, step.layout.placements)
         data = jax.tree.map(lambda a: a[0], batch)
         rank = _Rank(stages, weights, batch, stages.embed(weights, data), stages.token_context(data))
         return jax.tree.map(lambda a: vary(a).reshape(a.shape or (1,)), body(rank, count, given))
 
-    layouts = PartitionSpec(), step.master_layout, step.batch_layout(), shards
-    return jax.jit(step.shard_map(program, layouts, shards))
+    layouts = PartitionSpec(), step.layout.master, step.layout.batch, shards
+    return step.compiled(program, layouts, shards)
 
 
 def _forward(rank: _Rank, count: jax.Array, given: Any) -> Any:
@@ -173,27 +174,27 @@ def _backward(rank: _Rank, count: jax.Array, stash: Any) -> Any:
         return shift_stage(dx, -1, wrap=True), gradients, kept
 
     kept = loop.kept(layers, rank.x, rank.tokens, SLOTS) if splits else None
-    return lax.fori_loop(0, count, once, (rank.x, rank.sinks("layers"), kept))
+    return lax.fori_loop(0, count, once, (rank.x, rank.accumulators("layers"), kept))
 
 
 def _weight(rank: _Rank, count: jax.Array, kept: Any) -> Any:
-    def once(turn: jax.Array, gradients: Tree) -> Tree:
+    def once(turn: jax.Array, gradients: Weights) -> Weights:
         chunk = rank.chunk(gradients, turn)
         return rank.stages.loop.weight_gradients(rank.weights["layers"], kept, turn % SLOTS, chunk, vary(turn < count))
 
-    return lax.fori_loop(0, count, once, rank.sinks("layers"))
+    return lax.fori_loop(0, count, once, rank.accumulators("layers"))
 
 
 def _head(rank: _Rank, count: jax.Array, given: Any) -> Any:
     def once(turn: jax.Array, carry: Any) -> Any:
         y, totals, reported = carry
-        loss = lambda sinks, y: rank.stages.loss(rank.weights, sinks, y, rank.microbatch(turn))
+        loss = lambda accumulators, y: rank.stages.loss(rank.weights, accumulators, y, rank.microbatch(turn))
         value, pullback, nll = jax.vjp(loss, totals, y, has_aux=True)
         new, dy = pullback(vary(jnp.ones_like(value), varying_axes(value)))
         totals = jax.tree.map(lambda total, a: total + jnp.where(vary(turn < count), a, 0), totals, new)
         return dy, totals, reported + nll
 
-    ends = {part: rank.sinks(part) for part in rank.weights if part != "layers"}
+    ends = {part: rank.accumulators(part) for part in rank.weights if part != "layers"}
     reported = vary(jnp.float32(0), set(AXES) - set(rank.stages.vocab_axes))
     return lax.fori_loop(0, count, once, (rank.x, ends, reported))
 
@@ -206,10 +207,10 @@ def _embedding(rank: _Rank, count: jax.Array, given: Any) -> Any:
 
 
 def _embedding_gradients(rank: _Rank, count: jax.Array, given: Any) -> Any:
-    def once(turn: jax.Array, gradients: Tree) -> Tree:
+    def once(turn: jax.Array, gradients: Weights) -> Weights:
         return rank.stages.embed_gradients(rank.weights, rank.microbatch(turn), rank.x, gradients)
 
-    return lax.fori_loop(0, count, once, {"embedding": rank.sinks("embedding")})
+    return lax.fori_loop(0, count, once, {"embedding": rank.accumulators("embedding")})
 
 
 def _transfer(rank: _Rank, count: jax.Array, given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Steps of pipeline schedules on virtual CPU devices: how long they take, and how long the simulation says they do.
+"""Steps of pipeline schedules on virtual CPU devices: their measured and their simulated time.
 
 Each program has two clocks. The wall's, which other jobs on the machine disturb; and the processor's: the time for
 which threads of this process computed, divided by the devices. Uniform ticks keep all devices busy, so that the two
@@ -22,12 +22,13 @@ from benchmarks.pipeline_actions import SENDS, Action, buffers, chunk_actions, d
 from benchmarks.turns import CLOCKS, Times, processor_name, spread, take_turns
 from jaxpar.config import Config, DataConfig, MemoryConfig, ModelConfig, ParallelConfig, PrecisionConfig, UserError
 from jaxpar.data import batch_rows, open_data
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
-from jaxpar.pipeline.program import make_program
-from jaxpar.pipeline.simulate import simulate
-from jaxpar.training.batches import BatchPlacer
-from jaxpar.training.resolve import make_plan, resolve_config
-from jaxpar.training.step import TrainStep
+from jaxpar.pipeline.execution.program import PipelineProgram, make_program
+from jaxpar.pipeline.timing.simulate import simulate
+from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.training.step.train_step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def measure(sizes: Sizes, cases: Sequence[Case], *, rounds: int, repeats: int) -
     began = time.perf_counter()
     steps = {case: _step(sizes, case) for case in cases}
     first = next(iter(steps.values()))
-    state, batch = first.initial_state(), _batch(sizes, first)
+    state, batch = first.residency.initial_state(), _batch(sizes, first)
     # The state has the same shapes for all schedules, and other weights in its rows take no other time.
     actions = {("ends", name): a for name, a in end_actions(first, state.master, batch, repeats=repeats).items()}
     chunk_of = {case: _chunk_name(step) for case, step in steps.items()}
@@ -92,7 +93,7 @@ def measure(sizes: Sizes, cases: Sequence[Case], *, rounds: int, repeats: int) -
         jax.block_until_ready(program())
     compiled = time.perf_counter()
     times = take_turns(programs, rounds, sizes.pipe)
-    rows = [{"schedule": case.name, "ticks": step.program.ticks} for case, step in steps.items()]
+    rows = [{"schedule": case.name, "ticks": step.layout.program.ticks} for case, step in steps.items()]
     result = {
         "checks": "structure of ticks on virtual CPU devices, not the speed of GPUs",
         "machine": {"processor": processor_name(), "cores": cores, "load_before": load_before, "load": os.getloadavg()},
@@ -113,7 +114,7 @@ def measure(sizes: Sizes, cases: Sequence[Case], *, rounds: int, repeats: int) -
     return result
 
 
-def _step(sizes: Sizes, case: Case) -> TrainStep:
+def _step(sizes: Sizes, case: Case, kind: type[StepLayout] = StepLayout) -> TrainStep:
     """The step of a case on its mesh. Raises UserError where the sizes do not fit the schedule."""
     config = Config(
         model=ModelConfig(
@@ -131,33 +132,40 @@ def _step(sizes: Sizes, case: Case) -> TrainStep:
     )  # fmt: skip
     devices = jax.devices()[: sizes.pipe]
     plan = make_plan(resolve_config(config, len(devices)), devices[0])
-    step = TrainStep(config, plan, build_mesh(plan.axes, devices))
-    if step.order.padded:
+    layout = kind(config, plan)
+    if layout.order.padded:
         raise UserError(
-            f"--layers: {sizes.layers} does not divide into the {step.schedule.chunks} chunks of {case.schedule}, and "
-            f"all schedules must have the same layers; expected a multiple of {step.schedule.chunks}"
+            f"--layers: {sizes.layers} does not divide into the {layout.schedule.chunks} chunks of {case.schedule}, "
+            f"and all schedules must have the same layers; expected a multiple of {layout.schedule.chunks}"
         )
-    return step
+    return TrainStep(layout, build_mesh(plan.axes, devices))
+
+
+class _NoTicks(StepLayout):
+    """Of a step that runs no tick."""
+
+    @property
+    def program(self) -> PipelineProgram:
+        """With buffers and ends alone."""
+        return make_program(self.schedule, ticks=())
 
 
 def _without_ticks(sizes: Sizes, case: Case) -> Any:
-    """The gradients of a step whose program has no ticks: what a step takes besides them."""
-    step = _step(sizes, case)
-    step.program = make_program(step.schedule, ticks=())
-    return step.gradients
+    """The gradients of a step whose program has no ticks: the time of a step outside its ticks."""
+    return _step(sizes, case, _NoTicks).gradients
 
 
 def _batch(sizes: Sizes, step: TrainStep) -> dict[str, Any]:
-    placer = BatchPlacer(step)
-    data = open_data(step.config.data, vocab=sizes.vocab, seed=step.config.run.seed)
-    return placer(batch_rows(data.train, 0, step.config.data.batch_size, placer.rows))
+    placer = BatchPlacer(step.layout, step.mesh)
+    data = open_data(step.layout.config.data, vocab=sizes.vocab, seed=step.layout.config.run.seed)
+    return placer(batch_rows(data.train, 0, step.layout.config.data.batch_size, placer.rows))
 
 
 def _chunk_name(step: TrainStep) -> str:
     """Chunks of one name take the same time."""
-    layers = step.order.layers_per_chunk
+    layers = step.layout.order.layers_per_chunk
     size = f"{layers} layer{'s' * (layers > 1)} a chunk"
-    return f"{size}, split backward" if step.schedule.splits_backward else size
+    return f"{size}, split backward" if step.layout.schedule.splits_backward else size
 
 
 def _action_times(actions: Mapping[tuple[str, str], Action], times: Times) -> dict[tuple[str, str], list[float]]:
@@ -184,7 +192,7 @@ def _compare(
     def predicted(pick: Callable[[list[float]], float]) -> float:
         taken = {of: {name: pick(found) for (o, name), found in seconds.items() if o == of} for of in ("ends", chunk)}
         mode = "branching" if case.branching else "lockstep"
-        simulated = simulate(step.schedule, durations(taken["ends"], taken[chunk]), mode=mode)
+        simulated = simulate(step.layout.schedule, durations(taken["ends"], taken[chunk]), mode=mode)
         waits = case.branching and clock == "processor"
         apart = pick(times["no ticks"]) + pick(times["buffers", case])
         return apart + float(simulated.ideal if waits else simulated.makespan)

@@ -7,7 +7,7 @@
 What is fitted: `FITTED`, on the logarithm of predicted over measured tokens/s/GPU. Every source weighs the same,
 whatever its number of rows; errors above `TOLERANCE` count by their size, not its square: odd rows do not decide.
 Three ways to be judged: by the rows it was fitted to; by each source in turn, fitted to all the others; and by a random
-fifth, fitted to the rest. `held out` are runs of jaxpar/planner/data/held_out.csv, which are never fitted to.
+fifth, fitted to the rest. `held out` are runs of jaxpar/planner/evidence/data/held_out.csv, which are never fitted to.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from scipy.optimize import least_squares
 from benchmarks.planner_cases import published_cases
 from benchmarks.planner_plot import scatter
 from jaxpar.config.errors import UserError
+from jaxpar.cost.hardware_model import AMPERE, HOPPER, UNFITTED, HardwareModel, described
+from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.hardware_model import AMPERE, HOPPER, UNFITTED, HardwareModel, described
-from jaxpar.planner.published import Run, read_runs
-from jaxpar.planner.time_messages import network_of
-from jaxpar.planner.validate import HELD_OUT, Judged, Report, judge, report
+from jaxpar.planner.evidence.published import Run, read_runs
+from jaxpar.planner.evidence.validate import HELD_OUT, Judged, Report, judge, report
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "planner.md"
@@ -43,7 +43,7 @@ NO_PRIORS = "the same, no priors"
 
 TOLERANCE = 0.05
 PRIOR = 0.02
-"""Pull towards the starting values, for what the rows at hand say nothing about."""
+"""Pull towards the starting values, for parameters that the data do not determine."""
 
 SHARED = {
     "matmul_ramp": (20.0, 600.0), "memory_share": (0.4, 1.0), "network_share": (0.3, 0.95),
@@ -65,14 +65,14 @@ START = {
 
 PRIORS = {
     ("ampere", "attention_first_share"): (
-        0.402, "FlashAttention reaches 25 to 40% of an A100 (arXiv:2307.08691), both ways; the middle"
+        0.402, "FlashAttention reaches 25 to 40% of an A100 (arXiv:2307.08691), forward and backward; the middle"
     ),
     ("ampere", "attention_share"): (
-        0.795, "FlashAttention-2 reaches 50 to 73% of an A100 (arXiv:2307.08691), both ways; the middle"
+        0.795, "FlashAttention-2 reaches 50 to 73% of an A100 (arXiv:2307.08691), forward and backward; the middle"
     ),
     ("hopper", "attention_first_share"): (
-        0.210, "as on an A100, times 335 / 203 TFLOP/s: FlashAttention-2 both ways on an H100 and on an A100 "
-        "(arXiv:2307.08691, figures 4 and 7)"
+        0.210, "as on an A100, times 335 / 203 TFLOP/s: FlashAttention-2, forward and backward, on an H100 and on an "
+        "A100 (arXiv:2307.08691, figures 4 and 7)"
     ),
     ("hopper", "attention_share"): (
         0.460, "FlashAttention-2 reaches 35% of an H100 (arXiv:2407.08608)"
@@ -82,13 +82,14 @@ PRIORS = {
     ),
 }  # fmt: skip
 """Where fits begin, and stay when the only source that uses them is left out: kernels that others have timed alone.
-What is published of attention is FLOPs of both ways over their time, the exponentials that `Device.flash` counts apart
-in it: (4 w + 10 w / 0.8) / (peak share) + 2 / exponentials = 14 w / (peak published), for heads of w = 128."""
+Published rates of attention are FLOPs of forward and backward over their time, which includes the exponentials that
+`Device.flash` counts apart: (4 w + 10 w / 0.8) / (peak share) + 2 / exponentials = 14 w / (peak published), for heads
+of w = 128."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What each kind of GPU reaches."""
+    """Parameters of each kind of GPU."""
 
     ampere: HardwareModel
     hopper: HardwareModel
@@ -140,17 +141,17 @@ def timed_runs(path: Path) -> list[Run]:
 
 
 def fit_others(path: Path, source: str, neutral: bool = False) -> Fit:
-    """What fits the runs of all sources of a file but one."""
+    """The fit to the runs of all sources of a file but one."""
     return fit([run for run in timed_runs(path) if run.source != source], evaluations=6, neutral=neutral)
 
 
 def fit_all(path: Path) -> Fit:
-    """What fits all runs of a file."""
+    """The fit to all runs of a file."""
     return fit(timed_runs(path))
 
 
 def fit_rest(path: Path) -> Fit:
-    """What fits the runs of a file but for a random fifth."""
+    """The fit to the runs of a file except a random fifth."""
     runs = timed_runs(path)
     fifth = random_fifth(len(runs))
     return fit([run for i, run in enumerate(runs) if i not in fifth], evaluations=6)
@@ -250,7 +251,7 @@ def parameters_table(found: Fit) -> list[str]:
 
 
 SOURCES = {
-    "launch_seconds": "usual; no run at hand is bound by it",
+    "launch_seconds": "usual; no run in the data is limited by it",
     "node_share": "all-reduces measured alone",
     "message_seconds": "all-reduces measured alone",
     "attention_native_share": "NVIDIA's table for cuDNN 9",
@@ -297,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = behind(runs, CURRENT)
     sources, deciding = sorted({run.source for run in runs}), alone(rows)
     data, of = options.data, lambda source: [run for run in runs if run.source == source]
-    with ProcessPoolExecutor(options.jobs) as pool:  # fits know nothing of each other
+    with ProcessPoolExecutor(options.jobs) as pool:  # fits are independent of each other
         without = {source: pool.submit(fit_others, data, source) for source in sources}
         neutral = {source: pool.submit(fit_others, data, source, True) for source in deciding}
         rest, anew, cases = pool.submit(fit_rest, data), pool.submit(fit_all, data), pool.submit(published_cases)
@@ -329,8 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
         "Choosing among measured layouts, and memory (`python -m jaxpar.plan validate`):", "",
         "```", *whole.table(), "```", "",
-        "Memory here is Megatron's closed form (`memory/closed_forms.py`) against Kuaishou's measurements: it says "
-        "nothing of the planner's own memory model, which the table under *Memory* above compares with XLA's.", "",
+        "Memory here is Megatron's closed form (`memory/closed_forms.py`) against Kuaishou's measurements: it does "
+        "not judge the planner's own memory model, which the table under *Memory* above compares with XLA's.", "",
     ]  # fmt: skip
     if options.collectives:
         parts += ["### Collectives", "", *collectives_table(options.collectives), ""]

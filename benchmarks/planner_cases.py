@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jaxpar.config.schema import Config, DataConfig, ModelConfig
+from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.planner.evidence.published import Run
+from jaxpar.planner.evidence.validate import published_memory
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.mechanisms import GENERATIONS
-from jaxpar.planner.published import Run
-from jaxpar.planner.search import Search
-from jaxpar.planner.space import Space
-from jaxpar.planner.time_model import StepTime, step_time
-from jaxpar.planner.validate import published_memory
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from jaxpar.planner.step_time.model import StepTime, step_time
 
 LLAMA_175B = ModelConfig(
     layers=96, embed=12288, heads=96, kv_heads=96, head_dim=128, mlp=32768, vocab=32004, norm="rmsnorm",
@@ -39,7 +39,7 @@ class Best:
     memory: float
     """Bytes of a device."""
     host: float
-    """Bytes that rest in a host's memory."""
+    """Bytes stored in a host's memory."""
 
 
 def space(
@@ -91,7 +91,7 @@ def best(
 def best_of_ours(model: ModelConfig, sequence: int, cluster: Cluster, batch: int = BATCH) -> Best:
     """What jaxpar's planner finds: a layout that jaxpar runs as it stands."""
     config = Config(model=model, data=DataConfig(source="synthetic", sequence_length=sequence, batch_size=batch))
-    found = Search(Space(config, cluster)).best(1)[0].found
+    found = Search(Space(config, cluster)).best(1)[0].candidate
     return Best(found.layout, found.time, found.memory.device, found.memory.host * cluster.gpus_per_host)
 
 
@@ -155,7 +155,8 @@ def _llama_405b() -> list[str]:
     wished = replace(ours.layout, precision="float8")
     float8 = replace(ours, layout=wished, time=step_time(LLAMA_405B, sequence, batch, wished, cluster))
     rows = (
-        ("Megatron-Core", "float8", record), ("jaxpar", "bfloat16", ours), ("jaxpar, if it had it", "float8", float8),
+        ("Megatron-Core", "float8", record), ("jaxpar", "bfloat16", ours),
+        ("jaxpar, if it had float8", "float8", float8),
     )  # fmt: skip
     for what, precision, found in rows:
         tflops = found.time.mfu * cluster.gpu.training_peak / 1e12
@@ -167,7 +168,7 @@ def _llama_405b() -> list[str]:
 
 
 def _named(layout: Layout) -> str:
-    """The sizes that are not 1, and what is kept."""
+    """The axis sizes above 1, and what layers keep."""
     axes = ("pipe", "replica", "fsdp", "context", "tensor")
     named = " ".join(f"{name} {getattr(layout, name)}" for name in axes if getattr(layout, name) > 1)
     schedule = f", {layout.schedule} {layout.virtual_stages}" if layout.pipe > 1 else ""

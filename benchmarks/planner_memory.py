@@ -21,7 +21,7 @@ from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.memory import MemoryModel
+from jaxpar.layout.memory.estimate import estimate_memory
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "planner.md"
@@ -41,7 +41,7 @@ class Case:
     """Other keys, as `section.key=value`."""
 
     def settings(self) -> list[str]:
-        """What is set in the configuration; axes that nothing is said of are 1."""
+        """Overrides of the configuration; axes that are not named are 1."""
         axes = dict.fromkeys(("pipe", "replica", "fsdp", "context", "tensor"), "1")
         chosen = axes | {"microbatches": "1"} | dict(pair.split("=") for pair in self.layout.split())
         held = [f"parallel.{name}={value}" for name, value in chosen.items()]
@@ -81,7 +81,7 @@ def compared(case: Case) -> tuple[float, float]:
     cluster = parse_cluster(case.cluster)
     config = load_config(ROOT / "configs" / f"{case.file}.yaml", case.settings())
     filled, plan = plan_for(config, cluster)
-    predicted = MemoryModel(filled).of_plan(filled, plan).device
+    predicted = estimate_memory(filled, plan).device
     compilation = compile_step(config, cluster, cache=DEFAULT_CACHE)
     allocated = make_report(Analysis(compilation, cluster), case.file).allocated_bytes
     return predicted / GIB, allocated / GIB
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = []
     try:
         if options.write:
-            with_table(PAGE.read_text(), [])  # a page without marks is known before all the compiles
+            with_table(PAGE.read_text(), [])  # fails on a page without marks before all the compiles
         for case in CASES:
             predicted, allocated = compared(case)
             errors.append(abs(predicted / allocated - 1))

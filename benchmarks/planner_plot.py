@@ -10,13 +10,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxpar.planner.validate import Judged
+from jaxpar.planner.evidence.validate import Judged
 
 BAND = 0.1
 """The share around the measurement that is shaded."""
 
 LIMIT = 60
-"""Percent at which errors are cut, so that the others can be told apart."""
+"""Percent at which errors are clipped, so that the others can be distinguished."""
 
 
 def scatter(parts: Mapping[str, Sequence[Judged]], path: Path) -> None:

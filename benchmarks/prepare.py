@@ -8,8 +8,8 @@ lines; the tokenizer is a byte-level BPE trained on them. In turn, `--rounds` ti
 - the library: `encode_batch` of all documents, which are in memory already, with as many threads as `--processes`;
 - jaxpar: the whole command, from its start to the finished folder: reading, splitting, encoding, writing, checking.
 
-Printed are the times, the processor time that each took (which other work on the machine changes less), and the ratios
-of the medians: above 1 the command is the faster one.
+It prints wall times, CPU times (which other work on the machine changes less), and the ratios of the medians: above 1
+the command is faster.
 """
 
 from __future__ import annotations

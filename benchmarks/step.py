@@ -4,7 +4,7 @@
 
 Each side runs in a process of its own (both take a GPU's whole memory), in turn, `--rounds` times; the ratio is that of
 the medians. PyTorch is `transformers`' Llama with SDPA, `torch.compile` and fused AdamW, in whichever Python `--torch`
-names (default: this one); without torch there, that side is left out and said so.
+names (default: this one); without torch there, that side is skipped with a message.
 
 PyTorch runs pure bfloat16 (weights and moments too) by default, which is the setting that favours it most;
 `--torch-precision mixed` keeps float32 weights under autocast, as jaxpar does.

@@ -110,7 +110,7 @@ def llama_config(model: Mapping[str, Any], sequence: int) -> transformers.LlamaC
 
 
 def choose_attention(sdpa: str) -> None:
-    """Leaves one kernel of scaled dot-product attention switched on, so that no other takes its place unseen."""
+    """Enables only one kernel of scaled dot-product attention, so that no other replaces it silently."""
     import torch
 
     if sdpa == "auto":

@@ -1,4 +1,4 @@
-"""Programs that take turns, round after round, by two clocks, so that what disturbs the machine disturbs them all."""
+"""Times programs in turns, round after round, by two clocks, so that disturbances of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def processor_name() -> str:
-    """The processor's name where Linux tells it."""
+    """The processor's name where Linux reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

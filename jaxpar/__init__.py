@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Config", "Trainer", "__version__", "load_config"]
 
-_HOMES = {"Trainer": "jaxpar.training.trainer", "Config": "jaxpar.config", "load_config": "jaxpar.config"}
+_HOMES = {"Trainer": "jaxpar.training.run.trainer", "Config": "jaxpar.config", "load_config": "jaxpar.config"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m jaxpar.doctor [--config X]`: is this installation, this machine, this cluster fit to train on?"""
+"""`python -m jaxpar.doctor [--config X]`: checks the installation, the machine and the cluster."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from jaxpar.config import UserError, load_config
-from jaxpar.mesh.liveness import depart
+from jaxpar.distributed.liveness import depart
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check from the command line; the exit code: 0 well, 1 something is wrong, 2 the user's mistake."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxpar.doctor",
-        description="Check versions, driver, devices, memory, collectives, the folder of runs and a tiny step, and say "
-        "how to mend what is wrong. Start it as a run is started (srun, mpirun, launch/local.py) to check all hosts.",
+        description="Check versions, driver, devices, memory, collectives, the folder of runs and a tiny step, and "
+        "print how to fix problems. Start it as a run is started (srun, mpirun, launch/local.py) to check all hosts.",
     )
-    parser.add_argument("--config", metavar="FILE", help="of the run to come: its layout, folder and model are checked")
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration of the run: its layout, folder and model are checked"
+    )
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -44,13 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
     overrides = options.overrides
-    if options.config is None:  # The defaults are for one device; what there is is to be checked.
+    if options.config is None:  # The defaults are for one device; check all that are present.
         overrides = ["parallel.fsdp=-1", *overrides]
     config = load_config(options.config, overrides)
 
     from jaxpar.compiler.quiet import native_output_aside, quiet_screen
 
-    with quiet_screen():  # importing JAX says that there is no GPU
+    with quiet_screen():  # importing JAX logs that there is no GPU
         import jax  # noqa: F401
 
         from jaxpar.checkup.checkup import check_all

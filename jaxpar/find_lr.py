@@ -1,4 +1,4 @@
-"""`python -m jaxpar.find_lr --config X`: which learning rate, found by a short run in which it rises."""
+"""`python -m jaxpar.find_lr --config X`: find a learning rate by a short run in which it rises."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxpar.config import Config, UserError
-from jaxpar.mesh.liveness import depart
+from jaxpar.distributed.liveness import depart
 
 if TYPE_CHECKING:
     from jaxpar.training.rate_sweep import Sweep
 
 NAME = "learning-rate"
 EVERY = 10
-"""Steps between two lines."""
+"""Steps between two printed lines."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Find a rate from the command line; returns the exit code: 0 found, 1 the losses say nothing, 2 a mistake."""
+    """Find a rate from the command line; returns the exit code: 0 found, 1 no rate can be suggested, 2 a user error."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxpar.find_lr",
         description="Train for a few steps from the initial weights while optimizer.learning_rate rises exponentially, "
@@ -87,10 +87,10 @@ def _tell(number: int, rate: float, loss: float) -> None:
 
 
 def _conclude(sweep: Sweep, config: Config, folder: Path) -> None:
-    """Write the picture and the numbers, and say what there is to say."""
+    """Write the plot and the numbers, and print the result."""
     from jaxpar.config import config_to_dict
     from jaxpar.observe.files import write_atomically
-    from jaxpar.observe.sweep_plot import draw_sweep
+    from jaxpar.observe.writers.sweep_plot import draw_sweep
 
     found = sweep.suggestion
     numbers = json.dumps({"config": config_to_dict(config), **sweep.to_json()}, indent=1, allow_nan=False) + "\n"
@@ -119,14 +119,14 @@ def _conclude(sweep: Sweep, config: Config, folder: Path) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    """Before minutes are spent on the sweep: the nearest folder that exists can be written to."""
+    """Check, before minutes are spent on the sweep, that the nearest existing folder can be written to."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UserError(f"--out: {folder} cannot be written, because {there} is no folder that can be")
 
 
 def _free_name(folder: Path) -> Path:
-    """A name without suffix that no earlier sweep has: nothing is written over."""
+    """A name without suffix that no earlier sweep has, so that nothing is overwritten."""
     names = (NAME, *(f"{NAME}-{number}" for number in range(2, 10_000)))
     return next(folder / name for name in names if not any(folder.glob(f"{name}.*")))
 

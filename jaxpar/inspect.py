@@ -1,4 +1,4 @@
-"""`python -m jaxpar.inspect --config X --cluster h100:1x8`: what a step will do on a cluster, without a GPU."""
+"""`python -m jaxpar.inspect --config X --cluster h100:1x8`: memory, traffic and time of a step, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Inspect from the command line; returns the exit code: 0 done (fits or not), 2 the user's mistake."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxpar.inspect",
-        description="Compile the training step for a cluster that need not be there, and read from the program whether "
-        "it fits, what it moves, and what is waited for (docs/inspect.md).",
+        description="Compile the training step for a cluster that need not be present, and report whether "
+        "it fits, what it transfers, and which transfers it waits for (docs/inspect.md).",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="YAML file")
     parser.add_argument("--cluster", required=True, help=CLUSTER)
@@ -43,12 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SIZE",
         nargs="?",
         const="",
-        help="compile nothing; print which layers' master weights and moments could stay on a GPU, and what the others "
-        "move, if SIZE (as in 6GiB; by default what is left) of them may be there",
+        help="compile nothing; print which weights' master weights and moments (or which layers) stay on a GPU, and "
+        "what the others move, if SIZE of them (as in 6GiB; by default what is left) may be there",
     )
     parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-front: draw it, as .svg or .png")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=600, help="for a compile (default 600)")
-    parser.add_argument("--no-cache", action="store_true", help="compile anew, and keep nothing")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=600, help="limit of a compile (default 600)"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
     options = parser.parse_args(arguments)
     try:
         return _inspect(options)
@@ -70,7 +72,7 @@ def _inspect(options: argparse.Namespace) -> int:
         from jaxpar.compiler.chunk_plans import ChunkInspection
         from jaxpar.compiler.inspection import Inspection
         from jaxpar.compiler.program.records import ProgramError
-        from jaxpar.compiler.remat_front.inspection import FrontInspection
+        from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
 
     quick = "--remat-front" if options.remat_front else "--chunks" if options.chunks is not None else None
     if quick is not None:
@@ -82,7 +84,7 @@ def _inspect(options: argparse.Namespace) -> int:
         ChunkInspection(options.config, options.cluster, options.overrides, options.chunks, options.json).run()
         return 0
     if options.remat_front:
-        FrontInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
+        FrontierInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
         return 0
     inspection = Inspection(
         config=options.config,
@@ -97,7 +99,7 @@ def _inspect(options: argparse.Namespace) -> int:
     try:
         inspection.run()
     except ProgramError as error:
-        print(f"jaxpar: XLA's program has something that is not understood: {error}", file=sys.stderr)
+        print(f"jaxpar: XLA's program has a part that jaxpar cannot read: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""`python -m jaxpar.plan --config X --cluster h800:32x8`: the best layout for a cluster, in seconds, without it."""
+"""`python -m jaxpar.plan --config X --cluster h800:32x8`: finds the best layout for a cluster without access to it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ examples:
   python -m jaxpar.plan --config configs/quickstart.yaml --cluster cpu:1x8 && python -m jaxpar.train --plan plan.json
 
 other commands (each has --help):
-  explain   what stands in a plan.json
-  compare   two of them
+  explain   print a plan.json in words
+  compare   compare two of them
   budget    days and costs against the number of GPUs
   calibrate measure this machine; later plans use what it writes (--profile)
-  place     ranks on nodes, for a measured bandwidth between them
-  validate  the time model against published runs
+  place     place ranks on nodes by the measured bandwidth between them
+  validate  compare the time model with published runs
 
 docs/planner.md says how times are predicted, and where they are wrong.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, as all of jaxpar does."""
+    """Reports an error in one sentence, like all of jaxpar."""
 
     def error(self, message: str) -> NoReturn:
         unknown = re.fullmatch(r"unrecognized arguments: (.+)", message)
@@ -89,52 +89,54 @@ def _plan(given: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m jaxpar.plan",
-        description="Find the best layout of a model for a cluster that need not be there, and write plan.json.",
+        description="Find the best layout of a model for a cluster that need not be present, and write plan.json.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", metavar="FILE", type=Path, required=True, help="YAML file; its parallel section plays no part")
+    add("--config", metavar="FILE", type=Path, required=True, help="YAML file; its parallel section is ignored")
     add(
         "--cluster", required=True, help="gpu:hosts x gpus, as in h100:4x8; cpu:1x8; or a .yaml file (docs/clusters.md)"
     )
     words = "override a key of the file; may be given many times"
     add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=words)
-    words = "hold something fast, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
+    words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
     add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
     add("--top", metavar="N", type=_count, default=5, help="how many layouts (default 5)")
-    add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="where the best goes (plan.json)")
+    add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="file of the best plan (plan.json)")
     add("--json", action="store_true", help="print JSON and nothing else: a list, best first")
-    add("--html", metavar="FILE", type=Path, help="write a page: time against memory of all that was timed")
+    add("--html", metavar="FILE", type=Path, help="write a page: time against memory of all timed layouts")
     add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
-    add("--show-model", action="store_true", help="print every number that times rest on")
-    add("--profile", metavar="FILE", type=Path, help="what `calibrate` wrote, in place of fitted numbers")
+    add("--show-model", action="store_true", help="print every number behind the times")
+    add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
     add("--timeout", metavar="SECONDS", type=_seconds, default=600, help="for each compile of --verify (default 600)")
     return parser
 
 
 def _explain(given: list[str]) -> None:
     parser = _Parser(
-        prog="python -m jaxpar.plan explain", description="What stands in a plan.json.", allow_abbrev=False
+        prog="python -m jaxpar.plan explain", description="Print a plan.json in words.", allow_abbrev=False
     )
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
     options = parser.parse_args(given)
     _load()
-    from jaxpar.planner.explain import print_explanation
     from jaxpar.planner.planning import screen
+    from jaxpar.planner.report.explain import print_explanation
 
     print_explanation(options.plan, screen())
 
 
 def _compare(given: list[str]) -> None:
-    parser = _Parser(prog="python -m jaxpar.plan compare", description="Two plans side by side.", allow_abbrev=False)
+    parser = _Parser(
+        prog="python -m jaxpar.plan compare", description="Print two plans side by side.", allow_abbrev=False
+    )
     parser.add_argument("first", metavar="A.json", type=Path)
     parser.add_argument("second", metavar="B.json", type=Path)
     options = parser.parse_args(given)
     _load()
-    from jaxpar.planner.explain import print_comparison
     from jaxpar.planner.planning import screen
+    from jaxpar.planner.report.explain import print_comparison
 
     print_comparison(options.first, options.second, screen())
 
@@ -147,12 +149,12 @@ def _budget(given: list[str]) -> None:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", type=Path, required=True)
-    add("--cluster", required=True, help="the kind of host, as in h100:1x8; its number of hosts plays no part")
+    add("--cluster", required=True, help="the kind of host, as in h100:1x8; its number of hosts is ignored")
     add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[])
     add("--tokens", type=float, required=True, help="to train on, as in 1e12")
     add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
-    add("--price", type=float, required=True, help="of a GPU for an hour")
-    add("--days", type=float, help="a budget of time: which size of model so many GPUs train best in it")
+    add("--price", type=float, required=True, help="price of a GPU-hour")
+    add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")
     add("--json", action="store_true")
     options = parser.parse_args(given)
     _load()
@@ -172,7 +174,7 @@ def _calibrate(given: list[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller shapes")
     options = parser.parse_args(given)
     _load()
-    from jaxpar.planner.calibrate import FULL, QUICK, calibrate
+    from jaxpar.planner.evidence.calibrate import FULL, QUICK, calibrate
 
     calibrate(options.output, options.devices, QUICK if options.quick else FULL)
 
@@ -180,24 +182,26 @@ def _calibrate(given: list[str]) -> None:
 def _place(given: list[str]) -> None:
     parser = _Parser(
         prog="python -m jaxpar.plan place",
-        description="Which node takes which place in the mesh, by annealing over a measured bandwidth matrix.",
+        description="Assign nodes to places in the mesh, by simulated annealing over a measured bandwidth matrix.",
         allow_abbrev=False,
     )
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
-    words = "MB/s between nodes, row sends to column; by default what the cluster's YAML names"
+    words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(given)
     _load()
-    from jaxpar.planner.placement import print_placement
+    from jaxpar.planner.placement.placement import print_placement
 
     print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
 
 
 def _validate(given: list[str]) -> None:
     parser = _Parser(
-        prog="python -m jaxpar.plan validate", description="The model against published runs.", allow_abbrev=False
+        prog="python -m jaxpar.plan validate",
+        description="Compare the time model with published runs.",
+        allow_abbrev=False,
     )
     parser.add_argument("--data", metavar="CSV", type=Path, required=True)
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
@@ -209,9 +213,9 @@ def _validate(given: list[str]) -> None:
 
 
 def _load() -> None:
-    """Import what takes long once the arguments are known to be right; XLA's plugins talk while they are imported."""
+    """Import slow modules after the arguments are checked; XLA's plugins print while they are imported."""
     from jaxpar.compiler.quiet import quiet_screen
-    from jaxpar.planner.garbage import no_collection
+    from jaxpar.planner.search.no_gc import no_collection
 
     with quiet_screen(), no_collection():
         import jaxpar.planner.planning  # noqa: F401
@@ -239,7 +243,7 @@ def _seconds(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):  # more digits are more than there is of anything
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):  # no count has more digits
         raise argparse.ArgumentTypeError(f"expected a number above 0, of nine digits at most, got {text[:40]!r}")
     return int(text)
 

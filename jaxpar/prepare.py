@@ -11,17 +11,17 @@ from pathlib import Path
 from jaxpar.config import UserError
 
 MOST_DOCUMENTS = 1_000_000
-"""That `--inspect` shows."""
+"""Most documents that `--inspect` shows."""
 
 EPILOG = """\
-Formats go by the names, with .gz or .zst after them: .txt, .md and the like (a file is a document), .jsonl (a line is
-a JSON object), .parquet (a row). Give the same command again after a kill, a full disk or a change of --processes: it
-goes on, and the folder comes out the same, byte for byte. docs/data.md has more.
+The format follows from the name, also before .gz or .zst: .txt, .md and the like (a file is a document), .jsonl (a
+line is a JSON object), .parquet (a row). Give the same command again after a kill, a full disk or a change of
+--processes: it continues, and the resulting folder is the same, byte for byte. docs/data.md has more.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare from the command line; returns the exit code: 0 done, 2 the user's mistake, 130 interrupted."""
+    """Prepare from the command line; returns the exit code: 0 done, 2 a user error, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
         return _prepare(options)
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"jaxpar: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("jaxpar: interrupted; the same command goes on", file=sys.stderr)
+        print("jaxpar: interrupted; the same command continues it", file=sys.stderr)
         return 130
 
 
@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--input", metavar="PATTERN", nargs="+", action="extend", help="files, or patterns such as 'd/*.jsonl'"
     )
-    what.add_argument("--out", metavar="FOLDER", type=Path, help="new or empty folder, or one that was begun")
+    what.add_argument("--out", metavar="FOLDER", type=Path, help="new or empty folder, or an unfinished one")
     what.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json of Hugging Face's tokenizers")
     what.add_argument("--train-bpe", metavar="VOCAB", type=int, help="train a byte-level BPE of that size on the input")
     how = parser.add_argument_group("how")
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument(
         "--format",
         choices=("text", "lines", "jsonl", "parquet"),
-        help="of every file, whatever its name; lines: a line is a document",
+        help="format of every file, whatever its name; lines: a line is a document",
     )
     how.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,
@@ -62,11 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     how.add_argument("--separator", metavar="TOKEN", help="token that ends a document (default: the tokenizer's)")
     how.add_argument(
-        "--max-broken", metavar="N", type=int, default=0, help="broken documents to leave out and go on (default: 0)"
+        "--max-broken", metavar="N", type=int, default=0, help="most broken documents to skip (default: 0)"
     )
-    how.add_argument(
-        "--processes", metavar="N", type=int, help="processes that work (default: the processors there are)"
-    )
+    how.add_argument("--processes", metavar="N", type=int, help="worker processes (default: the number of processors)")
     how.add_argument(
         "--unit-bytes", metavar="N", type=int, help="input in a unit of work (default: by the input's size)"
     )

@@ -1,4 +1,4 @@
-"""`python -m jaxpar.report runs/a [runs/b]`: one or two runs as an HTML page that needs nothing else."""
+"""`python -m jaxpar.report runs/a [runs/b]`: one or two runs as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxpar.config.spelling import named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a report from the command line; returns the exit code: 0 done, 2 the user's mistake."""
+    """Write a report from the command line; returns the exit code: 0 done, 2 a user error."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxpar.report",
         description="Write a page about a run, or about two side by side: curves, plan, memory, time, environment, "
-        "events. It needs no network, and works while the run goes on (docs/reports.md).",
+        "events. It needs no network, and works while the run is going (docs/reports.md).",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run; of two for a comparison")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: report.html in the first folder)")
@@ -41,7 +41,7 @@ def _report(folders: list[Path], out: Path | None) -> Path:
     from jaxpar.observe.files import write_atomically
 
     try:
-        # A file's text may have half of a surrogate pair, which UTF-8 has no bytes for.
+        # A file's text may have a lone surrogate, which UTF-8 cannot encode.
         write_atomically(page, html_page(runs).encode(errors="replace"))
     except OSError as error:
         raise UserError(f"--out {named(page)}: cannot be written ({error.strerror})") from error
@@ -49,7 +49,7 @@ def _report(folders: list[Path], out: Path | None) -> Path:
 
 
 def _beginning(page: Path) -> bytes:
-    from jaxpar.config.text_file import check_regular
+    from jaxpar.config.reading.text_file import check_regular
 
     check_regular(page, f"--out {named(page)}")
     with page.open("rb") as file:
@@ -57,7 +57,7 @@ def _beginning(page: Path) -> bytes:
 
 
 def _check_is_ours(page: Path) -> None:
-    """Raises `UserError` where `page` is something that must not be written over."""
+    """Raises `UserError` where `page` is something that must not be overwritten."""
     from jaxpar.observe.html import GENERATOR
 
     try:

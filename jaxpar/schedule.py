@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import check_regular
 from jaxpar.config.spelling import did_you_mean
-from jaxpar.config.text_file import check_regular
+from jaxpar.pipeline.drawing.picture import picture
+from jaxpar.pipeline.drawing.summary import Refused, Summary, compare
+from jaxpar.pipeline.drawing.trace import trace
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.picture import picture
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule, schedule_name
-from jaxpar.pipeline.simulate import CLOCKS
-from jaxpar.pipeline.summary import Refused, Summary, compare
 from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.tables import format_schedule, read_schedule
-from jaxpar.pipeline.trace import trace
-from jaxpar.pipeline.workload import Workload
+from jaxpar.pipeline.timing.simulate import TIMELINES
+from jaxpar.pipeline.timing.workload import Workload
 
 MOST_ACTIONS = 200_000
-"""More would take minutes, and nobody could look at them."""
+"""More would take minutes, and could not be read."""
 TIMES = ("forward", "backward", "weight", "head", "transfer")
 SIZES = ("stash", "kept", "sent")
 UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -51,7 +51,7 @@ schedules (p stages, m microbatches, v chunks a rank):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, as all of jaxpar does."""
+    """Reports errors in one sentence, as all of jaxpar does."""
 
     def error(self, message: str) -> NoReturn:
         unknown = re.fullmatch(r"unrecognized arguments: (.+)", message)
@@ -63,14 +63,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw, time and compare from the command line; returns the exit code: 0 done, 2 the user's mistake."""
+    """Draw, time and compare from the command line; returns the exit code: 0 done, 2 a user error."""
     try:
         _run(_parser().parse_args(arguments))
         sys.stdout.flush()
     except (UserError, ScheduleError) as error:
         print(f"jaxpar: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         print("jaxpar: interrupted", file=sys.stderr)
@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     work("--sent", type=_size, default=0, metavar="BYTES", help="an activation between ranks")
     show = parser.add_argument_group("what to show").add_argument
     words = "which mode to draw, on the screen and in files (default async); numbers are of all"
-    show("--mode", choices=list(CLOCKS), help=words)
+    show("--mode", choices=list(TIMELINES), help=words)
     show("--json", action="store_true", help="print JSON and nothing else")
     show("--svg", metavar="FILE", type=Path, help="write a picture")
     show("--trace", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev")
@@ -137,7 +137,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(said, indent=2))
         return
-    from jaxpar.pipeline.screen import console, print_summary
+    from jaxpar.pipeline.drawing.screen import console, print_summary
 
     screen = console()
     print_summary(summary, mode, screen)
@@ -153,13 +153,13 @@ def _compare(options: argparse.Namespace, workload: Workload) -> None:
     if options.json:
         print(json.dumps({name: entry.to_dict() for name, entry in found.items()}, indent=2))
         return
-    from jaxpar.pipeline.screen import console, print_comparison
+    from jaxpar.pipeline.drawing.screen import console, print_comparison
 
     print_comparison(found, workload, console())
 
 
 def _check_combination(options: argparse.Namespace) -> None:
-    """Raises UserError where the arguments do not go together."""
+    """Raises UserError where the arguments cannot be combined."""
     chosen = [f"--{flag}" for flag in ("name", "file", "compare") if getattr(options, flag)]
     if len(chosen) != 1:
         got = " and ".join(chosen) or "none of them"

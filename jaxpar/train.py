@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.reference import help_text
-from jaxpar.mesh.liveness import depart
+from jaxpar.config.reading.reference import help_text
+from jaxpar.distributed.liveness import depart
 
 if TYPE_CHECKING:
-    from jaxpar.planner.document import PlanDocument
+    from jaxpar.config.plan import Plan
+    from jaxpar.layout.plan_file import PlanFile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train from the command line; returns the exit code: 0 done, 1 the run had to stop, 2 the user's mistake."""
+    """Train from the command line; returns the exit code: 0 done, 1 the run had to stop, 2 a user error."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxpar.train",
         description="Train a decoder on the mesh that a YAML file describes. Running it again continues the run.",
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file; without one, every key has its default")
-    words = "a plan.json that python -m jaxpar.plan wrote, in place of --config: it has the whole configuration"
+    words = "a plan.json of python -m jaxpar.plan or of a run, in place of --config: its plan is run as it is"
     parser.add_argument("--plan", metavar="FILE", help=words)
     parser.add_argument(
         "--set",
@@ -49,62 +50,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
     from jaxpar.config import load_config
-    from jaxpar.config.overrides import with_overrides
+    from jaxpar.config.reading.overrides import with_overrides
 
     if file is not None and plan is not None:
         raise UserError(
             f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it"
         )
-    document = None if plan is None else _document(plan)
-    config = load_config(file, overrides) if document is None else with_overrides(document.config, overrides)
+    given = None if plan is None else _given(Path(plan))
+    config = load_config(file, overrides) if given is None else with_overrides(given.config, overrides)
     warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
-    if config.parallel.auto:
-        config = _plan_here(config)
-    elif document is not None and config.parallel == document.config.parallel:
-        _check_kinds(document, config)
+    chosen = None
+    if given is not None:
+        _check_given(given, config)
+        chosen = None if given.version is None else given.plan
+    elif config.parallel.auto:
+        config, chosen = _plan_here(config)
     from jaxpar.training.errors import TrainingError
-    from jaxpar.training.trainer import Trainer
+    from jaxpar.training.run.trainer import Trainer
 
     try:
-        Trainer(config).fit()
+        Trainer(config, plan=chosen).fit()
     except TrainingError as error:
         print(f"jaxpar: {error}", file=sys.stderr)
         return depart(1, str(error))
     return 0
 
 
-def _document(plan: str) -> PlanDocument:
-    """What `plan.json` says."""
-    from jaxpar.planner.document import read_document
+def _given(path: Path) -> PlanFile:
+    """The contents of `plan.json`."""
+    from jaxpar.layout import plan_file
 
-    return read_document(Path(plan))
+    given = plan_file.read(path)
+    if given.version is None:
+        print(f"{path} is of an earlier release and has no version: its plan is derived again from its configuration.")
+    return given
 
 
-def _check_kinds(document: PlanDocument, config: Config) -> None:
-    """Where a plan has stages for GPUs of several kinds, they must be on those kinds. Raises `UserError`."""
-    stages = document.predicted.get("stages") or []
+def _check_given(given: PlanFile, config: Config) -> None:
+    """Check that the plan's inputs are unchanged, and that stages for heterogeneous GPUs are on them. Raises
+    `UserError`."""
+    from jaxpar.layout.given_plan import check_same_layout
+
+    check_same_layout(given.config, config)
+    stages = given.predicted.get("stages") or []
     if len({stage["gpu"] for stage in stages}) < 2:
         return
+    from jaxpar.distributed.devices import find_devices, prepare_devices
     from jaxpar.layers.checks import validate
-    from jaxpar.mesh.devices import find_devices, prepare_devices
     from jaxpar.planner.machine import check_stage_kinds
 
     validate(config)
-    prepare_devices(document.plan.axes.devices, config.distributed)
-    check_stage_kinds(stages, document.plan.axes.pipe, find_devices())
+    prepare_devices(given.plan.axes.devices, config.distributed)
+    check_stage_kinds(stages, given.plan.axes.pipe, find_devices())
 
 
-def _plan_here(config: Config) -> Config:
-    """`parallel: auto`: the best layout for the devices of this job, which every process finds alike."""
+def _plan_here(config: Config) -> tuple[Config, Plan]:
+    """`parallel: auto`: the best layout for the devices of this job, the same on every process."""
     from jaxpar.config.axes import VIRTUAL_DEVICES
+    from jaxpar.distributed.devices import find_devices, prepare_devices
     from jaxpar.layers.checks import validate
-    from jaxpar.mesh.devices import find_devices, prepare_devices
     from jaxpar.planner.machine import cluster_at_hand
     from jaxpar.planner.planning import best_plan
 
     validate(config)
     prepare_devices(VIRTUAL_DEVICES, config.distributed)
-    return best_plan(config, cluster_at_hand(find_devices()))
+    planned = best_plan(config, cluster_at_hand(find_devices()))
+    return planned.config, planned.plan
 
 
 if __name__ == "__main__":

@@ -4,19 +4,19 @@
     python launch/local.py --processes 2 --devices-per-process 4 -- python -m jaxpar.train --config X
 
 On a machine without GPUs (or with JAX_PLATFORMS=cpu) each process gets virtual CPU devices, and they talk over Gloo: a
-real job of several hosts, but for the speed. With GPUs each process gets its share of those that CUDA_VISIBLE_DEVICES
-names, or of all.
+real job of several hosts, but for the speed. With GPUs each process gets its share of those in
+CUDA_VISIBLE_DEVICES, or of all.
 
-Lines are printed with the number of their process (those in which Gloo counts its connections are left out). Ctrl-C
+Lines are printed with the number of their process (those about Gloo's connections are left out). Ctrl-C
 and SIGTERM go to all processes; a second Ctrl-C kills them. When a process fails, the others have --grace seconds to
-end by themselves, with what they have to say about it, and are then ended; the exit code is that of the first one that
-failed (128 + the signal's number for one that was killed; one that was killed comes before those that failed in the
-same moment, which may have ended for want of it).
+end by themselves and report why, and are then ended; the exit code is that of the first one that failed (128 + the
+signal's number for one that was killed; a killed process takes precedence over those that failed in the same moment,
+probably because of it).
 
-The processes meet at 127.0.0.1. On a machine with users who are not trusted, JAXPAR_SECRET keeps theirs out of the
-meeting; it is passed on (docs/clusters.md).
+The processes meet at 127.0.0.1. On a machine with untrusted users, JAXPAR_SECRET keeps their processes out; it is
+passed to every process (docs/clusters.md).
 
-Needs Python alone.
+Needs only Python.
 """
 
 from __future__ import annotations
@@ -125,15 +125,15 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # The terminal's Ctrl-C would come twice.
+                start_new_session=True,  # The terminal's Ctrl-C would arrive twice.
                 preexec_fn=_end_with_parent,  # Safe: no thread has been started.
             )
             for environment in environments
         ]
         self._readers = [
-            threading.Thread(target=self._print, args=(number, source, sink), daemon=True)
+            threading.Thread(target=self._print, args=(number, source, target), daemon=True)
             for number, process in enumerate(self._processes)
-            for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         ]
 
     def run(self) -> int:
@@ -175,16 +175,16 @@ class Job:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def _print(self, number: int, source: IO[bytes], sink: IO[str]) -> None:
+    def _print(self, number: int, source: IO[bytes], target: IO[str]) -> None:
         prefix = f"[{number}] "
-        if sink.isatty():
+        if target.isatty():
             prefix = f"\x1b[{COLORS[number % len(COLORS)]}m{prefix}\x1b[0m"
         for line in source:
             if any(words in line for words in CHATTER):
                 continue
             with self._screen:
-                sink.write(prefix + line.decode(errors="replace").rstrip("\r\n") + "\n")
-                sink.flush()
+                target.write(prefix + line.decode(errors="replace").rstrip("\r\n") + "\n")
+                target.flush()
 
     def _say(self, text: str) -> None:
         with self._screen:

@@ -1,10 +1,10 @@
 """Which keys a query may see: the one definition that every attention, count and test uses.
 
-A token is known by its *slot* (index in its row), its *segment* (document in its row, from 1; 0 is padding) and its
-row's *prefix length* (in slots). Slots need not be contiguous: a rank can hold any part of a row. A pair is kept when
+A token is known by its *index* in its row, its *segment* (document in its row, from 1; 0 is padding) and its
+row's *prefix length* (in tokens). Indices need not be contiguous: a rank can hold any part of a row. A pair is kept if
 
-    (not causal  or  kv_slot <= q_slot  or  (prefix and kv_slot < prefix_length))
-    and (no window  or  q_slot - kv_slot < window)
+    (not causal  or  kv_index <= q_index  or  (prefix and kv_index < prefix_length))
+    and (no window  or  q_index - kv_index < window)
     and (not segmented  or  (q_segment == kv_segment and kv_segment != 0))
 
 So the prefix lifts causality alone: a window and segments limit it too. A window counts the token itself and limits the
@@ -25,13 +25,13 @@ class Mask:
     """What kind of mask; static under jit. The numbers that differ between rows come with the tokens."""
 
     causal: bool = True
-    """A query sees no key of a later slot."""
+    """A query sees no key of a later index."""
     window: int | None = None
-    """A query sees itself and the `window - 1` slots before it; None means no limit."""
+    """A query sees itself and the `window - 1` indices before it; None means no limit."""
     segmented: bool = False
     """A query sees the keys of its own segment only."""
     prefix: bool = False
-    """The first `prefix_length` slots of a row are seen by every query of the row (prefix LM, arXiv:1910.10683)."""
+    """The first `prefix_length` indices of a row are seen by every query of the row (prefix LM, arXiv:1910.10683)."""
 
     def __post_init__(self):
         if self.window is not None and self.window < 1:
@@ -40,8 +40,8 @@ class Mask:
 
 def allowed(
     mask: Mask,
-    q_slots: Int[Array, "batch q"],
-    kv_slots: Int[Array, "batch k"],
+    q_indices: Int[Array, "batch q"],
+    kv_indices: Int[Array, "batch k"],
     q_segments: Int[Array, "batch q"] | None = None,
     kv_segments: Int[Array, "batch k"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
@@ -52,26 +52,26 @@ def allowed(
         q_segment, kv_segment = _needed(q_segments, "q_segments"), _needed(kv_segments, "kv_segments")
         segments = q_segment[:, :, None], kv_segment[:, None, :]
     prefix = _needed(prefix_lengths, "prefix_lengths")[:, None, None] if mask.causal and mask.prefix else None
-    return keeps(mask, q_slots[:, :, None], kv_slots[:, None, :], segments[0], segments[1], prefix)
+    return keeps(mask, q_indices[:, :, None], kv_indices[:, None, :], segments[0], segments[1], prefix)
 
 
 def keeps(
     mask: Mask,
-    q_slot: Int[Array, "..."],
-    kv_slot: Int[Array, "..."],
+    q_index: Int[Array, "..."],
+    kv_index: Int[Array, "..."],
     q_segment: Int[Array, "..."] | None = None,
     kv_segment: Int[Array, "..."] | None = None,
     prefix_length: Int[Array, "..."] | None = None,
 ) -> Bool[Array, "..."]:
     """Whether each pair is kept, of arrays that broadcast together: the definition above, for kernels to call."""
-    kept = jnp.ones(jnp.broadcast_shapes(q_slot.shape, kv_slot.shape), dtype=bool)
+    kept = jnp.ones(jnp.broadcast_shapes(q_index.shape, kv_index.shape), dtype=bool)
     if mask.causal:
-        visible = kv_slot <= q_slot
+        visible = kv_index <= q_index
         if mask.prefix:
-            visible |= kv_slot < _needed(prefix_length, "prefix_lengths")
+            visible |= kv_index < _needed(prefix_length, "prefix_lengths")
         kept &= visible
     if mask.window is not None:
-        kept &= q_slot - kv_slot < mask.window
+        kept &= q_index - kv_index < mask.window
     if mask.segmented:
         q_segment, kv_segment = _needed(q_segment, "q_segments"), _needed(kv_segment, "kv_segments")
         kept &= (q_segment == kv_segment) & (kv_segment != 0)
@@ -80,30 +80,30 @@ def keeps(
 
 def kept_blocks(
     mask: Mask,
-    q_slots: Int[Array, "q_blocks batch q"],
-    kv_slots: Int[Array, "kv_blocks batch k"],
+    q_indices: Int[Array, "q_blocks batch q"],
+    kv_indices: Int[Array, "kv_blocks batch k"],
     q_segments: Int[Array, "q_blocks batch q"] | None = None,
     kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
 ) -> Bool[Array, "q_blocks kv_blocks"]:
     """Blocks of pairs that must be computed: False only where `allowed` keeps no pair of the block, in any row.
 
-    From the least and greatest slot and segment of each block alone, so a block may be called kept though it is empty.
+    From the least and greatest index and segment of each block alone, so a block may be called kept though it is empty.
     """
-    return kept_blocks_of_rows(mask, q_slots, kv_slots, q_segments, kv_segments, prefix_lengths).any(-1)
+    return kept_blocks_of_rows(mask, q_indices, kv_indices, q_segments, kv_segments, prefix_lengths).any(-1)
 
 
 def kept_blocks_of_rows(
     mask: Mask,
-    q_slots: Int[Array, "q_blocks batch q"],
-    kv_slots: Int[Array, "kv_blocks batch k"],
+    q_indices: Int[Array, "q_blocks batch q"],
+    kv_indices: Int[Array, "kv_blocks batch k"],
     q_segments: Int[Array, "q_blocks batch q"] | None = None,
     kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
 ) -> Bool[Array, "q_blocks kv_blocks batch"]:
     """`kept_blocks` row by row."""
-    first_q, last_q = q_slots.min(-1)[:, None], q_slots.max(-1)[:, None]
-    first_kv, last_kv = kv_slots.min(-1)[None], kv_slots.max(-1)[None]
+    first_q, last_q = q_indices.min(-1)[:, None], q_indices.max(-1)[:, None]
+    first_kv, last_kv = kv_indices.min(-1)[None], kv_indices.max(-1)[None]
     kept = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
     if mask.causal:
         visible = first_kv <= last_q
@@ -123,8 +123,8 @@ def kept_blocks_of_rows(
 
 def whole_blocks_of_rows(
     mask: Mask,
-    q_slots: Int[Array, "q_blocks batch q"],
-    kv_slots: Int[Array, "kv_blocks batch k"],
+    q_indices: Int[Array, "q_blocks batch q"],
+    kv_indices: Int[Array, "kv_blocks batch k"],
     q_segments: Int[Array, "q_blocks batch q"] | None = None,
     kv_segments: Int[Array, "kv_blocks batch k"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
@@ -133,8 +133,8 @@ def whole_blocks_of_rows(
 
     From the same numbers as `kept_blocks`, so a block may be called partial though the mask keeps all of it.
     """
-    first_q, last_q = q_slots.min(-1)[:, None], q_slots.max(-1)[:, None]
-    first_kv, last_kv = kv_slots.min(-1)[None], kv_slots.max(-1)[None]
+    first_q, last_q = q_indices.min(-1)[:, None], q_indices.max(-1)[:, None]
+    first_kv, last_kv = kv_indices.min(-1)[None], kv_indices.max(-1)[None]
     whole = jnp.ones(jnp.broadcast_shapes(first_q.shape, first_kv.shape), dtype=bool)
     if mask.causal:
         visible = last_kv <= first_q
@@ -160,7 +160,7 @@ def kept_pairs(
     Args:
         mask: The mask.
         tokens: The segments of a batch of rows, or the length of a single row that is one segment.
-        prefix_lengths: In slots, per row; needed where the mask has a prefix.
+        prefix_lengths: In indices, per row; needed where the mask has a prefix.
 
     Raises:
         ValueError: If a segment of a row is not contiguous, which closed forms per run of equal segments rest on.
@@ -179,7 +179,7 @@ def kept_pairs(
 
 
 def _runs(segments: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Row, first slot and length of each run of equal non-zero segments, as int64."""
+    """Row, first index and length of each run of equal non-zero segments, as int64."""
     width = segments.shape[1]
     first = np.ones(segments.shape, bool)
     first[:, 1:] = segments[:, 1:] != segments[:, :-1]

@@ -9,23 +9,25 @@ import jax
 import numpy as np
 
 from jaxpar.config.schema import Pattern
-from jaxpar.training.state import TrainState
-from jaxpar.training.step import TrainStep
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import shardings
+from jaxpar.training.step.train_step import TrainStep
 from tests.reference.options import kinds_of_layers
 
 
 def place(step: TrainStep, weights: Any) -> Any:
     """`weights` (global NumPy arrays) as float32 arrays laid out like the master weights."""
     put = lambda leaf, sharding: jax.device_put(np.asarray(leaf, np.float32), sharding)
-    return jax.tree.map(put, weights, step.shardings(step.master_layout))
+    return jax.tree.map(put, weights, shardings(step.mesh, step.layout.master))
 
 
 def state_with(step: TrainStep, weights: Any) -> TrainState:
     """The state before the first step, but with `weights`: no step taken, moments zero."""
     zeros = jax.tree.map(
-        lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding), step.abstract_state()
+        lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding),
+        step.layout.abstract_state(step.mesh),
     )
-    scale = step.config.precision.loss_scale if step.config.precision.compute == "float16" else 1.0
+    scale = step.layout.config.precision.loss_scale if step.layout.config.precision.compute == "float16" else 1.0
     value = jax.device_put(np.float32(scale), zeros.loss_scale.value.sharding)
     return zeros._replace(master=place(step, weights), loss_scale=zeros.loss_scale._replace(value=value))
 

@@ -62,7 +62,7 @@ def lively_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:
     if not run.config.data.packed:
         documents |= {name: rows[name] for name in ("segments", "positions")}
     if initial is None:
-        initial = run.by_layer(run.step.initial_state().master)
+        initial = run.by_layer(run.step.residency.initial_state().master)
 
     def moved(path: Any, value: np.ndarray) -> np.ndarray:
         name = jax.tree_util.keystr(path)

@@ -14,9 +14,9 @@ def into_documents(rows: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarr
     draw = np.random.default_rng(seed)
     first = draw.random((count, length)) < 1 / 6
     first[:, 0] = True
-    slots = np.arange(length, dtype=np.int32)
+    indices = np.arange(length, dtype=np.int32)
     segments = np.cumsum(first, axis=1).astype(np.int32)
-    positions = slots - np.maximum.accumulate(np.where(first, slots, 0), axis=1)
+    positions = indices - np.maximum.accumulate(np.where(first, indices, 0), axis=1)
     mask = np.ones((count, length), np.float32)
     mask[:, :-1] -= first[:, 1:]
     for row in draw.choice(count, count // 2, replace=False):

@@ -11,11 +11,12 @@ import numpy as np
 
 from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, PrecisionConfig, RunConfig
 from jaxpar.data import batch_rows, open_data
+from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.layer_order import StackOrder, own_layers, with_own_layers
-from jaxpar.training.batches import BatchPlacer
-from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
-from jaxpar.training.step import TrainStep
+from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.training.step.train_step import TrainStep
 
 SMALL = Config(
     run=RunConfig(steps=20, compile_cache=None),
@@ -46,8 +47,8 @@ class SmallRun:
         self.data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         self.config = with_vocab(config, self.data.vocab)
         plan = make_plan(self.config, devices[0])
-        self.step = TrainStep(self.config, plan, build_mesh(plan.axes, devices))
-        self.place = BatchPlacer(self.step)
+        self.step = TrainStep(StepLayout(self.config, plan), build_mesh(plan.axes, devices))
+        self.place = BatchPlacer(self.step.layout, self.step.mesh)
 
     def rows(self, step: int) -> dict[str, np.ndarray]:
         """The batch of a step, [row, ...]."""
@@ -59,12 +60,12 @@ class SmallRun:
 
     def loss_and_gradients(self, step: int = 0) -> tuple[float, Any]:
         """Loss and gradients of the initial weights on the batch of a step, as NumPy."""
-        loss, gradients = self.step.gradients(self.step.initial_state(), self.batch(step))
+        loss, gradients = self.step.gradients(self.step.residency.initial_state(), self.batch(step))
         return float(loss), self.by_layer(gradients)
 
     def train(self, steps: int) -> tuple[list[float], Any]:
         """Losses and final weights of `steps` steps from the initial weights, as NumPy."""
-        state, losses = self.step.initial_state(), []
+        state, losses = self.step.residency.initial_state(), []
         for step in range(steps):
             state, metrics = self.step.train(state, self.batch(step))
             losses.append(float(metrics.loss))
@@ -73,7 +74,7 @@ class SmallRun:
     def by_layer(self, weights: Any) -> Any:
         """Weights or their gradients as NumPy, with layers in the order of the model, and none that pads the stack."""
         weights, layers = jax.device_get(weights), {}
-        for kind, order in self.step.order.stacks.items():
+        for kind, order in self.step.layout.order.stacks.items():
             own = own_layers(weights["layers"], kind)
             layers = with_own_layers(layers, kind, jax.tree.map(lambda stack, o=order: stack[o.row_of_layer], own))
         return weights | {"layers": layers}
@@ -87,7 +88,7 @@ class SmallRun:
             return rows
 
         layers = {}
-        for kind, order in self.step.order.stacks.items():
+        for kind, order in self.step.layout.order.stacks.items():
             own = jax.tree.map(partial(stack, order=order), own_layers(weights["layers"], kind))
             layers = with_own_layers(layers, kind, own)
         return weights | {"layers": layers}

@@ -33,7 +33,7 @@ def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
     found = {finding["check"]: finding for finding in said["findings"]}
     assert [check for check in found if check != "plugin"] == CHECKS
     assert (code, said["status"]) == (0, "ok" if all(each["status"] == "ok" for each in found.values()) else "warn")
-    assert "4.159 is knowing nothing" in found["step"]["found"]
+    assert "uniform predictions: 4.159" in found["step"]["found"]
     code, said = report(capsys, "--set", "run.dir=/proc/nothing", "--set", "parallel.fsdp=4")
     found = {finding["check"]: finding for finding in said["findings"]}
     assert (code, said["status"]) == (1, "fail")
@@ -65,11 +65,11 @@ def test_the_screen_says_what_is_wrong_and_how_to_mend_it(capsys: pytest.Capture
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[1:4] == [
         "ok     packages  all there",
-        "look   driver    old",
+        "warn   driver    old",
         "WRONG  run.dir   process 3 on node-b: /x cannot be written",
     ]
     assert lines[4:] == [
-        "To mend",
+        "To fix",
         "driver: bring it up to date",
         "run.dir: choose another run.dir",
         "1 of 3 checks found something wrong (12 s)",

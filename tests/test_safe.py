@@ -73,6 +73,6 @@ def test_yaml_is_made_of_plain_values_only():
     """The loader is PyYAML's safe one, with fewer abilities."""
     import yaml
 
-    from jaxpar.config.yaml_text import _Loader
+    from jaxpar.config.reading.yaml_text import _Loader
 
     assert issubclass(_Loader, yaml.SafeLoader) and not issubclass(_Loader, yaml.UnsafeLoader)

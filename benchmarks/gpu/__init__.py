@@ -1,1 +1,1 @@
-"""One command for one GPU: are kernels right, how fast are they beside others, what does memory allow, and a step."""
+"""One command for one GPU: checks kernels, compares their speed, and measures memory limits and a training step."""

@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --only check-triton attention
     python -m benchmarks.gpu --dry-run                   # tiny shapes on any machine, kernels in the interpreter
 
-What there was no time for, and what failed, is in the table and in the JSON. The exit code is 1 where something failed
+Skipped and failed items are listed in the table and in the JSON. The exit code is 1 where something failed
 or was wrong.
 """
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent.parent
 GRACE = 10
 """Seconds that a part gets beyond its time before it is killed."""
 LEAST = 12
-"""A part is not begun with fewer seconds than a process and its first program take."""
+"""A part does not start with fewer seconds than a process and its first program take."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def wrong(row: dict[str, Any]) -> bool:
-    """Whether something failed; a refusal with its reason, or a lack of time, is none."""
+    """Whether something failed; a refusal with its reason, or a lack of time, is not a failure."""
     return "failed" in row or row.get("passed") is False or row["kind"] == "broken"
 
 
@@ -98,9 +98,9 @@ def _dry(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]:
-    """Rows of all parts, each in a process with its share of the time; what goes wrong is a row too."""
+    """Rows of all parts, each in a process with its share of the time; errors are rows too."""
     end, rows = time.monotonic() + seconds, []
-    scale = seconds / min(SECONDS, sum(part.seconds for part in parts))  # what is asked for alone has all the time
+    scale = seconds / min(SECONDS, sum(part.seconds for part in parts))  # a single part gets all of the time
     with tempfile.TemporaryDirectory() as folder:
         for part in parts:
             left = min(part.seconds * scale, end - time.monotonic())

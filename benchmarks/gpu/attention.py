@@ -1,4 +1,4 @@
-"""Attention on the device: is each implementation right, and how fast is it beside cuDNN and PyTorch."""
+"""Attention on the device: checks each implementation, and compares its speed with cuDNN and PyTorch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DRY_TIMED = (Case("packed", 64, 32, 2, 2, packed=20),)
 def check(journal: Journal, name: str) -> None:
     """Output, log-sum-exp and gradients of one implementation against float64: at most twice plain JAX's error.
 
-    What the registry says that it does not support is a row with that reason; all else has to run. Each case runs
-    twice: whether bits are the same is said.
+    Cases that the registry does not support are rows with the reason; all others have to run. Each case runs
+    twice, and the row states whether the results are bitwise equal.
     """
     known = {entry.name: entry for entry in IMPLEMENTATIONS}
     if name not in known:
@@ -71,7 +71,7 @@ KINDS = ("wanted", "low", "have")
 
 
 def _gradients(case: Case, name: str | None, lse: bool, arrays: tuple, interpret: bool = False) -> Any:
-    """Lowers the results and gradients by the implementation `name`, or as on paper in float64."""
+    """Lowers the results and gradients by the implementation `name`, or by the plain formula in float64."""
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, d_lse: jax.Array) -> tuple:
         attend: Any = case.dense if name is None else case.call(name, lse=lse, interpret=interpret)
@@ -188,13 +188,13 @@ def _leave_out_wrong(journal: Journal, row: dict[str, Any], ready: dict[str, dic
 
 
 def _masked(case: Case) -> Any:
-    """cuDNN with the mask of the documents as a dense bias: what jax's public function makes of it."""
+    """cuDNN with the mask of the documents as a dense bias, through JAX's public function."""
     segments = case.segments()
     assert segments is not None, f"{case.name} has no documents"
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        slots = jnp.arange(case.seq)
-        mask = (segments[:, None, :, None] == segments[:, None, None, :]) & (slots[:, None] >= slots)
+        indices = jnp.arange(case.seq)
+        mask = (segments[:, None, :, None] == segments[:, None, None, :]) & (indices[:, None] >= indices)
         implementation = "cudnn" if jax.devices()[0].platform == "gpu" else "xla"
         return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 

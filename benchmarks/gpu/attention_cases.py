@@ -1,4 +1,4 @@
-"""Attention that the suite asks for: what is checked, what is timed, its arrays and its work."""
+"""Attention cases of the suite: those that are checked or timed, their arrays and their work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pallas_kernels.device import target
 from pallas_kernels.masks import Mask, allowed, kept_pairs
 
 TOKENS = 16384
-"""Of a timed batch; a longer row is alone."""
+"""Tokens of a timed batch; a longer row is a batch of one."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Case:
     value_width: int | None = None
     dtype: str = "bfloat16"
     padding: int = 0
-    """Tokens at the end of each row that are of no document, and see nothing."""
+    """Tokens at the end of each row that belong to no document, and see nothing."""
     spread: float = 1.0
-    """Factor of the queries: a great one brings scores to a soft-cap."""
+    """Factor of the queries: a large one moves scores to the soft-cap."""
     ranks: int = 1
-    """Above 1: as many parts of a row in zigzag order attend to each other one by one, in float32, as a ring's do."""
+    """If above 1, so many parts of a row in zigzag order attend to each other in turn, in float32, as in a ring."""
 
     @property
     def mask(self) -> Mask:
@@ -63,9 +63,9 @@ class Case:
             rows[-1] = np.pad(rows[-1], (0, self.seq - len(rows[-1])), mode="edge")
         found = np.stack(rows).astype(np.int32)
         found[:, self.seq - self.padding :] = 0
-        return found[:, self.slots()]
+        return found[:, self.indices()]
 
-    def slots(self) -> np.ndarray:
+    def indices(self) -> np.ndarray:
         """The place in its row of each token [seq], in the order in which tokens lie."""
         return zigzag(self.seq, self.ranks)
 
@@ -80,7 +80,7 @@ class Case:
         return *made, jax.random.normal(keys[4], query, jnp.float32)
 
     def request(self, *, lse: bool, interpret: bool = False) -> Request:
-        """What a registry is asked."""
+        """The request to a registry."""
         platform, capability = ("interpreter", None) if interpret else target()
         return Request(
             platform=platform, dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
@@ -97,7 +97,7 @@ class Case:
             kernels = entry(implementation).kernels
             assert kernels is not None and lse and prefix is None, f"{self.name}: parts are merged by their log-sum-exp"
             settings = Settings(self.mask, self.width**-0.5, self.softcap, results="float32", interpret=interpret)
-            return in_parts(kernels, settings, self.ranks, self.slots(), segments)
+            return in_parts(kernels, settings, self.ranks, self.indices(), segments)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
             return flash_attention(
@@ -109,11 +109,11 @@ class Case:
         return attend
 
     def dense(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Output and log-sum-exp as written on paper, in the arrays' dtype; of a query that sees nothing 0 and -inf."""
-        slots = jnp.broadcast_to(jnp.asarray(self.slots()), (self.batch, self.seq))
+        """Output and log-sum-exp by the plain formula, in the arrays' dtype; 0 and -inf where a query sees nothing."""
+        indices = jnp.broadcast_to(jnp.asarray(self.indices()), (self.batch, self.seq))
         segments = None if self.packed is None else jnp.asarray(self.segments())
         prefix = None if self.prefix is None else jnp.full(self.batch, self.prefix)
-        kept = allowed(self.mask, slots, slots, segments, segments, prefix)[:, None]
+        kept = allowed(self.mask, indices, indices, segments, segments, prefix)[:, None]
         k, v = (jnp.repeat(x, self.heads // self.kv_heads, axis=2) for x in (k, v))
         scores = jnp.einsum("bqhd,bshd->bhqs", q, k) * self.width**-0.5
         if self.softcap is not None:
@@ -125,7 +125,7 @@ class Case:
         return jnp.einsum("bhqs,bshd->bqhd", weights, v), jnp.where(seen, lse, -jnp.inf).swapaxes(1, 2)
 
     def flops(self) -> float:
-        """Of the forward: two matmuls over the pairs that the mask keeps. The backward has five in place of two."""
+        """FLOPs of the forward: two matmuls over the pairs that the mask keeps. The backward has five."""
         segments = self.segments()
         prefix = None if self.prefix is None else np.full(self.batch, self.prefix)
         tokens = np.ones((self.batch, self.seq), np.int32) if segments is None else segments

@@ -1,4 +1,4 @@
-"""The head's loss on the device: is the kernel right, and what time and memory does it take beside others."""
+"""The head's loss on the device: checks the kernel, and compares its time and memory with other implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cuDNN's attention over packed documents by their offsets, which jax has inside and offers in no public function."""
+"""cuDNN's attention over packed documents by their offsets, which JAX has only in private functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attend(case: Case) -> Callable[..., Any]:
 def documents(segments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Length [batch, most] and first place [batch, most + 1] of each document; -1 where a row has no more."""
     starts = [np.flatnonzero(np.diff(row, prepend=-1)) for row in segments]
-    most = max(2, *map(len, starts))  # one alone would be taken for a row that is not packed
+    most = max(2, *map(len, starts))  # a single document would be treated as a row that is not packed
     lengths, offsets = (np.full((len(segments), most + more), -1, np.int32) for more in (0, 1))
     for row, first in enumerate(starts):
         lengths[row, : len(first)] = np.diff(first, append=segments.shape[1])

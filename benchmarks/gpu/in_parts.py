@@ -24,24 +24,24 @@ def zigzag(seq: int, ranks: int) -> np.ndarray:
 
 
 def in_parts(
-    kernels: Kernels, settings: Settings, ranks: int, slots: np.ndarray, segments: np.ndarray | None
+    kernels: Kernels, settings: Settings, ranks: int, indices: np.ndarray, segments: np.ndarray | None
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """(q, k, v) -> output and log-sum-exp, differentiable: each part's queries over each part's keys.
 
     The parts lie in the batch, and in each step have another part's keys. Forwards are merged by their log-sum-exp, and
     what backwards contribute is added, in float32.
     """
-    part = len(slots) // ranks
+    part = len(indices) // ranks
     settings = replace(settings, run=part // 2, results="float32")
     apart = lambda x: x.reshape(-1, part, *x.shape[2:])
     together = lambda x: x.reshape(-1, part * ranks, *x.shape[2:])
 
     def passed(x: jax.Array, step: jax.Array | int) -> jax.Array:
-        """Parts [batch x ranks, part, ...] of which each rank has that of the rank so many before it."""
+        """Parts [batch x ranks, part, ...] shifted so that each rank has the part of the rank so many before it."""
         return jnp.roll(x.reshape(-1, ranks, *x.shape[1:]), step, axis=1).reshape(x.shape)
 
     def tokens(batch: int, step: jax.Array) -> Tokens:
-        rows = [jnp.broadcast_to(jnp.asarray(x), (batch, len(slots))) for x in (slots, segments) if x is not None]
+        rows = [jnp.broadcast_to(jnp.asarray(x), (batch, len(indices))) for x in (indices, segments) if x is not None]
         pairs = [(apart(row), passed(apart(row), step)) for row in rows]
         return Tokens(*(x for pair in pairs for x in pair))
 

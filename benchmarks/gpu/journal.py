@@ -1,4 +1,4 @@
-"""What a part of the suite found, row by row, and what it had no time for."""
+"""The results of a part of the suite, row by row, and what it skipped for lack of time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Journal:
-    """Rows of a part. They are written at once, so that a part that is killed leaves what it had.
+    """Rows of a part. They are written immediately, so that the rows of a killed part remain.
 
     Args:
         part: its name.
         seconds: time that it has; infinite where it does not matter.
         file: where rows are added as lines of JSON; None keeps them here alone.
-        dry: whether shapes are tiny and nothing is measured that means anything.
+        dry: whether shapes are tiny and times are meaningless.
     """
 
     def __init__(self, part: str, seconds: float, file: Path | None = None, dry: bool = False):
@@ -24,7 +24,7 @@ class Journal:
         self._end = time.monotonic() + seconds
 
     def add(self, kind: str, **row: Any) -> None:
-        """A row of what was measured: `kind` says which table it belongs to."""
+        """Add a measured row; `kind` is the table that it belongs to."""
         row = {"part": self.part, "kind": kind, **row}
         self.rows.append(row)
         if self.file is not None:
@@ -32,7 +32,7 @@ class Journal:
                 out.write(json.dumps(row) + "\n")
 
     def skip(self, what: str, why: str) -> None:
-        """Something that the suite has, and this run has not."""
+        """Add a row for something that this run skipped."""
         self.add("skipped", what=what, why=why)
 
     @property

@@ -1,4 +1,4 @@
-"""The parts of the suite, in order of importance, and the time that each has."""
+"""The parts of the suite, in order of importance, and the time of each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from benchmarks.gpu.journal import Journal
 
 SECONDS = 465
-"""Of the whole suite: 8 minutes, less what the last part may overrun."""
+"""Seconds of the whole suite: 8 minutes, less what the last part may overrun."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Runs in a process of its own: what a broken kernel does to a GPU's context ends with it."""
+    """Runs in a process of its own, so that a broken kernel cannot damage the context of other parts."""
 
     name: str
     seconds: float
-    """At most, where the suite has `SECONDS`, and in proportion; a part that needs less leaves the rest to others."""
+    """Limit of the part if the suite has `SECONDS`, scaled otherwise; unused time goes to later parts."""
     run: Callable[[Journal], None]
 
 
@@ -89,4 +89,4 @@ PARTS = (
     Part("memory-host", 110, _tier("host")),
     Part("tiles", 400, _tiles),
 )
-"""Their sum is above what the whole has: parts at the end get what is left."""
+"""Their limits add up to more than the whole: the last parts get the remaining time."""

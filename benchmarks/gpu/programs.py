@@ -17,7 +17,7 @@ from pallas_kernels.unsupported import Unsupported
 THREADS = 8
 """Compilations at a time."""
 TURN_SECONDS = 0.02
-"""A turn calls its program as often as it takes to fill them, so that dispatch and the clock weigh little."""
+"""Seconds that a turn fills with calls of its program, so that dispatch and the timer's resolution matter little."""
 
 type Lowered = Callable[[], Any]
 """Traces and lowers a program: in the caller's thread, one after the other."""
@@ -31,7 +31,7 @@ def compile_all(programs: Mapping[Any, Lowered]) -> dict[Any, Any]:
         for name, lower in programs.items():
             try:
                 waiting[name] = pool.submit(lower().compile)
-            except Exception as error:  # a benchmark reports what does not trace, and goes on
+            except Exception as error:  # a benchmark reports what does not trace, and continues
                 found[name] = error
         for name, future in waiting.items():
             error = future.exception()
@@ -94,5 +94,5 @@ def device_row() -> dict[str, Any]:
 
 
 def platform_version(client: Any) -> str:
-    """What the plugin says of CUDA, in a line."""
+    """The plugin's CUDA version, in a line."""
     return " ".join(str(getattr(client, "platform_version", "unknown")).split())

@@ -1,4 +1,4 @@
-"""Kernels that were right on a device go into `pallas_kernels/verified.json`, from which `auto` may take them there."""
+"""Records kernels that passed on a device in `pallas_kernels/verified.json`, so that `auto` may choose them there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 from pallas_kernels.verified import FILE, digest
 
 ALWAYS = ("attention/xla", "attention/cudnn")
-"""What needs no record."""
+"""Kernels that need no record."""
 
 
 def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Kernels all of whose cases were right but those that their registry says they do not support, with at least one
-    right and none left out."""
+    """Kernels whose supported cases all passed, with at least one passed and none skipped."""
     kernels = dict.fromkeys(row["kernel"] for row in rows if row["kind"] == "check")
     left_out = {row["what"] for row in rows if row["kind"] == "skipped"}
     broken = {row["part"] for row in rows if row["kind"] == "broken"}
@@ -33,7 +32,7 @@ def add_records(kernels: Sequence[str], device: Mapping[str, Any], file: Path = 
     """Write a record for each of `kernels`, in place of an older one of the same device; returns what was added.
 
     Raises:
-        ValueError: If the device is no GPU: what an interpreter says verifies nothing.
+        ValueError: If the device is not a GPU: results of an interpreter verify nothing.
     """
     if device["platform"] != "gpu" or not device["compute_capability"]:
         raise ValueError(f"only a run on a GPU is recorded, and this was one on {device['device']}")

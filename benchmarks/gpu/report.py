@@ -1,4 +1,4 @@
-"""What the suite found, for people."""
+"""The results of the suite as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """All of a result, what was skipped included."""
+    """The whole result, skipped items included."""
     rows = result["rows"]
     of = lambda kind: [row for row in rows if row["kind"] == kind]
     device = result["device"]

@@ -1,4 +1,4 @@
-"""What the kernels are to reach on an H200, and whether they do."""
+"""Performance targets of the kernels on an H200, and whether they are met."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 
 DENSE_MASK = "cudnn, dense mask"
-"""Does the work of the pairs that the documents empty, so that it is nobody's best."""
+"""Computes the pairs that documents mask, so it does not count as the best of the others."""
 OURS = ("mosaic", "mosaic_deterministic", "triton")
 CUDNN = {8192: (644, 541), 16384: (673, 579)}
 """TFLOP/s forward and backward that NVIDIA's table has for cuDNN 9.19 on an H200: one row, 64 query and 8 KV heads of
@@ -37,7 +37,7 @@ def _attention(
     rows: Rows, case: str, lengths: Sequence[int], width: int, ways: Sequence[str], least: float,
     others: Sequence[str] | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Our best over the best of `others` (None: all that is not ours, and does not work through a dense mask)."""
+    """Our best over the best of `others` (None: all implementations that are not ours and use no dense mask)."""
     found = []
     for seq in lengths:
         for way in ways:

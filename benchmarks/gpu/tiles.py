@@ -1,7 +1,7 @@
-"""Times the entries of the tile tables beside their neighbours: what each entry should be on the device at hand.
+"""Times the entries of the tile tables and their neighbours, and prints the best tile of each entry on this device.
 
-What is faster here than the table's own entry is to be put there by hand; the sources then have changed, so that the
-records of the kernel expire, and `--record` checks it anew.
+Enter a faster tile into the table by hand. This changes the sources, so the records of the kernel expire, and
+`--record` has to check it again.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def measure(journal: Journal) -> None:
     """Milliseconds of each entry and of its neighbours, one after the other in turns."""
     for case in (DRY,) if journal.dry else cases():
         segments = case.segments()
-        slots = jnp.broadcast_to(jnp.arange(case.seq, dtype=jnp.int32), (case.batch, case.seq))
+        indices = jnp.broadcast_to(jnp.arange(case.seq, dtype=jnp.int32), (case.batch, case.seq))
         given = None if segments is None else jnp.asarray(segments)
         settings = Settings(case.mask, case.width**-0.5, neighbours=True, results="inputs", interpret=journal.dry)
-        for launch in launches(case, settings, Tokens(slots, slots, given, given)):
+        for launch in launches(case, settings, Tokens(indices, indices, given, given)):
             what = f"{launch.kernel}, {launch.name}, width {case.width}, {case.name}"
             if journal.has_time(what, 10):
                 _time(journal, case, launch, what)
@@ -107,7 +107,7 @@ def of_triton(tile: Tile) -> list[Tile]:
 
 
 def of_mosaic(entry: Any) -> list[Any]:
-    """The same of an entry of the tables for Hopper; where it is of several launches, all of them change alike."""
+    """The same for an entry of the Hopper tables; if it covers several launches, all of them change together."""
     if isinstance(entry, tuple):
         changed = [of_mosaic(cut) for _, cut in entry]
         return [
@@ -135,7 +135,7 @@ def _backward(kernel: Callable, settings: Settings, tokens: Tokens, q, k, v, d_o
 
 def _time(journal: Journal, case: Case, launch: Launch, what: str) -> None:
     q, k, v, d_out, _ = case.arrays()
-    arrays = q, k, v, d_out, jnp.full(q.shape[:3], 8.0)  # near enough to a log-sum-exp that nothing overflows
+    arrays = q, k, v, d_out, jnp.full(q.shape[:3], 8.0)  # close enough to a log-sum-exp that nothing overflows
     candidates = [launch.entry, *launch.neighbours]
     jitted = [jax.jit(launch.program(candidate)) for candidate in candidates]
     compiled = compile_all({n: partial(one.lower, *arrays) for n, one in enumerate(jitted)})
@@ -147,7 +147,7 @@ def _time(journal: Journal, case: Case, launch: Launch, what: str) -> None:
                 raise program
             jax.block_until_ready(program(*arrays))
             working[n] = partial(program, *arrays)
-        except Exception as error:  # a neighbour need not fit on the device
+        except Exception as error:  # a neighbour may not fit on the device
             refusal = {"failed" if n == 0 else "refused": sentence(error)}
             journal.add("tile", **row, tile=_said(candidates[n]), entry=n == 0, **refusal)
     if 0 not in working:

@@ -1,5 +1,5 @@
-"""PyTorch's attention beside ours, where torch is installed and sees the GPU: flash and cuDNN; documents by varlen, and
-documents and windows by FlexAttention."""
+"""PyTorch's attention, where torch is installed and sees the GPU: flash and cuDNN; documents by varlen, and documents
+and windows by FlexAttention."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _flex(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], An
         _tell_once(journal, "windows and documents by FlexAttention", "this torch has no FlexAttention")
         return None
     compiled = torch.compile(flex.flex_attention, dynamic=False)
-    mask = cache(lambda: block_mask(case, torch, flex, "cuda"))  # made in the first call, whose errors are told
+    mask = cache(lambda: block_mask(case, torch, flex, "cuda"))  # created in the first call, whose errors are reported
     shared = case.heads != case.kv_heads
     attend = lambda q, k, v: compiled(q, k, v, block_mask=mask(), enable_gqa=shared)
     return _calls(torch, attend, _arrays(torch, case, heads_first=True))

@@ -1,4 +1,4 @@
-"""Whole steps of training on the device: speed, where state may rest, and whether the numbers are the same."""
+"""Whole training steps on the device: speed, state on the device or the host, and whether the numbers are equal."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ STATE_BYTES = {"none": 18, "host": 6}
 compute dtype (2) and its gradient (4)."""
 HOST_BYTES = 12
 SHARE = 0.8
-"""Of the device's memory, for these; activations, temporaries and what XLA cuts take the rest."""
+"""Share of the device's memory for these; activations, temporaries and fragmentation take the remainder."""
 HOST_SHARE = 0.5
-"""Of the host's: to pin more takes longer than a part has."""
+"""Share of the host's memory: pinning more takes longer than a part has."""
 
 
 def step(journal: Journal) -> None:
@@ -76,7 +76,7 @@ def _measured(file: str, options: tuple[str, ...], journal: Journal, **times: in
 
 
 def _config(file: str, options: tuple[str, ...], dry: bool) -> tuple[str, tuple[str, ...]]:
-    """File and overrides; of a dry run as few programs as can be, since compiling them is all that it does."""
+    """File and overrides; a dry run has as few programs as possible, since it only compiles them."""
     if not dry:
         return file, options
     return LLAMA_1B, (*ONE, *TINY, *(option for option in options if option.startswith("memory.optimizer_offload")))
@@ -107,7 +107,7 @@ def _bits_config(rule: str, tier: str, dry: bool) -> Config:
 def _steps(config: Config) -> list[np.ndarray]:
     """Losses, then all master weights and moments, after three steps."""
     from jaxpar.data import batch_rows
-    from jaxpar.training.trainer import Trainer
+    from jaxpar.training.run.trainer import Trainer
 
     trainer = Trainer(config, devices=jax.devices()[:1])
     state, losses = trainer.state, []

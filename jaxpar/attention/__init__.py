@@ -1,4 +1,4 @@
-"""Attention backends and context-parallel strategies: registries, each with a chooser that says why."""
+"""Attention backends and context-parallel strategies: registries, each with a chooser that gives its reason."""
 
 from jaxpar.attention.attend import attend
 from jaxpar.attention.backends import BACKENDS, choose_backend

@@ -32,8 +32,8 @@ def allgather(
     them. Nothing gathered is kept: the backward gathers again. With n = context a device sends `(k + v) * (n - 1)`
     bytes of its local k and v in the forward and twice that in the backward.
     """
-    del layout  # every rank sees all keys, in whatever order
-    static = backend, replace(settings, results="inputs")  # nothing is merged by its log-sum-exp
+    del layout  # every rank sees all keys, in any order
+    static = backend, replace(settings, results="inputs")  # the log-sum-exp is not needed: nothing is merged
     return _attend(static, *vary_alike((q, k, v, row)))
 
 

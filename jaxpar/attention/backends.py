@@ -12,17 +12,17 @@ from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 
 BACKENDS = names()
-"""What `attention.backend` may be; `flash` is whichever of our kernels suits."""
+"""Values of `attention.backend`; `flash` is any of our kernels that supports the run."""
 
 
 def merged(backend: Implementation) -> Kernels:
-    """What computes a part of a row, of a backend that a plan chose for a strategy that merges parts."""
+    """The kernels of a backend that compute a part of a row, for a strategy that merges parts."""
     assert backend.kernels is not None, f"{backend.name} attends over whole rows alone"
     return backend.kernels
 
 
 def kernel_request(request: AttentionRequest) -> Request:
-    """What one device is asked for: its queries, over all keys of its rows."""
+    """The attention of one device: its queries, over all keys of its rows."""
     return Request(
         platform=request.platform,
         dtype=request.dtype,
@@ -40,19 +40,20 @@ def kernel_request(request: AttentionRequest) -> Request:
     )
 
 
-def choose_backend(name: str, request: AttentionRequest) -> Choice:
-    """The implementation for `attention.backend: name`.
+def choose_backend(name: str, request: AttentionRequest, key: str = "attention.backend", kind: str = "") -> Choice:
+    """The implementation called `name`, as the value of `key`, in layers of `kind` where kinds have names.
 
     Raises:
         UserError: If there is no such backend, or it does not support the request (the reasons are repeated).
     """
     if name not in BACKENDS:
         near = did_you_mean(name, BACKENDS)
-        raise UserError(f"attention.backend is {name!r}; expected {one_of(BACKENDS)}{near}")
+        raise UserError(f"{key} is {name!r}; expected {one_of(BACKENDS)}{near}")
     try:
-        chosen = choose(name, kernel_request(request), named_by="attention.backend names")
+        chosen = choose(name, kernel_request(request), named_by=f"{key} names")
     except Unsupported as error:
         reasons = error.refused
         why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
-        raise UserError(f"attention.backend is {name!r}, which does not support this run: {why}") from None
+        asked = f"the layers of kind {kind}" if kind else "this run"
+        raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
     return Choice(chosen.name, chosen.reason, chosen.rejected)

@@ -1,8 +1,8 @@
-"""Orders in which the tokens of a row lie on the context ranks, and how the work of attention is balanced by them.
+"""Orders of a row's tokens over the context ranks, and how they balance the work of attention.
 
-A causal query at slot s sees s + 1 keys, so the rank that holds the end of a row in its natural order has almost twice
-the mean work. The other orders give each rank early and late slots alike. An order is data: the loader permutes each
-row by it once, and every token carries its slot, segment and position, so nothing else needs to know.
+A causal query at index s sees s + 1 keys, so the rank that holds the end of a row in its natural order has almost twice
+the mean work. The other orders give each rank early and late indices alike. An order is data: the loader permutes each
+row by it once, and every token carries its index, segment and position, so nothing else needs to know.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ ORDERS = ("contiguous", "zigzag", "striped")
 
 
 def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " length"]:
-    """The slot at each place of a row, where rank r holds the places [r * part, (r + 1) * part).
+    """The index at each place of a row, where rank r holds the places [r * part, (r + 1) * part).
 
-    - `contiguous`: each slot at its own place. Balanced for short windows; under a causal mask the last rank has almost
-      twice the mean.
+    - `contiguous`: each index at its own place. Balanced for short windows; under a causal mask the last rank has
+      almost twice the mean.
     - `zigzag`: the row is cut into `2 * ranks` chunks, and rank r holds chunks r and `2 * ranks - 1 - r`, in that
       order: the causal work of all ranks is equal. (Kuaishou, USENIX ATC'24, gives rank r the chunks 2r and
       `2 * ranks - 1 - 2r`: the same pairs of chunks on other ranks, so the same balance.)
-    - `striped`: rank r holds the slots r, r + ranks, ... (Striped Attention, arXiv:2311.09431): neighbours of a slot
-      are spread over all ranks, so that packed documents are balanced too, and a window needs the keys of all ranks.
+    - `striped`: rank r holds the indices r, r + ranks, ... (Striped Attention, arXiv:2311.09431): neighbouring
+      indices are spread over all ranks, so packed documents are balanced too, and a window needs the keys of all ranks.
 
     Where rings run across groups of ranks (USP), `ranks` is the size of the ring, and the ranks of a group split the
     places of a ring rank further, in order.
@@ -51,13 +51,13 @@ def sequence_order(order: str, length: int, ranks: int) -> Int[np.ndarray, " len
             f"the {order} order on {ranks} ranks cuts a row into {equal} equal pieces, and {length} tokens are no "
             f"multiple of that; {near} would be"
         )
-    slots = np.arange(length, dtype=np.int32)
+    indices = np.arange(length, dtype=np.int32)
     if order == "zigzag":
-        chunks = slots.reshape(equal, -1)
+        chunks = indices.reshape(equal, -1)
         return np.stack([chunks[:ranks], chunks[ranks:][::-1]], axis=1).reshape(-1)
     if order == "striped":
-        return slots.reshape(-1, ranks).T.reshape(-1)
-    return slots
+        return indices.reshape(-1, ranks).T.reshape(-1)
+    return indices
 
 
 def pieces(order: str, ranks: int) -> int:
@@ -66,38 +66,38 @@ def pieces(order: str, ranks: int) -> int:
 
 
 def run_length(order: str, length: int, ranks: int) -> int | None:
-    """Tokens of the runs of neighbouring slots that a rank holds in `order`; None where that is one run, or stripes."""
+    """Tokens in each run of consecutive indices that a rank holds in `order`; None for one run, or for stripes."""
     return length // pieces(order, ranks) if order == "zigzag" and ranks > 1 else None
 
 
 def kept_pairs_per_rank(
     mask: Mask,
     segments: Int[np.ndarray, "batch length"] | None,
-    order_slots: Int[np.ndarray, " length"],
+    order_indices: Int[np.ndarray, " length"],
     ranks: int,
 ) -> Int[np.ndarray, " ranks"]:
     """How many (query, key) pairs the mask keeps for the queries of each rank, exactly: its work in attention.
 
     Args:
         mask: The mask, without a prefix.
-        segments: Document of each token by its slot, before any permutation, 0 for padding; each contiguous. None means
-            one row that is one document. Read only where the mask is segmented, as everywhere.
-        order_slots: The slot at each place, as from `sequence_order`.
+        segments: Document of each token by its index, before any permutation, 0 for padding; each contiguous. None
+            means one row that is one document. Read only where the mask is segmented, as everywhere.
+        order_indices: The index at each place, as from `sequence_order`.
         ranks: Ranks that the places are split over.
 
     Raises:
         ValueError: If a segment of a row is not contiguous, the mask has a prefix, or the places do not divide.
     """
-    rows = _rows(mask, segments, order_slots, ranks)
-    kept_pairs(mask, rows)  # refuses what the counts below would get wrong
+    rows = _rows(mask, segments, order_indices, ranks)
+    kept_pairs(mask, rows)  # refuses inputs that the counts below do not cover
     pairs = np.where(rows != 0, _keys_of_queries(mask, rows), 0).sum(0)
-    return pairs[order_slots].reshape(ranks, -1).sum(1)
+    return pairs[order_indices].reshape(ranks, -1).sum(1)
 
 
 def blocks_per_rank(
     mask: Mask,
     segments: Int[np.ndarray, "batch length"] | None,
-    order_slots: Int[np.ndarray, " length"],
+    order_indices: Int[np.ndarray, " length"],
     ranks: int,
     query_block: int,
     kv_block: int,
@@ -111,37 +111,37 @@ def blocks_per_rank(
     Args:
         mask: The mask, without a prefix.
         segments: As for `kept_pairs_per_rank`.
-        order_slots: The slot at each place, as from `sequence_order`.
+        order_indices: The index at each place, as from `sequence_order`.
         ranks: Ranks that the places are split over.
         query_block: Queries held at a time.
         kv_block: Keys held at a time.
-        run: `run_length` of the order, across whose borders no block goes where that can be.
+        run: `run_length` of the order; where possible, blocks do not cross its borders.
     """
-    rows = _rows(mask, segments, order_slots, ranks)
-    part = len(order_slots) // ranks
-    slots = np.broadcast_to(order_slots, rows.shape)
+    rows = _rows(mask, segments, order_indices, ranks)
+    part = len(order_indices) // ranks
+    indices = np.broadcast_to(order_indices, rows.shape)
 
     def cut(size: int) -> tuple[jax.Array, jax.Array]:
-        """Slots and segments of all blocks, [blocks, batch, size], a rank's blocks together."""
+        """Indices and segments of all blocks, [blocks, batch, size], a rank's blocks together."""
         blocks = Blocks.at_most(size, part, run)
-        return _split(slots, ranks, blocks), _split(rows[:, order_slots], ranks, blocks)
+        return _split(indices, ranks, blocks), _split(rows[:, order_indices], ranks, blocks)
 
-    (q_slots, q_segments), (kv_slots, kv_segments) = cut(query_block), cut(kv_block)
-    kept = np.asarray(kept_blocks(mask, q_slots, kv_slots, q_segments, kv_segments))
+    (q_indices, q_segments), (kv_indices, kv_segments) = cut(query_block), cut(kv_block)
+    kept = np.asarray(kept_blocks(mask, q_indices, kv_indices, q_segments, kv_segments))
     return kept.reshape(ranks, -1).sum(1)
 
 
 def imbalance(work: Int[np.ndarray, " ranks"]) -> float:
-    """By how much the rank with the most work has more than the mean, as a fraction of it: what the others wait."""
+    """Excess of the busiest rank's work over the mean, as a fraction of the mean: the others wait for it."""
     work = np.asarray(work)
     return float(work.max() / work.mean() - 1.0) if work.any() else 0.0
 
 
-def _rows(mask: Mask, segments: np.ndarray | None, order_slots: np.ndarray, ranks: int) -> np.ndarray:
+def _rows(mask: Mask, segments: np.ndarray | None, order_indices: np.ndarray, ranks: int) -> np.ndarray:
     """The segments that matter, [batch, length]."""
     if mask.prefix:
         raise ValueError("the work of a mask with a prefix is not counted per rank")
-    length = len(order_slots)
+    length = len(order_indices)
     if length % ranks:
         raise ValueError(f"{length} tokens do not divide into the parts of {ranks} ranks")
     if segments is None:
@@ -152,16 +152,16 @@ def _rows(mask: Mask, segments: np.ndarray | None, order_slots: np.ndarray, rank
 
 
 def _keys_of_queries(mask: Mask, rows: np.ndarray) -> np.ndarray:
-    """[batch, length]: how many keys each query keeps among the run of equal segments that it stands in."""
-    slots = np.arange(rows.shape[1], dtype=np.int64)
+    """[batch, length]: how many keys each query keeps within its run of equal segments."""
+    indices = np.arange(rows.shape[1], dtype=np.int64)
     edge = rows[:, 1:] != rows[:, :-1]
-    first = np.where(np.pad(edge, ((0, 0), (1, 0)), constant_values=True), slots, 0)
+    first = np.where(np.pad(edge, ((0, 0), (1, 0)), constant_values=True), indices, 0)
     first = np.maximum.accumulate(first, axis=1)
-    last = np.where(np.pad(edge, ((0, 0), (0, 1)), constant_values=True), slots, rows.shape[1])
+    last = np.where(np.pad(edge, ((0, 0), (0, 1)), constant_values=True), indices, rows.shape[1])
     last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
-    back = slots - first + 1
+    back = indices - first + 1
     back = back if mask.window is None else np.minimum(back, mask.window)
-    return back if mask.causal else back + last - slots
+    return back if mask.causal else back + last - indices
 
 
 def _split(x: np.ndarray, ranks: int, blocks: Blocks) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Choosing an implementation from a registry, and saying why."""
+"""Chooses an implementation from a registry, and gives the reason."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Entry(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in a configuration."""
+        """Its name in a configuration."""
         ...
 
     @property
     def supports(self) -> Callable[[AttentionRequest], str | None]:
-        """Gives None if it computes what is asked for, else why not: a clause without a full stop."""
+        """Returns None if it supports the request, else the reason: a clause without a full stop."""
         ...
 
 
@@ -35,7 +35,7 @@ def choose(
         name: `auto` or the name of an entry.
         entries: The registry, in order of preference.
         request: What is asked for.
-        preference: Why the first of the entries is the first.
+        preference: Why the first entry is preferred.
 
     Raises:
         UserError: If there is no such entry, if it does not support the request (the reason is repeated), or if under

@@ -1,4 +1,4 @@
-"""Context parallelism: how a rank's queries see the keys and values of the other ranks of its row."""
+"""Context parallelism: strategies by which a rank's queries attend to keys and values of other ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pallas_kernels.attention import cudnn
 from pallas_kernels.masks import Mask
 
 GATHERED_AT_MOST = 1 << 30
-"""Bytes of gathered keys and values of one layer from which on `auto` passes them round instead."""
+"""Bytes of gathered keys and values of one layer above which `auto` uses a ring instead."""
 
 
 class Traffic(NamedTuple):
@@ -33,14 +33,14 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextStrategy:
-    """A way to attend over a sequence that is split over the context axis."""
+    """A strategy for attention over a sequence that is split over the context axis."""
 
     name: str
     supports: Callable[[AttentionRequest], str | None]
     attend: Callable[..., jax.Array]
     """Called as `allgather` is, inside the step, where context is above 1."""
     traffic: Callable[[AttentionRequest, ContextLayout], Traffic]
-    """What a device sends for a request in a layout: the formula of the docstring of `attend`."""
+    """Bytes that a device sends for a request in a layout, by the formula in the docstring of `attend`."""
 
 
 def _supports_everything(request: AttentionRequest) -> None:
@@ -70,12 +70,12 @@ def _supports_usp(request: AttentionRequest) -> str | None:
 
 def _of_allgather(request: AttentionRequest, layout: ContextLayout) -> Traffic:
     forward = 2 * request.key_bytes * (request.context - 1)
-    # Under full rematerialisation the backward makes output and log-sum-exp again, from the gather that it does anyway.
+    # Under full rematerialisation the backward recomputes output and log-sum-exp, from the gather that it does anyway.
     return Traffic(forward, 2 * forward)
 
 
 def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> Traffic:
-    """Of all but the gather: nothing is exchanged in groups of one, and nothing goes round a ring of one."""
+    """For all but the gather: nothing is exchanged in groups of one, and nothing is sent in a ring of one."""
     group = layout.ulysses
     key = request.key_bytes * repeats(request.kv_heads, group)
     exchanged = (2 * request.query_bytes + 2 * key) * (group - 1) / group
@@ -83,13 +83,13 @@ def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> T
     around = 2 * key * hops
     backward = around + around * 4 / request.itemsize
     if request.attends_again and hops:
-        backward += 2 * key * (hops - 1)  # the first hop serves the forward that is done again and the backward
+        backward += 2 * key * (hops - 1)  # the first hop serves the recomputed forward and the backward
     # The backward starts from what was kept under a name, and what ranks exchanged has none.
     return Traffic(exchanged + around, 2 * exchanged + backward)
 
 
 def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:
-    """How many ranks far a block of keys and values travels."""
+    """How many ranks a block of keys and values travels."""
     ranks = request.context // layout.ulysses
     mask = Mask(causal=True, window=request.window, segmented=request.packed)
     return ring_steps(mask, layout.order, request.sequence // ranks, ranks) - 1
@@ -103,14 +103,16 @@ CONTEXT_STRATEGIES = (
 )
 
 
-def choose_context_strategy(name: str, request: AttentionRequest, backend: str = "auto") -> Choice:
-    """The strategy for `parallel.context_strategy: name` beside `attention.backend: backend`.
+def choose_context_strategy(
+    name: str, request: AttentionRequest, backend: str = "auto", key: str = "parallel.context_strategy"
+) -> Choice:
+    """The strategy called `name`, as the value of `key`, beside `attention.backend: backend`.
 
     Raises `UserError` where `choose` does.
     """
     preferred, reason = preference(request, backend)
     order = sorted(CONTEXT_STRATEGIES, key=lambda entry: entry.name != preferred)
-    return choose("parallel.context_strategy", name, order, request, reason)
+    return choose(key, name, order, request, reason)
 
 
 def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
@@ -145,6 +147,6 @@ def context_layout(name: str, order: Order | Literal["auto"], request: Attention
 
 
 def neighbours(context: int, heads: int, at_hand: int) -> int:
-    """Ranks of a group of USP where the configuration names none: as many as share out the heads among the neighbouring
-    context ranks of a node, `at_hand`, without being all context ranks."""
+    """Ranks of a USP group where the configuration names none: the most that divide the heads among the `at_hand`
+    neighbouring context ranks of a node, without being all context ranks."""
     return max(n for n in range(1, max(context, 2)) if context % n == heads % n == at_hand % n == 0)

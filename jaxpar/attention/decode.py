@@ -1,7 +1,7 @@
-"""Decoding one token per row over keys and values that lie split along the sequence: tree attention (arXiv:2408.04093).
+"""Decoding one token per row over keys and values split along the sequence: tree attention (arXiv:2408.04093).
 
-A ring would pass the keys and values of all ranks by each query. Here they stay: each rank attends with the one query
-to its own keys, and what is merged is an output and a log-sum-exp per head.
+A ring would send the keys and values of all ranks past each query. Here they stay: each rank attends with the one query
+to its own keys, and only an output and a log-sum-exp per head are merged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def tree_attention(
     v: Float[Array, "batch part kv_heads value_width"],
     *,
     mask: Mask,
-    q_slots: Int[Array, " batch"],
-    kv_slots: Int[Array, "batch part"],
+    q_indices: Int[Array, " batch"],
+    kv_indices: Int[Array, "batch part"],
     q_segments: Int[Array, " batch"] | None = None,
     kv_segments: Int[Array, "batch part"] | None = None,
     scale: float | None = None,
@@ -38,9 +38,9 @@ def tree_attention(
     however long the sequence is: a maximum of the log-sum-exps, then one sum of numerators and denominators, which
     share a buffer. All of it is float32. A layer makes these two collectives and no others.
 
-    The mask hides what a cache has room for but does not hold yet: give a row's query the slot of its last token
-    (its length - 1), and each place of the cache the slot that it holds or will hold. A row with nothing to see, such
-    as one whose query has slot -1, gets zeros; so may any number of ranks have nothing that a row sees.
+    The mask hides what a cache has room for but does not hold yet: give a row's query the index of its last token
+    (its length - 1), and each place of the cache the index that it holds or will hold. A row with nothing to see, such
+    as one whose query has index -1, gets zeros; so may any number of ranks have nothing that a row sees.
 
     Args:
         q: The query of each row, the same on all ranks of `axes`; query head h uses KV head
@@ -48,8 +48,8 @@ def tree_attention(
         k: This rank's keys, in any order of the sequence. The new token's key lies on one of the ranks.
         v: Values of the same places.
         mask: What a query may see, causal for a cache that is not full; without a prefix.
-        q_slots: Index of each query in its row.
-        kv_slots: Index of each key in its row.
+        q_indices: Index of each query in its row.
+        kv_indices: Index of each key in its row.
         q_segments: Document of each query; needed where the mask is segmented.
         kv_segments: Document of each key.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
@@ -65,7 +65,7 @@ def tree_attention(
     """
     settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, kv_block)
     one = lambda x: None if x is None else x[:, None]
-    tokens = Tokens(q_slots[:, None], kv_slots, one(q_segments), kv_segments)
+    tokens = Tokens(q_indices[:, None], kv_indices, one(q_segments), kv_segments)
     inputs: tuple = vary_alike((q[:, None], k, v, tokens))
     out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
 

@@ -1,4 +1,4 @@
-"""Who computes what under each order of a sequence: an SVG that is one file and follows light and dark.
+"""Draws which rank computes what under each order of a sequence, as one SVG file with light and dark colors.
 
 python -m jaxpar.attention.order_picture > docs/pictures/sequence-orders.svg
 """
@@ -95,14 +95,14 @@ class _Panel:
 
     @cached_property
     def holders(self) -> np.ndarray:
-        """The rank of each drawn slot."""
+        """The rank of each drawn index."""
         holders = np.empty(DRAWN, int)
         holders[sequence_order(self.order, DRAWN, RANKS)] = np.repeat(np.arange(RANKS), DRAWN // RANKS)
         return holders
 
     @cached_property
     def counted(self) -> tuple[Mask, np.ndarray | None, np.ndarray, int]:
-        """What the work of `COUNTED` tokens is counted by."""
+        """The numbers that count the work of `COUNTED` tokens."""
         scale = COUNTED // DRAWN
         window = None if self.mask.window is None else self.mask.window * scale
         segments = None if self.segments is None else np.repeat(self.segments, scale, axis=1)
@@ -113,19 +113,19 @@ class _Panel:
         top = self.y + STRIP + 3
         yield f'<rect class="lane" x="{self.x}" y="{top}" width="{SQUARE}" height="{SQUARE}"/>'
         for rank in range(RANKS):
-            slots = np.flatnonzero(self.holders == rank).tolist()
-            strip = "".join(f"M{self.x + CELL * s} {self.y}h{CELL}v{STRIP}h-{CELL}z" for s in slots)
-            pairs = "".join(self._keys_of(slot, top) for slot in slots)
+            indices = np.flatnonzero(self.holders == rank).tolist()
+            strip = "".join(f"M{self.x + CELL * s} {self.y}h{CELL}v{STRIP}h-{CELL}z" for s in indices)
+            pairs = "".join(self._keys_of(index, top) for index in indices)
             yield f'<path class="r{rank}" d="{strip}{pairs}"/>'
         yield from self._bars(self.x + SQUARE + 16, top)
 
-    def _keys_of(self, slot: int, top: int) -> str:
+    def _keys_of(self, index: int, top: int) -> str:
         """The kept pairs of a query: keys up to itself, from its window's or its document's first."""
-        first = 0 if self.mask.window is None else max(0, slot - self.mask.window + 1)
+        first = 0 if self.mask.window is None else max(0, index - self.mask.window + 1)
         if self.segments is not None:
-            first = max(first, int(np.argmax(self.segments[0] == self.segments[0, slot])))
-        length = CELL * (slot - first + 1)
-        return f"M{self.x + CELL * first} {top + CELL * slot}h{length}v{CELL}h-{length}z"
+            first = max(first, int(np.argmax(self.segments[0] == self.segments[0, index])))
+        length = CELL * (index - first + 1)
+        return f"M{self.x + CELL * first} {top + CELL * index}h{length}v{CELL}h-{length}z"
 
     def _bars(self, x: int, top: int) -> Iterator[str]:
         work = kept_pairs_per_rank(*self.counted)

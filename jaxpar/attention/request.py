@@ -1,4 +1,4 @@
-"""What a run asks of attention: all that a choice between implementations may rest on."""
+"""What a run requires of attention: all that a choice between implementations may depend on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class AttentionRequest:
     """Attention of one layer on one device."""
 
     platform: str
-    """As `jax.Device.platform` has it: `cpu` or `gpu`."""
+    """The `jax.Device.platform`: `cpu` or `gpu`."""
     dtype: str
-    """Of queries, keys and values."""
+    """Dtype of queries, keys and values."""
     heads: int
     """Query heads on the device."""
     kv_heads: int
@@ -22,11 +22,11 @@ class AttentionRequest:
     packed: bool
     """Whether documents that share a row are kept apart."""
     window: int | None
-    """Slots that a query sees, itself included; None means no limit."""
+    """Tokens that a query sees, itself included; None means no limit."""
     softcap: float | None
     """Cap of the scores."""
     prefix: bool
-    """Whether the first slots of a row are seen by all of its queries."""
+    """Whether the first indices of a row are seen by all of its queries."""
     sequence: int
     """Tokens per row, over all devices."""
     context: int
@@ -42,7 +42,7 @@ class AttentionRequest:
     whole_rows: bool = True
     """Whether queries and keys on a device are those of whole rows, in their order."""
     compute_capability: float | None = None
-    """Of the GPU (9.0 is Hopper); None where there is none."""
+    """Compute capability of the GPU (9.0 is Hopper); None where there is none."""
 
     @property
     def itemsize(self) -> int:

@@ -1,8 +1,8 @@
-"""Ring attention: keys and values travel from rank to rank while each attends over what it has.
+"""Ring attention: keys and values travel from rank to rank while each rank attends to the block that it has.
 
 Source: Ring Attention (arXiv:2310.01889). Blocks are merged in float32 by their log-sum-exp, and the transfer of the
 next block is issued before the current one is computed. In the backward the gradients of a block's keys and values
-travel with it, and come home to its rank at the end, while that rank computes its own.
+travel with it, and return to its rank at the end, while that rank computes its own block.
 """
 
 from __future__ import annotations
@@ -80,21 +80,21 @@ class _Ring:
     size: int
     steps: int
     wraps: bool
-    """Whether the last rank's keys go on to the first: not where nothing later is seen."""
+    """Whether the last rank's keys go on to the first; not where no query sees later keys."""
 
     @property
     def rank(self) -> jax.Array:
         return lax.axis_index("context") // self.stride
 
     def tokens(self, row: RowTokens, step: jax.Array | int) -> Tokens:
-        """Of this rank's queries, and of the keys that have come `step` ranks far."""
+        """The tokens of this rank's queries, and of the keys that have travelled `step` ranks."""
         source = (self.rank - step) % self.size
         return row.seen(self.settings.mask, (self.rank, self.stride), (source, self.stride))
 
     def shift(self, pair: Pair, by: int = 1, *, wrap: bool | None = None) -> Pair:
-        """Hand two arrays of one shape to the rank of the ring `by` further on, as one message.
+        """Send two arrays of one shape to the rank `by` further along the ring, as one message.
 
-        XLA has one permute in flight at a time: of two, one would wait for the other and not for the attention.
+        XLA has one permute in flight at a time, so the second of two could not overlap with the attention.
         """
         wrap = self.wraps if wrap is None else wrap
         first, second = shift_context(jnp.stack(pair), by * self.stride, wrap=wrap)
@@ -103,7 +103,7 @@ class _Ring:
     def shift_both(self, kv: Pair, travelling: Pair, meanwhile: Callable[[], Any]) -> tuple[Pair, Pair, Any]:
         """`shift` of keys and values, and of their float32 gradients, while something is computed.
 
-        They are one message where both go all the way round, which is opened only when the computation is done.
+        They are one message where both go all the way round; it is unpacked only when the computation is done.
         """
         if not self.wraps:
             return self.shift(kv), self.shift(travelling, wrap=True), meanwhile()
@@ -177,7 +177,7 @@ def _backward(ring: _Ring, kept: tuple, d_out: jax.Array) -> tuple:
 
 
 def _each[Carry](step: Callable[[Carry, jax.Array], tuple[Carry, None]], carry: Carry, steps: range) -> Carry:
-    """`step` for each of `steps`, as one loop; nothing of it is in the program where there are none."""
+    """`step` for each of `steps`, as one loop; none where there are no steps."""
     return lax.scan(step, carry, jnp.array(steps))[0] if steps else carry
 
 

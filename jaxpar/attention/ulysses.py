@@ -31,14 +31,14 @@ def usp(
 
     Key and value heads are repeated where there are fewer than ranks of a group. With u ranks of a group a device
     exchanges its q, k, v (repeated) and output, `(q + k + v + out) * (u - 1) / u` bytes in the forward and as much in
-    the backward; the latter again where a layer keeps local activations and not the exchanged ones. What the ring of
-    n / u ranks sends besides: see `jaxpar.attention.ring.ring`, of the exchanged k and v.
+    the backward; the latter again where a layer keeps local activations and not the exchanged ones. The ring of
+    n / u ranks also sends what `jaxpar.attention.ring.ring` states, for the exchanged k and v.
     """
     ranks = layout.ulysses
     q, k, v = (exchange_heads(x, ranks) for x in (q, repeat_heads(k, ranks), repeat_heads(v, ranks)))
     if lax.axis_size("context") == ranks:
         # The rank's own heads of the whole row, whose tokens are in the order in which its ranks held them.
-        everything = row._replace(slots=row.row_slots, segments=row.row_segments)
+        everything = row._replace(indices=row.row_indices, segments=row.row_segments)
         out = backend.attend(settings, q, k, v, everything.seen(settings.mask, None, None))
     else:
         out = ring(backend, settings, layout, q, k, v, row)
@@ -48,7 +48,7 @@ def usp(
 def repeat_heads(
     x: Float[Array, "batch part kv_heads width"], ranks: int
 ) -> Float[Array, "batch part more_heads width"]:
-    """As few copies of each key or value head as let `ranks` ranks share them out evenly."""
+    """The fewest copies of each key or value head with which `ranks` ranks get equally many."""
     return jnp.repeat(x, repeats(x.shape[2], ranks), axis=2)
 
 

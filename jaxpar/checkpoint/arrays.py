@@ -1,4 +1,4 @@
-"""Folders of arrays, read onto any sharding: Orbax's, written in the background, and arrays of pieces beside it."""
+"""Folders of arrays, read onto any sharding: Orbax's, written in the background, and arrays of pieces next to it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ArrayFolder:
         self._saves += 1
         self._meetings = itertools.count()
         pieces = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Pieces)}
-        # Before Orbax's save: the processes meet in that one, so all pieces are there when it is over.
+        # Before Orbax's save: the processes synchronize in it, so all pieces are there when it is over.
         write_pieces(path.parent / FOLDER, pieces)
         whole = {name: leaf for name, leaf in leaves.items() if name not in pieces}
         self._orbax.save(path, args=ocp.args.PyTreeSave(nest(whole)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import jax
 from jaxpar.checkpoint import folders, manifest, processes
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
-from jaxpar.checkpoint.leaves import SEPARATOR, check_arrays, check_same, named_leaves, specs
+from jaxpar.checkpoint.leaves import SEPARATOR, as_named_before, check_arrays, check_same, named_leaves, specs
 from jaxpar.checkpoint.pieces import Pieces
 
 FACTS = "facts.json"
 STATE = "state"
 SKIPPED_IN_ROW = "skipped_in_row"
-"""Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint with
-any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
+"""Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint
+with any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
 
 
 class Checkpointer:
@@ -33,16 +33,26 @@ class Checkpointer:
     does not count where the newest healthy ones are kept.
 
     Args:
-        folder: where the checkpoints of this run lie; made when the first one is saved.
+        folder: where the checkpoints of this run are; made when the first one is saved.
         keep_last: how many of the newest checkpoints to keep, and of the newest healthy ones, at least 1.
-        keep_every: keep every checkpoint whose step is a multiple of this, for ever; None keeps none for ever.
+        keep_every: keep every checkpoint whose step is a multiple of this permanently; None keeps none permanently.
         report: takes one sentence for the user, such as why a checkpoint is skipped.
+        former: names that parts of the state have in checkpoints of earlier releases, by the names of today, such as
+            `optimizer/mu`.
 
     Raises:
         CheckpointError: `keep_last` or `keep_every` is below 1.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, keep_every: int | None, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_last: int,
+        keep_every: int | None,
+        report: Callable[[str], None],
+        former: Mapping[str, str] | None = None,
+    ) -> None:
         if keep_last < 1:
             raise CheckpointError(f"checkpoint.keep_last is {keep_last}: expected 1 or more")
         if keep_every is not None and keep_every < 1:
@@ -51,6 +61,7 @@ class Checkpointer:
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._report = report
+        self._former = former or {}
         self._arrays = ArrayFolder()
         self._thread: threading.Thread | None = None
         self._saving = 0
@@ -63,8 +74,7 @@ class Checkpointer:
         """Save `state` and `facts` (a JSON object) as the checkpoint of `step`, in the background.
 
         Returns once the arrays are copied to the host, so the caller may donate them at once, and arrays of pieces are
-        written. A broken checkpoint of
-        the same step is moved aside; an intact one is never touched.
+        written. A broken checkpoint of the same step is moved aside; an intact one is never touched.
 
         Raises:
             CheckpointError: the save before this one failed (then nothing is begun), the step is saved already, or the
@@ -79,16 +89,16 @@ class Checkpointer:
         self._saving = step
         try:
             self._arrays.start(self._path(step) / STATE, leaves)
-        except Exception as error:  # All processes must hear of it: it surfaces in wait(), where they meet.
+        except Exception as error:  # All processes must learn of it: it is raised in wait(), where they synchronize.
             self._failure = error
         self._thread = threading.Thread(target=self._finish, args=(step,), name=f"checkpoint-{step}")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint in the making is complete on all processes.
+        """Wait until the checkpoint being written is complete on all processes.
 
         Raises:
-            CheckpointError: it could not be written, and what there was of it is deleted; the earlier ones are
+            CheckpointError: it could not be written, and its files are deleted; the earlier ones are
                 untouched. Raised once per failed save.
         """
         if self._thread is None:
@@ -102,20 +112,20 @@ class Checkpointer:
             if processes.is_first():
                 self._failed.add(self._saving)
                 self._clear_failed()
-            # A process that only waited in vain for another one says less than the one that failed.
+            # The error of the process that failed is more informative than that of one that waited for it.
             best = min(reasons, key=lambda text: text.startswith("TimeoutError"))
             raise CheckpointError(
                 f"checkpoint {self._path(self._saving)} could not be written ({best}); "
-                "what there was of it is deleted, and the checkpoints before it are untouched"
+                "its files are deleted, and the checkpoints before it are untouched"
             ) from failure
 
     @property
     def complete(self) -> bool:
-        """Whether the save begun last has ended well, as far as this process knows; on process 0 that is for all."""
+        """Whether the last save has succeeded, as far as this process knows; on process 0, for all processes."""
         return self._thread is not None and not self._thread.is_alive() and self._failure is None
 
     def close(self) -> None:
-        """Wait for the checkpoint in the making and release the threads.
+        """Wait for the checkpoint being written and release the threads.
 
         Raises:
             CheckpointError: as `wait`.
@@ -192,6 +202,7 @@ class Checkpointer:
         if part is not None:
             wanted = {SEPARATOR.join([part, name] if name else [part]): leaf for name, leaf in wanted.items()}
             saved = {name: spec for name, spec in saved.items() if (name + SEPARATOR).startswith(part + SEPARATOR)}
+        wanted = as_named_before(wanted, saved, self._former)
         check_same(saved, specs(wanted), str(path))
         try:
             restored = self._arrays.read(path / STATE, wanted)
@@ -203,7 +214,7 @@ class Checkpointer:
         return folders.step_folder(self.folder, step)
 
     def _speak(self) -> None:
-        """Hand the background thread's sentences to the user, from the main thread."""
+        """Report the background thread's sentences, from the main thread."""
         notes, self._notes = self._notes, []
         for note in notes:
             self._report(note)
@@ -232,9 +243,9 @@ class Checkpointer:
             raise CheckpointError(f"checkpoint {path} could not be written ({reason(error)})") from error
 
     def _clear_failed(self) -> None:
-        """Delete what failed saves have left: on a full disk it would take the room that everything else needs.
+        """Delete the remains of failed saves: on a full disk they would take the space that everything else needs.
 
-        Done more than once, because writes that were under way when a save failed may come after the deletion.
+        Done more than once, because writes in flight when a save failed may land after the deletion.
         """
         for step in self._failed:
             path = self._path(step)
@@ -245,7 +256,7 @@ class Checkpointer:
                 self._report(f"checkpoint {path} is incomplete and could not be deleted ({reason(error)})")
 
     def _finish(self, step: int) -> None:
-        """Background: wait for Orbax on every process, then seal the checkpoint and let old ones go on process 0."""
+        """Background: wait for Orbax on every process, then seal the checkpoint and delete old ones on process 0."""
         if self._failure is not None:
             return
         try:
@@ -253,14 +264,14 @@ class Checkpointer:
             if processes.is_first():
                 manifest.seal(self._path(step))
                 self._prune(step)
-        except Exception as error:  # Surfaces in wait(), where the processes meet.
+        except Exception as error:  # Raised in wait(), where the processes synchronize.
             self._failure = error
 
     def _prune(self, step: int) -> None:
         """Delete what is no longer kept, now that the checkpoint of `step` is complete.
 
-        Broken checkpoints do not count and are left alone, and so is everything newer than `step`: after a corrupt
-        newest checkpoint was skipped, the steps being saved are older than it.
+        Broken checkpoints do not count and are left alone, as is everything newer than `step`: after a corrupt newest
+        checkpoint was skipped, the steps being saved are older than it.
         """
         complete = self._complete(step)
         try:
@@ -299,7 +310,7 @@ class Checkpointer:
         return None
 
     def _damage(self, step: int) -> str | None:
-        """Read the whole checkpoint of a step; why it is not intact, or None."""
+        """Read the whole checkpoint of a step; returns why it is not intact, or None."""
         self._verified.discard(step)
         try:
             manifest.verify(self._path(step))
@@ -310,7 +321,7 @@ class Checkpointer:
 
     def _check_intact(self, step: int) -> None:
         self._check_exists(step)
-        # latest() has just read all of it, as a rule.
+        # latest() has usually just read all of it.
         if step not in self._verified and (damage := self._damage(step)) is not None:
             raise CheckpointError(f"checkpoint {self._path(step)} cannot be used, because {damage}")
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a checkpoint, and the one sentence that says so."""
+"""The errors of checkpoints, one sentence each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Damage(Exception):
 def reason(error: BaseException) -> str:
     """The cause of an error in a few words, such as `No space left on device`.
 
-    Storage libraries wrap the operating system's message in paragraphs; this finds it again. Without one, the first
+    Storage libraries wrap the operating system's message in paragraphs; this extracts it. Without one, the first
     line of the error is the reason.
     """
     if isinstance(error, OSError) and error.strerror:

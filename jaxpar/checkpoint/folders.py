@@ -1,4 +1,4 @@
-"""Names and fates of checkpoint folders: which steps are there, which may go, what is moved aside.
+"""Names of checkpoint folders: which steps exist, which may be deleted, what is moved aside.
 
 `<folder>/00000120` is the checkpoint of step 120. `00000120.broken-1` was in the way of a later save of that step; it
 is never read and never deleted. `00000100.removing` is being deleted.
@@ -15,7 +15,7 @@ REMOVING = ".removing"
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The folder of a step's checkpoint."""
     return folder / f"{step:08d}"
 
 
@@ -31,8 +31,8 @@ def listed_steps(folder: Path) -> list[int]:
 def surplus(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) -> list[int]:
     """The checkpoints that may be deleted now that the last one of `skipped` is complete.
 
-    Kept are the last `keep_last` of all, the last `keep_last` of the healthy ones, and those kept for ever. None may be
-    deleted for a checkpoint that is not healthy.
+    Kept are the last `keep_last` of all, the last `keep_last` of the healthy ones, and those kept permanently. None may
+    be deleted for a checkpoint that is not healthy.
 
     Args:
         skipped: step of each checkpoint, ascending, to the number of steps in a row whose update was not applied before
@@ -58,7 +58,7 @@ def move_aside(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint. It loses its name first, so a crash in between leaves no half of a checkpoint behind."""
+    """Delete a checkpoint. It is renamed first, so a crash in between leaves no partial checkpoint."""
     doomed = path.with_name(path.name + REMOVING)
     if doomed.exists():
         shutil.rmtree(doomed)

@@ -1,4 +1,4 @@
-"""Leaves of a state by name, and whether saved ones are the wanted ones."""
+"""Leaves of a state by name, and whether the saved leaves match the wanted ones."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return leaves
 
 
+def as_named_before(wanted: Mapping[str, Any], saved: Mapping[str, Any], former: Mapping[str, str]) -> dict[str, Any]:
+    """`wanted`, with leaves that are not among the `saved` ones under their names in an earlier release.
+
+    Args:
+        wanted: leaves by their current names.
+        saved: leaves of the checkpoint by name.
+        former: former names of parts of the state, by their current names.
+    """
+
+    def name_of(name: str) -> str:
+        for now, before in former.items():
+            if name not in saved and (name + SEPARATOR).startswith(now + SEPARATOR):
+                old = before + name.removeprefix(now)
+                return old if old in saved else name
+        return name
+
+    return {name_of(name): leaf for name, leaf in wanted.items()}
+
+
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Named leaves as nested dicts with string keys, the form in which Orbax holds them."""
     tree: dict[str, Any] = {}
@@ -58,7 +77,7 @@ def specs(leaves: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def check_arrays(leaves: Mapping[str, Any]) -> None:
-    """A state to be saved consists of JAX arrays of plain dtypes, each with at least one element.
+    """Check that a state to be saved consists of JAX arrays of plain dtypes, each with at least one element.
 
     Raises:
         TypeError, ValueError: it does not; the leaf is named.
@@ -75,7 +94,7 @@ def check_arrays(leaves: Mapping[str, Any]) -> None:
 
 
 def check_same(saved: Mapping[str, Spec], wanted: Mapping[str, Spec], checkpoint: str) -> None:
-    """Saved leaves are the wanted ones: same names, shapes and dtypes.
+    """Check that the saved leaves match the wanted ones: same names, shapes and dtypes.
 
     Raises:
         CheckpointError: they are not; the first leaf is named, the others are counted.

@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: the size and digest of every file, written last.
 
-Orbax gives back flipped bytes without a word, so the proof that a checkpoint is what was saved is our own. A folder
+Orbax returns flipped bytes without an error, so checkpoints are verified here. A folder
 without a manifest is half-written by definition.
 
 A digest is BLAKE2b-256 over the BLAKE2b-256 digests of the file's 64 MiB pieces, so that several threads can work on
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
-from jaxpar.config.text_file import read_file
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -30,7 +30,7 @@ THREADS = min(8, os.cpu_count() or 1)
 
 
 class Entry(NamedTuple):
-    """What the manifest says about one file: its size in bytes and its digest in hex."""
+    """The manifest's entry of one file: its size in bytes and its digest in hex."""
 
     size: int
     digest: str
@@ -82,7 +82,7 @@ def read(folder: Path) -> dict[str, Entry]:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
             raise Damage(f"its {MANIFEST} names a file outside the checkpoint ({quoted(name)})")
-        if not name.isprintable():  # NUL and halves of characters, which no system call takes
+        if not name.isprintable():  # NUL and lone surrogates, which no system call accepts
             raise Damage(f"its {MANIFEST} names a file that cannot be ({quoted(name)})")
     return files
 

@@ -1,8 +1,8 @@
-"""Arrays that no memory need hold whole: written and read a piece at a time, by TensorStore.
+"""Arrays that need not fit in memory: written and read a piece at a time, by TensorStore.
 
-Orbax copies all arrays of a save to the host before it writes the first, and gives back whole ones. An array of pieces
-lies beside Orbax's folder in one of its own, in the format that Orbax uses too (zarr), one file a piece. What is saved
-in either form can be read in either.
+Orbax copies all arrays of a save to the host before it writes the first, and returns whole ones. An array of pieces has
+its own folder next to Orbax's, in the format that Orbax uses too (zarr), one file per piece. An array saved in either
+form can be read in either.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ type Region = tuple[slice, ...]
 """A part of an array, by its first and last index along each dim."""
 
 FOLDER = "pieces"
-"""Beside Orbax's folder."""
+"""Next to Orbax's folder."""
 WRITES = 2
-"""Pieces on their way to the disk at the same time."""
+"""Pieces that may be written to disk at the same time."""
 
 
 class Pieces(ABC):
@@ -42,7 +42,7 @@ class Pieces(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
-        """What this process has to save: no element is in the pieces of two processes."""
+        """The pieces that this process saves: no element is in the pieces of two processes."""
 
     @abstractmethod
     def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:
@@ -63,7 +63,7 @@ def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> None:
 
 
 def piece_specs(folder: Path) -> dict[str, Spec]:
-    """Shapes and dtypes of the arrays in `folder`, by name; none where there is no such folder."""
+    """Shapes and dtypes of the arrays in `folder`, by name; empty where there is no such folder."""
     names = [path.parent.relative_to(folder).as_posix() for path in folder.rglob(".zarray")]
     stores = {name: _opened(_spec(folder, name)) for name in names}
     return {name: Spec(tuple(store.shape), store.dtype.numpy_dtype) for name, store in stores.items()}
@@ -75,7 +75,7 @@ def read_saved(folder: Path, name: str, like: Any, *, whole: bool) -> Any:
     Args:
         folder: that of pieces, or Orbax's.
         name: of the array.
-        like: what is wanted.
+        like: the wanted array.
         whole: whether it is Orbax's folder.
     """
     store = _opened(_spec_of_orbax(folder, name) if whole else _spec(folder, name))
@@ -97,7 +97,7 @@ def _spec_of_orbax(folder: Path, name: str) -> dict[str, Any]:
 def _created(spec: dict[str, Any], leaf: Pieces) -> Any:
     """A store for `leaf`; the process that comes first makes it."""
     metadata = {"shape": leaf.shape, "chunks": leaf.piece_shape, "compressor": None}
-    # A piece of zeros is a file like any other: one that is not there is an error, and no zeros.
+    # A piece of zeros is a file like any other: a missing piece is an error, not zeros.
     strict = {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}
     wanted = spec | {"metadata": metadata, "dtype": np.dtype(leaf.dtype).name} | strict
     assert prod(leaf.piece_shape), f"a piece of no elements: {leaf.piece_shape}"

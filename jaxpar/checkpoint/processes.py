@@ -23,7 +23,7 @@ _meetings = itertools.count()
 
 
 def is_first() -> bool:
-    """Whether this is process 0, the one that writes manifests, deletes and speaks."""
+    """Whether this is process 0, which writes manifests, deletes and reports."""
     return jax.process_index() == 0
 
 
@@ -31,7 +31,7 @@ def exchange(text: str) -> list[str]:
     """Every process gives a text and gets those of all, in the order of the process index."""
     if jax.process_count() == 1:
         return [text]
-    # A collective on devices has a short time-out of its own, so the processes first meet at a patient barrier.
+    # A collective on devices has a short time-out of its own, so the processes first meet at a barrier with a long one.
     multihost.get_barrier_sync_fn()(key=f"jaxpar_checkpoint_{next(_meetings)}", timeout_ms=PATIENCE_S * 1000)
     data = text.encode()
     sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
@@ -55,7 +55,7 @@ def from_first(work: Callable[[], Any]) -> Any:
     if is_first():
         try:
             answer = {"value": work()}
-        except Exception as error:  # Raised below, after the others have been told: they wait for this answer.
+        except Exception as error:  # Raised below, after it was sent to the others, which wait for this answer.
             failure = error
             answer = {"error": str(error)}
     first = json.loads(exchange(json.dumps(answer))[0])

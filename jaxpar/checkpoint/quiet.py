@@ -1,4 +1,4 @@
-"""Orbax and TensorStore, kept off the screen: their errors are raised, and told in one sentence by the checkpointer."""
+"""Keeps Orbax and TensorStore off the screen: their errors are raised, and reported by the checkpointer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NEVER_AWAITED = r"coroutine 'async_serialize_from_host\b.*' was never awaited"
 
 @functools.cache
 def quieten() -> None:
-    """Once per process, drop what is printed beside an error that is raised as well.
+    """Once per process, suppress output about errors that are also raised.
 
     Orbax logs the traceback of a failed background write. TensorStore's other writes then end after Orbax has closed
     its event loop, or never begin: each prints `Event loop is closed` as an unraisable exception, or asyncio logs that
-    nobody took its error, or Python warns that nobody awaited it. Anything else passes: the records of others, and
-    other unraisable exceptions.
+    its error was never retrieved, or Python warns that it was never awaited. Anything else passes: other log records
+    and other unraisable exceptions.
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_not_from_orbax)

@@ -1,1 +1,1 @@
-"""Checks of an installation, a machine and a job, before a run is trusted to them."""
+"""Checks of an installation, a machine and a job before a run."""

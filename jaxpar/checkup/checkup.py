@@ -1,4 +1,4 @@
-"""All checks, in the order in which one needs the other, on every process of the job."""
+"""Runs all checks, in the order of their dependencies, on every process of the job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxpar.config.axes import virtual_devices_needed
 from jaxpar.config.validate import validate
 
 PATIENCE_S = 120
-"""How long one check may take on any process before the job ends, with a sentence that names it."""
+"""How long one check may take on any process before the job ends with an error that names it."""
 
 
 def check_all(config: Config) -> tuple[list[Finding], bool]:
-    """(what all processes of the job found, whether this is the one that reports it).
+    """Returns (findings of all processes of the job, whether this process reports them).
 
     Raises:
         UserError: the configuration is wrong, or the other processes cannot be reached.
@@ -33,21 +33,21 @@ def check_all(config: Config) -> tuple[list[Finding], bool]:
     try:
         return _check_job(config, found, bool(gpus))
     except ImportError as error:
-        mend = "install what is missing, then look again: the checks after this one need it"
+        mend = "install what is missing and run the doctor again: later checks need it"
         return [*found, Finding("packages", "fail", str(error), mend)], True
 
 
 def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Finding], bool]:
-    """What needs JAX: devices, and the other processes."""
+    """The checks that need JAX: devices, and the other processes."""
     import jax
 
     from jaxpar.checkpoint.processes import exchange
     from jaxpar.checkup.devices import check_collectives, check_devices
     from jaxpar.checkup.disk import check_disk
     from jaxpar.checkup.step import check_step
+    from jaxpar.distributed import liveness
+    from jaxpar.distributed.devices import find_devices, prepare_devices
     from jaxpar.layers.checks import check_parameters
-    from jaxpar.mesh import liveness
-    from jaxpar.mesh.devices import find_devices, prepare_devices
 
     check_parameters(config.model)
     cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
@@ -55,7 +55,7 @@ def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Fi
     try:
         devices = find_devices()
     except UserError as error:
-        mend = "look at the driver, at the plugin, at CUDA_VISIBLE_DEVICES and JAX_PLATFORMS"
+        mend = "check the driver, the plugin, CUDA_VISIBLE_DEVICES and JAX_PLATFORMS"
         return [*found, Finding("devices", "fail", str(error), mend)], True
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "devices": lambda: check_devices(devices, config, gpu, cpu_wanted),

@@ -1,4 +1,4 @@
-"""The devices as JAX sees them: which, how much memory, whether the layout fits, and whether they can add up."""
+"""Checks the devices that JAX sees: kind, memory, whether the layout fits, and whether collectives are correct."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config, UserError, resolve_axes
 from jaxpar.config.axes import axis_sizes
+from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.mesh.devices import Device
 
 ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
-"""float32 values of each device that the timed sum adds: 64 MiB on a GPU."""
+"""Float32 values per device in the timed sum: 64 MiB on a GPU."""
 REPEATS = 5
 
 
@@ -37,7 +37,7 @@ def check_devices(devices: Sequence[Device], config: Config, driver: bool, cpu_w
     try:
         parallel = resolve_axes(config.parallel, len(devices))
     except UserError as error:
-        yield Finding("layout", "fail", str(error), "choose the axes of parallel for the devices there are")
+        yield Finding("layout", "fail", str(error), "choose axes of `parallel` for the present devices")
         return
     sizes = ", ".join(f"{axis} {size}" for axis, size in axis_sizes(parallel).items() if size > 1)
     yield Finding("layout", "ok", sizes or "one device")
@@ -52,12 +52,12 @@ def _kinds(devices: Sequence[Device], driver: bool, cpu_wanted: bool) -> Finding
         if driver and not cpu_wanted:
             return Finding(
                 "devices", "fail", f"{text}, on a machine with an NVIDIA driver",
-                "the plugin for CUDA did not start: python -c 'import jax; jax.devices()' says why",
+                "the plugin for CUDA did not start: python -c 'import jax; jax.devices()' shows the error",
             )  # fmt: skip
-        return Finding("devices", "ok", f"{text} (virtual: to try things out)")
+        return Finding("devices", "ok", f"{text} (virtual: for trials only)")
     if gpu_of(kind) is None:
-        mend = "nothing need be done; MFU is not shown, and jaxpar.inspect does not know this GPU"
-        return Finding("devices", "warn", f"{text}, which the catalogue of GPUs does not have", mend)
+        mend = "no action needed; MFU is not shown, and jaxpar.inspect does not support this GPU"
+        return Finding("devices", "warn", f"{text}, which is not in the catalogue of GPUs", mend)
     return Finding("devices", "ok", text)
 
 
@@ -70,7 +70,7 @@ def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:
-    """Add a number of every device, pass one around all of them, and time a large sum."""
+    """Check a sum over all devices and a ring, and time a large sum."""
     mesh = Mesh(np.array(devices), ("all",))
     count = len(devices)
     across = partial(jax.shard_map, mesh=mesh, in_specs=P("all"))
@@ -83,7 +83,7 @@ def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:
         yield Finding(
             "collectives", "fail", f"a sum over {count} devices is {float(added[0]):g}, and should be "
             f"{count * (count - 1) / 2:g}; {len(wrong)} of a ring's messages are wrong",
-            "a link or a device is broken: run again on half of the hosts to find which",
+            "a link or a device is broken: run again on half of the hosts to find it",
         )  # fmt: skip
         return
     elements = ELEMENTS.get(devices[0].platform, ELEMENTS["cpu"])

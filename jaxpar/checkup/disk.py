@@ -1,4 +1,4 @@
-"""The folder of runs: whether it can be written, how fast, whether all processes share it, and its room."""
+"""Checks the folder of runs: whether it can be written, its speed and free space, and whether processes share it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BYTES_PER_WEIGHT = 12
 """Master weights and both moments in float32."""
 SLOW_BYTES_PER_S = 50e6
 EXCHANGES = 2
-"""How often `_shared` exchanges texts: every process must as often."""
+"""How often `_shared` exchanges texts; every process must exchange equally often."""
 
 
 def check_disk(config: Config, exchange: Callable[[str], list[str]], process: int) -> Iterator[Finding]:
-    """Findings about `run.dir`, or the nearest folder above it that exists; nothing is left in it.
+    """Findings about `run.dir`, or its nearest existing parent folder; no file is left in it.
 
     Args:
         config: with `run.dir`, the model that checkpoints hold, and how many are kept.
@@ -38,7 +38,7 @@ def check_disk(config: Config, exchange: Callable[[str], list[str]], process: in
         with tempfile.TemporaryDirectory(prefix=".jaxpar-doctor-", dir=folder) as trial:
             write_s, read_s = _try_out(Path(trial) / "trial")
     except OSError as error:
-        for _ in range(EXCHANGES):  # the others look for the folder that is shared
+        for _ in range(EXCHANGES):  # the other processes still check for a shared folder
             exchange("")
         yield Finding("run.dir", "fail", f"{folder} cannot be written ({error.strerror})", "choose another run.dir")
         return
@@ -60,7 +60,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _try_out(file: Path) -> tuple[float, float]:
-    """Seconds to write and to read so many random bytes. Raises `OSError` when they do not come back."""
+    """Seconds to write and to read so many random bytes. Raises `OSError` if the bytes read are different."""
     data = secrets.token_bytes(2**20)
     digest = hashlib.blake2b()
     began = time.perf_counter()
@@ -114,11 +114,11 @@ def _room(folder: Path, config: Config) -> Finding:
     wanted, free = each * (config.checkpoint.keep_last + 1), shutil.disk_usage(folder).free
     text = (
         f"{_size(free)} free; a checkpoint takes about {_size(each)}, and checkpoint.keep_last "
-        f"({config.checkpoint.keep_last}) and the one in the making {_size(wanted)}"
+        f"({config.checkpoint.keep_last}) and the one being written {_size(wanted)}"
     )
     if free >= wanted:
         return Finding("room", "ok", text)
-    mend = "make room, choose another run.dir, or lower checkpoint.keep_last"
+    mend = "free space, choose another run.dir, or lower checkpoint.keep_last"
     return Finding("room", "fail" if free < each else "warn", text, mend)
 
 

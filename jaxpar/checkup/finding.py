@@ -1,4 +1,4 @@
-"""What a check found, of one process and of all."""
+"""Findings of checks, of one process and of all."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Finding:
     """One line of the report."""
 
     check: str
-    """What was looked at: `packages`, `disk`."""
+    """The check's name, such as `packages` or `disk`."""
     status: Status
     found: str
     mend: str = ""
-    """What to do about it; empty when nothing is to be done."""
+    """How to fix it; empty when nothing needs to be done."""
     where: str = ""
-    """The process and host that it is true of; empty for all."""
+    """The process and host that it is about; empty for all."""
 
 
 def attempt(check: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """The findings of `look`; an error in it is a finding."""
+    """The findings of `look`; an exception in it becomes a finding."""
     try:
         return list(look())
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        return [Finding(check, "fail", f"{type(error).__name__}: {first}", "this is what the check itself ran into")]
+        return [Finding(check, "fail", f"{type(error).__name__}: {first}", "the check itself failed with this error")]
 
 
 def worst(findings: Iterable[Finding]) -> Status:
@@ -39,11 +39,11 @@ def worst(findings: Iterable[Finding]) -> Status:
 
 
 def merged(of_each: Sequence[Sequence[Finding]], names: Sequence[str]) -> list[Finding]:
-    """The findings of all processes as one list: those of process 0, then what another one found that is worse.
+    """The findings of all processes as one list: those of process 0, then worse ones of other processes.
 
     Args:
         of_each: the findings of each process; all make the same checks in the same order.
-        names: what the processes are called.
+        names: names of the processes.
     """
     if len(of_each) == 1:
         return list(of_each[0])
@@ -53,7 +53,7 @@ def merged(of_each: Sequence[Sequence[Finding]], names: Sequence[str]) -> list[F
     for check in order:
         here = [level.get(check, "ok") for level in levels]
         for number, findings in enumerate(of_each):
-            # The others are heard where they found something worse than process 0.
+            # Other processes are listed where they found something worse than process 0.
             if number and SEVERITY.index(here[number]) <= SEVERITY.index(here[0]):
                 continue
             alike = number == 0 and len(set(here)) == 1

@@ -1,4 +1,4 @@
-"""The machine before JAX looks at it: driver, GPUs, what else runs on them, host memory."""
+"""Checks the machine without JAX: driver, GPUs, other programs on them, host memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LEAST_DRIVER = {12: 525, 13: 580}
 """The first branch of the driver that runs programs of a CUDA release: NVIDIA's table of CUDA compatibility."""
 
 IN_USE_MIB = 512
-"""Memory on a GPU that is taken for another program's."""
+"""Memory in use on a GPU above which another program is assumed."""
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED_BYTES = 2**30
-"""NCCL's transport inside a host lies in shared memory; containers give 64 MiB unless told otherwise."""
+"""NCCL's transport inside a host uses shared memory; containers have 64 MiB by default."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_gpus(listed: str) -> list[Gpu]:
 
 
 def query() -> str | None:
-    """What nvidia-smi says of name, driver and memory of each GPU; None where there is no driver."""
+    """Name, driver and memory of each GPU by nvidia-smi; None where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return None
     columns = "--query-gpu=name,driver_version,memory.total,memory.used"
@@ -71,7 +71,7 @@ def _driver(gpus: list[Gpu], cuda: int | None) -> Finding:
             "driver",
             "fail",
             f"{driver}, and CUDA {cuda} needs {least} or newer",
-            "bring the host's driver up to date",
+            "update the host's driver",
         )
     return Finding("driver", "ok", f"{driver}, {kinds}")
 
@@ -84,7 +84,7 @@ def _others(gpus: list[Gpu]) -> Iterator[Finding]:
             "GPU memory",
             "warn",
             f"in use before the run: {said}",
-            "end what nvidia-smi lists there, or take others",
+            "end the processes that nvidia-smi lists there, or use other GPUs",
         )
 
 
@@ -96,7 +96,7 @@ def _host(gpus: int) -> Iterator[Finding]:
     few = gpus and cores < 2 * gpus
     yield Finding(
         "host", "warn" if few else "ok", text,
-        f"{gpus} GPUs want more cores: --cpus-per-task in Slurm, limits in Kubernetes" if few else "",
+        f"{gpus} GPUs need more cores: --cpus-per-task in Slurm, limits in Kubernetes" if few else "",
     )  # fmt: skip
     if gpus > 1 and SHARED_MEMORY.is_dir():
         size = shutil.disk_usage(SHARED_MEMORY).total

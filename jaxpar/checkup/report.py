@@ -1,4 +1,4 @@
-"""Findings on the screen, or as JSON."""
+"""Prints findings on the screen, or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jaxpar.checkup.finding import Finding, worst
 
-WORDS = {"ok": ("ok", "green"), "warn": ("look", "yellow"), "fail": ("WRONG", "bold red")}
+WORDS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("WRONG", "bold red")}
 PLAIN_WIDTH = 110
 
 
@@ -24,7 +24,7 @@ def as_json(findings: Sequence[Finding]) -> str:
 
 
 def show(findings: Sequence[Finding], seconds: float, console: Console | None = None) -> None:
-    """Print a line per finding, then what to do about those that are not well."""
+    """Print a line per finding, then how to fix the problems."""
     if console is None:
         console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
@@ -38,7 +38,7 @@ def show(findings: Sequence[Finding], seconds: float, console: Console | None = 
     console.print(table)
     mends = [finding for finding in findings if finding.mend]
     if mends:
-        console.print(Text("\nTo mend", "bold"))
+        console.print(Text("\nTo fix", "bold"))
         for finding in mends:
             console.print(Text(f"  {finding.check}: {finding.mend}", WORDS[finding.status][1]), soft_wrap=True)
     console.print(Text(f"\n{_verdict(findings)} ({seconds:.0f} s)", "bold"), soft_wrap=True)
@@ -49,4 +49,4 @@ def _verdict(findings: Sequence[Finding]) -> str:
     look = sum(finding.status == "warn" for finding in findings)
     if wrong:
         return f"{wrong} of {len(findings)} checks found something wrong"
-    return "Well" if not look else f"Well, with {look} thing{'s' if look > 1 else ''} to look at"
+    return "All checks passed" if not look else f"No errors, {look} warning{'s' if look > 1 else ''}"

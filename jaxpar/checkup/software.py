@@ -1,4 +1,4 @@
-"""Versions: Python, the packages against their ranges, and JAX's plugin for CUDA."""
+"""Checks versions: Python, the packages against their ranges, and JAX's plugin for CUDA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def check_software(gpu: bool) -> Iterator[Finding]:
-    """Findings about the installation; `gpu` says whether this machine has a driver for one."""
+    """Findings about the installation; `gpu`: whether this machine has an NVIDIA driver."""
     wanted_python, wanted = requirements()
     yield _python(wanted_python)
     yield from _packages(wanted)
@@ -44,7 +44,9 @@ def _python(wanted: SpecifierSet) -> Finding:
     found = platform.python_version()
     if found in wanted:
         return Finding("python", "ok", f"{found} ({platform.machine()}, {platform.system()})")
-    return Finding("python", "fail", f"{found}, and jaxpar needs {wanted}", "make the environment with another Python")
+    return Finding(
+        "python", "fail", f"{found}, and jaxpar needs {wanted}", "create the environment with another Python"
+    )
 
 
 def _packages(wanted: list[Requirement]) -> Iterator[Finding]:
@@ -78,7 +80,7 @@ def _plugin(gpu: bool) -> Iterator[Finding]:
         return
     for name, found in plugins.items():
         if found == lib:
-            yield Finding("plugin", "ok", f"{name} {found}" + ("" if gpu else ", and no driver for it"))
+            yield Finding("plugin", "ok", f"{name} {found}" + ("" if gpu else ", but no NVIDIA driver"))
         else:
             yield Finding("plugin", "fail", f"{name} {found} beside jaxlib {lib}", f"pip install '{name}=={lib}'")
 

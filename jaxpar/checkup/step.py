@@ -1,4 +1,4 @@
-"""A tiny step: the trainer's own, on all devices."""
+"""Runs a tiny training step on all devices, with the trainer's own code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig
-from jaxpar.mesh.devices import Device
-from jaxpar.training.trainer import Trainer
+from jaxpar.distributed.devices import Device
+from jaxpar.training.run.run import Run
 
 VOCAB = 64
 STEPS = 4
 TOLERANCE = 1.0
-"""How far the first loss may be from that of a model that knows nothing, in nats per token."""
+"""How far the first loss may be from that of uniform predictions, in nats per token."""
 
 
 def tiny_config(devices: int) -> Config:
@@ -30,7 +30,7 @@ def tiny_config(devices: int) -> Config:
 
 def check_step(devices: Sequence[Device]) -> Iterator[Finding]:
     """Take a few steps of `tiny_config` and look at the loss."""
-    trainer = Trainer(tiny_config(len(devices)), devices=devices)
+    trainer = Run(tiny_config(len(devices)), devices=devices)
     losses = [float(trainer.step().loss)]
     began = time.perf_counter()
     losses += [float(trainer.step().loss) for _ in range(STEPS - 1)]
@@ -38,12 +38,12 @@ def check_step(devices: Sequence[Device]) -> Iterator[Finding]:
     nothing = math.log(VOCAB)
     if not all(map(math.isfinite, losses)) or abs(losses[0] - nothing) > TOLERANCE:
         yield Finding(
-            "step", "fail", f"the loss of a tiny model is {losses}, and should begin near {nothing:.2f}",
+            "step", "fail", f"the loss of a tiny model is {losses}, and should start near {nothing:.2f}",
             "the devices or the installation compute wrongly: compare with JAX_PLATFORMS=cpu",
         )  # fmt: skip
         return
     yield Finding(
         "step", "ok",
         f"a tiny model compiled in {trainer.timer.compile_seconds:.1f} s, {milliseconds:.3g} ms per step, "
-        f"loss {losses[0]:.3f} ({nothing:.3f} is knowing nothing) to {losses[-1]:.3f}",
+        f"loss {losses[0]:.3f} (uniform predictions: {nothing:.3f}) to {losses[-1]:.3f}",
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What XLA's GPU compiler makes of a training step, for a cluster that need not be at hand."""
+"""Compiles training steps with XLA's GPU compiler for clusters that need not be present."""

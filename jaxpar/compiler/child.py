@@ -1,4 +1,4 @@
-"""The child process of `compile_step`: it loads XLA's GPU compiler, which talks on the screen and may end the process.
+"""The child process of `compile_step`: loads XLA's GPU compiler, which prints to the screen and may end the process.
 
 Run as `python -m jaxpar.compiler.child FOLDER`; reads `request.json` there, writes `result.json`, and XLA's own texts.
 """
@@ -15,9 +15,10 @@ from typing import Any
 from jaxpar.compiler.no_machine_code import options_without_machine_code
 from jaxpar.compiler.wheels import cuda_release, toolkit
 from jaxpar.config.errors import UserError
+from jaxpar.hardware.host import PINNED
 
 DUMPS = {"buffer_assignment": "-buffer-assignment.txt", "live_ranges": "-live-range.txt"}
-"""What is taken from the files that XLA dumps, and how their names end."""
+"""The XLA dumps that are kept, and how their names end."""
 
 _MEMORY = {
     "argument": "argument_size_in_bytes",
@@ -43,20 +44,27 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     from jaxpar.config import config_from_dict
     from jaxpar.config.plan import Plan
+    from jaxpar.config.reading.typed import record_from_plain
+    from jaxpar.layout.step_layout import StepLayout
     from jaxpar.mesh.build import build_mesh
-    from jaxpar.training.step import TrainStep
+    from jaxpar.training.step.train_step import TrainStep
 
-    # A host is a slice of its own to JAX, which takes a slice for the GPUs that NVLink connects.
+    # JAX takes a slice for the GPUs that NVLink connects, so each host is a slice.
     topology = topologies.get_topology_desc(
         "cluster", "cuda", target_config=request["target"], topology=f"{request['hosts']}x1x{request['gpus_per_host']}"
     )
-    config, plan = config_from_dict(request["config"]), Plan.from_json(json.dumps(request["plan"]))
-    step = TrainStep(config, plan, build_mesh(plan.axes, topology.devices))
+    config, plan = config_from_dict(request["config"]), record_from_plain(Plan, request["plan"], "plan")
+    layout = StepLayout(config, plan)
+    step = TrainStep(layout, build_mesh(plan.axes, topology.devices))
     start = time.perf_counter()
     with _described(step.mesh, topology.devices[0], request["target"]):
-        lowered = step.train.trace(step.abstract_input(), step.abstract_batch()).lower(lowering_platforms=("cuda",))
-    if step.plan.optimizer_offload == "host":
-        _rest_on_host(lowered, {n for n, away in enumerate(jax.tree.leaves(step.rests_elsewhere)) if away})
+        lowered = step.train.trace(step.residency.abstract_input(), layout.abstract_batch(step.mesh)).lower(
+            lowering_platforms=("cuda",)
+        )
+    if plan.optimizer_offload == "host":
+        places = layout.state_shardings()
+        offloaded = [leaf.memory_kind == PINNED for leaf in jax.tree.leaves((places.master, places.optimizer))]
+        _put_on_host(lowered, {number for number, there in enumerate(offloaded) if there})
     without = options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
     compiled = lowered.compile(compiler_options=without)
     seconds = time.perf_counter() - start
@@ -88,17 +96,17 @@ def _described(mesh: Any, device: Any, target: str) -> Any:
     return use_abstract_mesh(AbstractMesh(mesh.axis_sizes, mesh.axis_names, mesh.axis_types, abstract_device=like))
 
 
-def _rest_on_host(lowered: Any, arguments: set[int]) -> None:
-    """Say of some arguments of a program, by number, that they are in pinned host memory.
+def _put_on_host(lowered: Any, arguments: set[int]) -> None:
+    """Mark some arguments of a program, by number, as being in pinned host memory.
 
-    Their shardings said so, but on devices that are not there JAX drops it: they tell of no memories.
+    Their shardings name that memory, but JAX drops it for devices that are not present, since they list no memories.
     """
     from jaxlib.mlir import ir
 
     module = lowered.compiler_ir()
     with module.context:
         (function,) = [op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"']
-        pinned = {"mhlo.memory_kind": ir.StringAttr.get("pinned_host")}
+        pinned = {"mhlo.memory_kind": ir.StringAttr.get(PINNED)}
         function.arg_attrs = ir.ArrayAttr.get(
             [
                 ir.DictAttr.get(
@@ -110,7 +118,7 @@ def _rest_on_host(lowered: Any, arguments: set[int]) -> None:
 
 
 def main(folder: Path) -> None:
-    """Answer the request that lies in `folder`."""
+    """Answer the request in `folder`."""
     request = json.loads((folder / "request.json").read_text())
     try:
         result = compile_request(request, folder)

@@ -1,4 +1,4 @@
-"""What one compile gave: the program and the compiler's account of memory, as texts, and how they were made."""
+"""The result of one compile: the program, XLA's memory statistics, its dumps as texts, and how they were made."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jaxpar.config.plan import Plan
+from jaxpar.config.reading.typed import record_from_plain
 
 
 @dataclass(frozen=True)
 class MemoryNumbers:
-    """Bytes on each GPU, as XLA sums them up (`jax.stages.Compiled.memory_analysis`)."""
+    """Bytes on each GPU by XLA's own count (`jax.stages.Compiled.memory_analysis`)."""
 
     argument: int
-    """State and batch that come in."""
+    """The input: state and batch."""
     output: int
-    """New state and metrics."""
+    """The output: new state and metrics."""
     alias: int
-    """Of the output, what lies in buffers of the arguments (donated)."""
+    """The part of the output that reuses buffers of the arguments (donated)."""
     temp: int
-    """Everything that lives during the step only."""
+    """Everything that is alive during the step only."""
     peak: int
-    """Most that is alive at one time, arguments and outputs included."""
+    """The most alive at one time, arguments and outputs included."""
     total_allocation: int
     """Sum of all allocations: what the program reserves."""
     host_argument: int
@@ -36,10 +37,10 @@ class MemoryNumbers:
 
 @dataclass(frozen=True)
 class Compilation:
-    """A training step as XLA's GPU compiler made it for a cluster. Equal for every rank: it is one SPMD program."""
+    """A training step compiled by XLA for a cluster. It is one SPMD program, so it is the same for every rank."""
 
     cluster: str
-    """As the user wrote it."""
+    """The cluster as the user wrote it."""
     gpu: str
     """Short name of the GPU that it was compiled for."""
     hosts: int
@@ -49,12 +50,12 @@ class Compilation:
     notes: tuple[str, ...]
     """Where the compiled program differs from the one that will run, and why; empty when it does not."""
     inputs: tuple[str, ...]
-    """Name of each parameter of the program, by its number: `master/layers/mlp/gate`, `optimizer/first/...`, `step`,
+    """Name of each parameter of the program, by its number: `master/layers/mlp/gate`, `optimizer/mu/...`, `step`,
     `batch/tokens`."""
     program: str
     """The scheduled program (HLO text)."""
     buffer_assignment: str
-    """XLA's text: which value lies in which allocation, at which offset."""
+    """XLA's text: which value is in which allocation, at which offset."""
     live_ranges: str
     """XLA's text: the order of instructions, and when each buffer is alive."""
     memory: MemoryNumbers
@@ -79,19 +80,19 @@ class Compilation:
         return Compilation(
             **{
                 **plain,
-                "plan": Plan.from_json(json.dumps(plain["plan"])),
+                "plan": record_from_plain(Plan, plain["plan"], "plan"),
                 "memory": MemoryNumbers(**plain["memory"]),
                 **{key: tuple(plain[key]) for key in ("notes", "inputs", "xla_flags")},
             }
         )
 
     def save(self, path: Path) -> None:
-        """Write compressed JSON; whoever reads at the same time sees the old file or the new one."""
+        """Write compressed JSON; a concurrent reader sees the old file or the new one."""
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         partial.write_bytes(gzip.compress(self.to_json().encode(), compresslevel=6))
         partial.replace(path)
 
     @staticmethod
     def load(path: Path) -> Compilation:
-        """Read what `save` wrote."""
+        """Read a file of `save`."""
         return Compilation.from_json(gzip.decompress(path.read_bytes()).decode())

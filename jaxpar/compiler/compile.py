@@ -1,4 +1,4 @@
-"""Compile the training step of a configuration for a cluster, in a child process, and remember the result."""
+"""Compile the training step of a configuration for a cluster, in a child process, and cache the result."""
 
 from __future__ import annotations
 
@@ -25,22 +25,27 @@ from jaxpar.data import open_data
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.xla_flags import check_flags, xla_flags
-from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
+from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
 
 
 @dataclass(frozen=True)
 class _GPUDevice:
-    """What a choice of attention wants to know of a `jax.Device`."""
+    """The fields of a `jax.Device` that a choice of attention reads."""
 
     device_kind: str
     compute_capability: str
     platform: str = "gpu"
 
 
-def plan_for(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
-    """`config` with everything filled in, and its layout on `cluster`: what a run there would make of it.
+def plan_for(config: Config, cluster: Cluster, device: Any = None) -> tuple[Config, Plan]:
+    """`config` with everything filled in, and its layout on `cluster`, as a run there would have them.
+
+    Args:
+        config: as for the trainer.
+        cluster: where.
+        device: stands for its devices; by default the least capable of its GPUs.
 
     Raises:
         UserError: the configuration is wrong, or does not divide over the cluster.
@@ -48,8 +53,9 @@ def plan_for(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
     config = resolve_config(config, cluster.devices)
     if config.model.vocab is None:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
-    least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
-    device = _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
+    if device is None:
+        least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
+        device = _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
     return config, make_plan(config, device, cluster.gpus_per_host, cluster)
 
 
@@ -66,9 +72,9 @@ def compile_step(
 
     Args:
         config: as for the trainer; a mesh axis of -1 takes what the cluster has.
-        cluster: what to compile for.
+        cluster: the target.
         timeout_s: the child process is ended after this long.
-        cache: folder of results, by everything that enters a compile; None compiles anew and keeps nothing.
+        cache: folder of results, keyed by everything that enters a compile; None compiles anew and keeps nothing.
         gpu: which GPU of a cluster with several kinds; by default `cluster.gpu`.
         flags: XLA flags instead of those that the trainer uses on this GPU (`hardware.xla_flags`).
 
@@ -115,7 +121,7 @@ def compile_step(
 
 
 def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[str, ...]]:
-    """The plan that can be compiled here, and in which way it is not the plan of the run."""
+    """The plan that can be compiled here, and how it differs from the plan of the run."""
     backends = {choice.name for choice in (plan.attention, *plan.kind_attention.values())}
     if "cudnn" not in backends or has_cudnn(release):
         return plan, ()
@@ -128,7 +134,7 @@ def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[s
 
 
 def _what_matters(config: Config) -> Config:
-    """`config` without what cannot change the program."""
+    """`config` without the keys that cannot change the program."""
     return replace(
         config,
         run=RunConfig(steps=config.run.steps, seed=config.run.seed),
@@ -144,7 +150,7 @@ def _digest(request: dict[str, Any]) -> str:
 
 
 def _remembered(path: Path) -> Compilation | None:
-    """What was kept under `path`; a file that cannot be read counts as none, since it is only a cache."""
+    """The result cached in `path`; an unreadable file counts as missing, since it is only a cache."""
     try:
         return Compilation.load(path)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
@@ -176,7 +182,7 @@ def _in_child(request: dict[str, Any], name: str, timeout_s: float) -> dict[str,
 
 
 def _run(folder: Path, flags: list[str], timeout_s: float) -> tuple[int | None, str]:
-    """Exit status of the child, None when it took too long, and what it wrote on the screen."""
+    """Exit status of the child (None when it took too long) and its output."""
     log = folder / "log"
     with log.open("w") as screen:
         child = subprocess.Popen(
@@ -199,13 +205,13 @@ def _run(folder: Path, flags: list[str], timeout_s: float) -> tuple[int | None, 
 
 
 def _environment(flags: list[str]) -> dict[str, str]:
-    """The child's environment: ours, but for what would change the program or look for a driver."""
+    """The child's environment: ours, without what would change the program or look for a driver."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "TF_"))}
     root = str(Path(str(jaxpar.__file__)).parents[1])
     return ours | {
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-        "LLVM_DISABLE_SYMBOLIZATION": "1",  # of tracebacks where no driver is: most of the time of a small compile
+        "LLVM_DISABLE_SYMBOLIZATION": "1",  # tracebacks without a driver take most of a small compile
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(filter(None, (root, ours.get("PYTHONPATH")))),
@@ -222,12 +228,12 @@ def _dumped(folder: Path, ending: str) -> str:
 def _ending(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
-    hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""
+    hint = ", perhaps out of memory" if -status == signal.SIGKILL else ""
     return f"signal {signal.Signals(-status).name}{hint}"
 
 
 def _last_lines(output: str, count: int = 3) -> str:
-    """The last lines that say something: no frames of a traceback, nothing about the driver that is not there."""
+    """The last informative lines: no frames of a traceback, nothing about the missing driver."""
     noise = (
         "cudart_stub",
         "before absl::InitializeLog()",
@@ -237,4 +243,4 @@ def _last_lines(output: str, count: int = 3) -> str:
     )
     lines = [line.rstrip() for line in output.splitlines()]
     lines = [line for line in lines if line and line[0] != " " and not any(word in line for word in noise)]
-    return " | ".join(lines[-count:])[-600:] or "it said nothing"
+    return " | ".join(lines[-count:])[-600:] or "it printed nothing"

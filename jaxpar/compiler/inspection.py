@@ -21,7 +21,7 @@ from jaxpar.config.bounds import SECONDS
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 
 PLAIN_WIDTH = 140
-"""Columns where there is no terminal: the widest table."""
+"""Columns of the output where there is no terminal: those of the widest table."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Inspection:
     """Where to write the HTML page."""
     timeout_s: float = 600
     remember: bool = True
-    """Take a result that was kept, and keep this one."""
+    """Whether to reuse and keep cached results."""
 
     def run(self) -> None:
         """Compile, and print. Raises `UserError` with one sentence."""

@@ -1,7 +1,7 @@
-"""Compiler options that leave out the machine code: nothing of it is looked at, and it is half of a compile.
+"""Compiler options that skip machine code: it is not read, and takes half of the time of a compile.
 
-XLA has every kernel optimized by LLVM and assembled by NVIDIA's ptxas, in a process per kernel, after the program, its
-memory and its schedule are settled. A stand-in for ptxas answers at once.
+XLA optimizes every kernel with LLVM and assembles it with NVIDIA's ptxas, in a process per kernel, after the program,
+its memory and its schedule are final. A stub for ptxas returns at once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ done
 
 
 def options_without_machine_code(toolkit: Path | None, folder: Path) -> dict[str, str | int]:
-    """Compiler options for programs that will never run; `folder`, which is made, stands for the CUDA `toolkit`.
+    """Compiler options for programs that never run; `folder`, which is created, stands in for the CUDA `toolkit`.
 
-    None where there is no toolkit to be found, or no program may be started from `folder`: kernels are then made as
-    always, which takes longer.
+    None where no toolkit is found, or programs in `folder` may not be executed; kernels are then compiled in full,
+    which takes longer.
     """
     if toolkit is None:
         return {}

@@ -1,7 +1,7 @@
-"""What native code writes to the screen, kept out of the way.
+"""Redirects what native code writes to the screen.
 
-The plugin for GPUs complains where there is no driver, which is no news; Gloo counts its connections in the output
-stream, in pieces and from several threads.
+The CUDA plugin logs errors where there is no driver, which is expected. Gloo prints its connections to stdout, in
+pieces and from several threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_screen() -> Iterator[None]:
-    """Keep what native code writes to the error stream; if the block fails, show it."""
+    """Capture what native code writes to stderr; show it if the block fails."""
     sys.stderr.flush()
     screen = os.dup(2)
     with tempfile.TemporaryFile() as kept:
@@ -34,7 +34,7 @@ def quiet_screen() -> Iterator[None]:
 
 @contextmanager
 def native_output_aside() -> Iterator[None]:
-    """Send what native code (and Python) writes to the output stream to the error stream: JSON to come stands alone."""
+    """Redirect stdout of native code (and Python) to stderr, so that stdout has only the JSON."""
     sys.stdout.flush()
     output = os.dup(1)
     os.dup2(2, 1)

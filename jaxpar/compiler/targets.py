@@ -1,4 +1,4 @@
-"""GPUs as XLA's compiler wants them described: the text of a `GpuTargetConfigProto`.
+"""Descriptions of GPUs for XLA's compiler: the text of a `GpuTargetConfigProto`.
 
 Numbers are those of XLA's own descriptions (openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb), taken from real
 GPUs. A800 and H800 have the chip of A100 and H100 with fewer NVLinks: 8 of 50 GB/s.
@@ -14,11 +14,11 @@ from jaxpar.hardware.memory import pool_bytes
 CUDA = (12, 9)
 """Version of the CUDA toolkit whose ptxas compiles the kernels (extra `compile`)."""
 CUDNN = (9, 10)
-"""Version of cuDNN that XLA takes for granted when it chooses a layout or a fusion."""
+"""Version of cuDNN that XLA assumes when it chooses a layout or a fusion."""
 
 OWN_SHARE = (80, 100)
-"""Share of a described GPU's memory that XLA plans with, where no allocator says what there is. On a GPU it plans with
-the allocator's limit, and beyond it recomputes of its own accord."""
+"""Share of a described GPU's memory that XLA plans with where no allocator gives a limit. On a GPU it plans with the
+allocator's limit, and recomputes where the program exceeds it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Chip:
     clock_ghz: float
     pcie_bytes: int
     tensor_clock_ghz: float | None = None
-    """Clock at which the tensor cores reach their peak, where XLA describes them."""
+    """Clock rate at which the tensor cores reach their peak, where XLA describes them."""
     tensor_ops: int = 0
     """bfloat16 multiply-adds per tensor core and clock."""
     packed_scalar: int = 1
@@ -62,7 +62,7 @@ def target_config(gpu: GPU) -> str:
     chip, (major, minor) = _CHIPS[gpu.compute_capability], gpu.compute_capability
     features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"  # sm_90a and sm_100a: wgmma, TMA, tcgen05
     kind = gpu.device_kinds[0]
-    # As much as makes XLA plan with what programs may take: a program is then compiled as it is where it runs.
+    # So that XLA plans with the memory that programs may take, as it does where the program runs.
     memory = -(-pool_bytes(gpu.device_bytes) * OWN_SHARE[1] // OWN_SHARE[0])
     l2 = 62914560 if gpu.short == "h200" else chip.l2_bytes
     return f"""
@@ -109,7 +109,7 @@ def _links(gpu: GPU) -> int:
 
 
 def _rates(chip: _Chip) -> str:
-    """How fast scalar units and tensor cores are, per type; nothing where XLA's descriptions have nothing."""
+    """Rates of scalar units and tensor cores, per type; empty where XLA's descriptions have none."""
     if chip.tensor_clock_ghz is None:
         return ""
     half = chip.fpus_per_core // 2

@@ -6,15 +6,13 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
-from jaxpar.layers.checks import validate
-from jaxpar.training.memory_estimate import estimate_memory
-from jaxpar.training.nearest_fit import nearest_fit, told
-from jaxpar.training.room import described_step
-from jaxpar.training.step import TrainStep
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.memory.nearest_fit import nearest_fit, told
+from jaxpar.layout.step_layout import StepLayout
 
 
 def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
-    """The nearest settings that fit `cluster`, or that there are none: of estimates, without compiling.
+    """The nearest settings that fit `cluster`, or a sentence that none do, by estimates and without compiling.
 
     Args:
         config: what does not fit.
@@ -23,12 +21,11 @@ def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
     """
     config, plan = plan_for(config, cluster)
 
-    def rebuild(changed: Config) -> TrainStep:
-        validate(changed)
-        step = described_step(*plan_for(changed, cluster))
-        on_host, limit = estimate_memory(step).host, cluster.host_limit(config.memory.host_limit)
-        if step.filed is None and on_host > limit:
+    def rebuild(changed: Config) -> StepLayout:
+        layout = StepLayout(*plan_for(changed, cluster))
+        on_host, limit = estimate_memory(layout.config, layout.plan).host, cluster.host_limit(config.memory.host_limit)
+        if layout.plan.optimizer_offload != "file" and on_host > limit:
             raise UserError(f"memory.host_limit: {limit} bytes, and {on_host} are needed for each device")
-        return step
+        return layout
 
-    return told(nearest_fit(described_step(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))
+    return told(nearest_fit(StepLayout(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))

@@ -1,4 +1,4 @@
-"""XLA's GPU compiler as it is installed: the wheels of the extra `compile`, and their versions."""
+"""The installed GPU compiler of XLA: the wheels of the extra `compile`, and their versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpar.config.install import install_command
 
 INSTALL = install_command("compile")
 CUDA_RELEASES = ("12", "13")
-"""For which there are plugins of JAX; the first that is installed is used."""
+"""CUDA releases with a JAX plugin; the first that is installed is used."""
 
 
 def cuda_release() -> str:

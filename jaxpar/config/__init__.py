@@ -2,8 +2,9 @@
 
 from jaxpar.config.axes import resolve_axes, virtual_devices_needed
 from jaxpar.config.errors import UserError
-from jaxpar.config.loading import config_to_yaml, load_config
-from jaxpar.config.overrides import with_overrides
+from jaxpar.config.reading.loading import config_to_yaml, load_config
+from jaxpar.config.reading.overrides import with_overrides
+from jaxpar.config.reading.sections import config_difference, config_from_dict, config_to_dict
 from jaxpar.config.schema import (
     AttentionConfig,
     CheckpointConfig,
@@ -19,7 +20,6 @@ from jaxpar.config.schema import (
     RunConfig,
     WatchConfig,
 )
-from jaxpar.config.sections import config_difference, config_from_dict, config_to_dict
 
 __all__ = [
     "AttentionConfig",

@@ -67,7 +67,7 @@ def virtual_devices_needed(parallel: ParallelConfig) -> int:
 
 
 def fixed_devices(parallel: ParallelConfig) -> int | None:
-    """Devices that the layout takes, whatever there is; None when an axis is -1."""
+    """Devices that the layout takes, however many there are; None when an axis is -1."""
     sizes = axis_sizes(parallel).values()
     return None if -1 in sizes else prod(sizes)
 

@@ -1,4 +1,4 @@
-"""The range of every numeric key, by itself; what must hold between keys is in `validate.py`."""
+"""The range of every numeric key; checks between keys are in `validate.py`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bound:
-    """A range of numbers and its words."""
+    """A range of numbers and its description."""
 
     words: str
     holds: Callable[[float], bool]
     most: float = 1e30
-    """The largest number; most of them are limits of sense, far above what any run has had."""
+    """The largest number; most of these limits are only sanity checks, far above what any run has used."""
 
     @property
     def both(self) -> str:
-        """The words for the whole range."""
+        """The description of the range."""
         return f"{self.words}, at most {spell_limit(self.most)}" if self.most < float("inf") else self.words
 
     def refusal(self, value: float) -> str | None:
-        """What a value must be, where it is not."""
+        """What is expected of a value out of range."""
         if not self.holds(value):
             return f"must be {self.words}"
         return f"must be at most {spell_limit(self.most)}" if value > self.most else None
 
 
 def spell_limit(limit: float) -> str:
-    """A limit as people write it: `2^31 - 1`, `2^20`, `10000`."""
+    """A limit in readable form: `2^31 - 1`, `2^20`, `10000`."""
     if isinstance(limit, float):
         return f"{limit:g}"
     power = (limit + 1).bit_length() - 1
@@ -39,22 +39,22 @@ def spell_limit(limit: float) -> str:
 
 
 COUNT = 2**31 - 1
-"""What 32 bits hold: steps, tokens of a vocabulary and positions are counted in them on devices."""
+"""The largest 32-bit integer: steps, vocabulary ids and positions are 32-bit integers on devices."""
 BYTES = 2**62
 RANKS = 2**20
-"""Devices of a mesh."""
+"""Limit for the devices of a mesh."""
 LAYERS = 10_000
 ROWS = 2**24
-"""Rows of a batch."""
+"""Limit for the rows of a batch."""
 WIDTH = 2**24
 SEQUENCE = 2**27
 MICROBATCHES = 2**14
 SECONDS = 1_000_000
-"""Eleven days, in milliseconds still a number of 32 bits."""
+"""Limit for timeouts: eleven days, which in milliseconds still fits into 32 bits."""
 PARAMETERS = 10**15
-"""Weights of a model."""
+"""Limit for the weights of a model."""
 TOKENS = 2**36
-"""Tokens of the batches that a job holds at a time: that of a step, and those prepared ahead."""
+"""Limit for the tokens of the batches in memory: that of a step, and those prepared ahead."""
 UNLIMITED = float("inf")
 
 

@@ -25,8 +25,8 @@ def padded_vocab(model: ModelConfig) -> int:
     """The vocabulary size rounded up to `vocab_multiple`: the rows of the embedding and the columns of the head.
 
     Raises:
-        UserError: `vocab` is null, so it is the data source that knows it.
+        UserError: `vocab` is null: it is then known from the data source only.
     """
     if model.vocab is None:
-        raise UserError("model.vocab is null: set it, or take it from the data source, before sizes are asked for")
+        raise UserError("model.vocab is null: set it, or take it from the data source, before sizes are computed")
     return -(-model.vocab // model.vocab_multiple) * model.vocab_multiple

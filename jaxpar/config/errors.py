@@ -6,7 +6,7 @@ LONGEST_LINE = 2000
 
 
 class UserError(ValueError):
-    """Something that the user can put right: one sentence with the key, the value and what was expected.
+    """A mistake that the user can correct: one sentence with the key, the value and what was expected.
 
     The command line prints the sentence without a traceback and exits with status 2. Names and values of a user's files
     stand in it, so control characters are written as escapes, and a line that is far too long loses its middle.

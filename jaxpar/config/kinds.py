@@ -1,7 +1,7 @@
-"""Kinds of layers: which layer of a model is of which kind, and the model that layers of a kind see.
+"""Kinds of layers: the kind of each layer of a model, and the `ModelConfig` that layers of a kind use.
 
-A kind is a few keys of `ModelConfig` that differ. What describes a layer takes a `ModelConfig` and is asked once for
-each kind, with the model of that kind; a model without kinds has one, whose name is empty.
+A kind overrides a few keys of `ModelConfig`. Functions that describe a layer take a `ModelConfig` and are called once
+for each kind, with the model of that kind; a model without kinds has one kind, whose name is empty.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import replace
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.typed import checked, field_types
 from jaxpar.config.schema import ModelConfig, Pattern
 from jaxpar.config.spelling import cut, did_you_mean, quoted
-from jaxpar.config.typed import checked, field_types
 
 OWN = (
     "norm_placement", "rope_base", "rope_scaling", "rope_factor", "rope_original_length", "rope_low_frequency",
@@ -35,7 +35,7 @@ def layer_kinds(model: ModelConfig) -> tuple[str, ...]:
 
 
 def kind_model(model: ModelConfig, kind: str) -> ModelConfig:
-    """`model` as layers of `kind` see it: all its layers are of that kind."""
+    """`model` with the keys of `kind`: all its layers are of that kind."""
     if kind == ALIKE:
         return model
     overrides = {key: checked(f"model.kinds.{kind}.{key}", v, _types()[key]) for key, v in model.kinds[kind].items()}
@@ -56,8 +56,8 @@ def check_kinds(model: ModelConfig) -> None:
     """Refuse kinds and patterns that do not make `model.layers` layers.
 
     Raises:
-        UserError: a kind sets a key that there is not, or that is the whole model's, or to a value of the wrong type; a
-            pattern names a kind that is not declared, or its parts do not add up; a kind has no layer.
+        UserError: a kind sets a key that does not exist or belongs to the whole model, or sets it to a value of the
+            wrong type; a pattern names a kind that is not declared, or its parts do not add up; a kind has no layer.
     """
     for kind, overrides in model.kinds.items():
         where = f"model.kinds.{cut(kind, 80)}"

@@ -1,6 +1,6 @@
-"""Parts of a layer that the configuration names, and where each is written: what a new one is entered in.
+"""Registry of the layer parts that the configuration can name, and of the classes that implement them.
 
-The values are `module:class`, which `jaxpar.layers.declared` finds when a layer is described or built: nothing here
+The values are `module:class`, which `jaxpar.layers.declared` imports when a layer is described or built: nothing here
 imports them.
 """
 

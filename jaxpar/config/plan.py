@@ -1,17 +1,27 @@
-"""The `Plan`: everything about how a run is laid out, as one value with a JSON form."""
+"""The `Plan`: everything about how a run is laid out, as one value; `jaxpar.layout.plan_file` has its files."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
 from jaxpar.config.axes import AXES
-from jaxpar.config.bounds import BYTES, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
+from jaxpar.config.bounds import COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
 from jaxpar.config.errors import UserError
-from jaxpar.config.json_text import parse_json
-from jaxpar.config.typed import record_from_plain
+from jaxpar.config.reading.typed import shown
+
+PLAN_VERSION = 1
+"""The version of `plan.json` that is written, and the only one that is read; older files have none."""
+
+
+def check_plan_version(version: object, said: str) -> None:
+    """Raise `UserError` for a `plan.json` (`said` is its name) of a version that this release does not read."""
+    if type(version) is not int or version != PLAN_VERSION:
+        raise UserError(
+            f"{said}: version {shown(version)} of plan.json; this release reads version {PLAN_VERSION}, and files of "
+            "before, which have no version"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Dtypes:
     compute: str
     """Matmuls and activations."""
     storage: str
-    """Weights between their uses, and on the wire when they are gathered."""
+    """Weights between their uses in a step, and when they are gathered."""
     master: str
     """Weights that the optimizer updates."""
     gradient: str
@@ -69,19 +79,19 @@ class Dtypes:
 
 @dataclass(frozen=True)
 class Choice:
-    """An implementation that was chosen, and why not another."""
+    """An implementation that was chosen, and why the others were not."""
 
     name: str
     """What was chosen."""
     reason: str
     """Why."""
     rejected: dict[str, str] = field(default_factory=dict, hash=False)
-    """What was not, each with its reason."""
+    """The others, each with the reason why it was not chosen."""
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Neighbouring layers of a chunk of which the same is kept between forward and backward."""
+    """Neighbouring layers of a chunk that keep the same activations between forward and backward."""
 
     layers: int
     """How many."""
@@ -107,43 +117,49 @@ class Plan:
     stage_layers: tuple[int, ...]
     """Layers of each chunk, in the order of the model."""
     pipe_ends: Literal["last", "shared"]
-    """Whether the last pipeline rank computes the loss, or all share its vocabulary."""
+    """Whether the last pipeline rank computes the loss (`last`), or the vocabulary is split over all (`shared`)."""
     pipe_ticks: Literal["uniform", "branching"]
-    """Whether all pipeline ranks run the same program in each tick, or each its own action alone."""
+    """Whether all pipeline ranks run the same program in each tick, or each runs only its own action."""
     microbatches: int
     """Parts of the batch of a step."""
     microbatch_rows: int
     """Rows per device and microbatch."""
     remat: str
-    """What `runs` came from: a preset, or words for what the user wrote."""
+    """What `runs` came from: a preset, or a description of what the user wrote."""
     runs: tuple[LayerRun, ...]
-    """What the layers of a chunk keep, in their order; it is the same for all chunks."""
+    """What the layers of a chunk keep, in layer order; it is the same for all chunks."""
     dtypes: Dtypes
     """A dtype per role."""
     attention: Choice
     """The attention backend."""
     context_strategy: Choice
-    """How attention sees the other context ranks' keys and values."""
+    """How attention gets the other context ranks' keys and values."""
     kind_attention: dict[str, Choice] = field(default_factory=dict, hash=False)
     """The attention backend of each kind of layers, where kinds have names; `attention` is that of the first."""
     context_order: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     """Which tokens of a row a context rank holds."""
+    context_order_reason: str = ""
+    """What a device sends for it; nothing where context is 1."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     loss: Choice = field(default_factory=lambda: Choice("xla", "by default"))
-    """What computes head and loss."""
+    """The implementation of head and loss."""
     loss_tiles: int = 1
-    """Parts of a microbatch's tokens that the head and the loss take in turn, where XLA computes them."""
+    """Tiles of a microbatch's tokens in which XLA computes the head and the loss."""
+    loss_tiles_reason: str = ""
+    """Why so many."""
     mlp_tiles: int = 1
-    """Parts of a microbatch's tokens that the feed-forward of a layer takes in turn."""
-    optimizer_resident: int = 0
-    """Bytes of each device in which state that is offloaded to the host may stay."""
+    """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
+    mlp_tiles_reason: str = ""
+    """Why so many."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
-    """Where master weights and moments rest."""
-    weights_resident: int = 0
-    """Bytes of each device in which weights and gradients of layers may stay though those of others are offloaded."""
+    """Where master weights and moments are between steps: on the device, in the host's memory, or on disk."""
+    resident_weights: tuple[str, ...] = ()
+    """Weights whose master and moments stay on the device while those of the others are in the host's memory."""
     weights_offload: Literal["none", "host"] = "none"
-    """Where weights and gradients of layers rest in a step."""
+    """Where weights and gradients of layers are in a step."""
+    host_layers: int = 0
+    """Number of layers of a chunk, counted from the first, whose weights and gradients are in the host's memory."""
 
     def __post_init__(self) -> None:
         for name, (low, most) in _RANGES.items():
@@ -156,23 +172,10 @@ class Plan:
         return self.kind_attention.get(kind, self.attention)
 
     def with_attention(self, backend: str, reason: str | None = None) -> Plan:
-        """The plan with another attention backend in all layers, and for the `reason` where one is given."""
+        """The plan with another attention backend in all layers, and with its `reason` if one is given."""
         changed = lambda old: replace(old, name=backend, reason=old.reason if reason is None else reason)
         own = {kind: changed(choice) for kind, choice in self.kind_attention.items()}
         return replace(self, attention=changed(self.attention), kind_attention=own)
-
-    def to_json(self) -> str:
-        """The plan as JSON text, one key a line."""
-        return json.dumps(asdict(self), indent=2) + "\n"
-
-    @staticmethod
-    def from_json(text: str) -> Plan:
-        """The inverse of `to_json`.
-
-        Raises:
-            UserError: the text is not JSON, a key is unknown, missing or given twice, or a value is of the wrong type.
-        """
-        return record_from_plain(Plan, parse_json(text, "plan", unique=True), "plan")
 
 
 _RANGES: dict[str, tuple[int, int]] = {
@@ -182,8 +185,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "ulysses": (1, RANKS),
     "loss_tiles": (1, COUNT),
     "mlp_tiles": (1, COUNT),
-    "optimizer_resident": (0, BYTES),
-    "weights_resident": (0, BYTES),
+    "host_layers": (0, LAYERS),
 }
 
 

@@ -171,7 +171,7 @@ PRESETS: dict[str, ModelConfig] = {
         },
         pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 4),
     ),
-    # Brown et al. 2020, table 2.1; every layer dense, where theirs alternate with sparse ones
+    # Brown et al. 2020, table 2.1; every layer has dense attention, where theirs alternate with sparse ones
     "gpt3-175b": replace(
         _GPT,
         preset="gpt3-175b",

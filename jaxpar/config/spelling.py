@@ -6,29 +6,29 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 FORMER = {"blockwise": "xla"}
-"""Names of former releases, and what they are called now."""
+"""Names of former releases, and their names now."""
 
 
 def cut(text: object, most: int = 300) -> str:
-    """A text of at most `most` letters: of a longer one its beginning and its end, with dots between."""
+    """The text if it has at most `most` letters; else its beginning and its end, with dots between."""
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[: most - most // 3 - 3]}...{whole[len(whole) - most // 3 :]}"
 
 
 def quoted(value: object, most: int = 300) -> str:
-    """Something that a user wrote, for a sentence: as Python writes it, with no control character, and not too long."""
+    """Something that a user wrote, for a message: its `repr`, without control characters, shortened if it is long."""
     return cut(repr(value), most)
 
 
 def printable(text: str) -> str:
-    """A text whose control characters, but for line ends, are written as escapes: a terminal would obey them."""
+    """The text with control characters other than line ends as escapes: a terminal would interpret them."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def named(path: object) -> str:
-    """The path of a file for a sentence, in one line."""
+    """The path of a file for a message, in one line."""
     return printable(cut(path)).replace("\n", "\\n")
 
 

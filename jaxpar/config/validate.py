@@ -1,11 +1,12 @@
-"""Every check between keys, in one place: pure, run before a device is touched, a file read or memory allocated.
+"""Every check between keys: pure functions, run before a device is used, a file is read or memory is allocated.
 
-What needs the weights of the model is checked by `jaxpar.layers.checks`, which commands call.
+Checks that need the weights of the model are in `jaxpar.layers.checks`, which commands call.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -14,31 +15,36 @@ from jaxpar.config.bounds import BOUNDS, COUNT, RANKS, TOKENS, spell_limit
 from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import check_kinds, kind_models
+from jaxpar.config.reading.sections import check_value, config_to_dict
+from jaxpar.config.reading.unused import unused_settings
 from jaxpar.config.schema import Config, DataConfig, ParallelConfig
-from jaxpar.config.sections import check_value, config_to_dict
 from jaxpar.config.spelling import quoted
-from jaxpar.config.unused import unused_settings
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, since: Config | None = None) -> None:
     """Check what must hold within and between the keys of a configuration.
 
-    While one mesh axis is -1, only what is known of the mesh is checked: validate again after `resolve_axes`.
+    A mesh axis of -1 counts as 1, and a vocabulary of null as any size: errors that do not depend on them are raised
+    before devices are looked up and data is opened.
+
+    Args:
+        config: the configuration.
+        since: the same configuration before an axis was filled in or the vocabulary was known, already validated: only
+            the rules that depend on what has become known are run.
 
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
-    _check_values(config)
-    _check_run(config)
-    _check_model(config)
-    check_axes(config.parallel)
-    _check_sizes(config)
-    _check_layout(config)
-    _check_unused(config)
-    _check_optimizer(config)
-    _check_data(config)
-    _check_watch(config)
-    _check_distributed(config)
+    known = None if since is None else became_known(since, config)
+    for facts, rule in _RULES:
+        if known is None or not known.isdisjoint(facts):
+            rule(config)
+
+
+def became_known(before: Config, now: Config) -> set[str]:
+    """The mesh axes, and `vocab`, that differ between two stages of one configuration."""
+    axes = {axis for axis in AXES if getattr(before.parallel, axis) != getattr(now.parallel, axis)}
+    return axes | ({VOCAB} if before.model.vocab != now.model.vocab else set())
 
 
 def profile_steps(profile: str) -> tuple[int, int]:
@@ -111,39 +117,51 @@ def _check_overrides(config: Config) -> None:
                 raise UserError(f"model.kinds.{kind}.{key}: {refusal}, got {value}")
 
 
-def _check_sizes(config: Config) -> None:
-    """Products of keys that are each in range: what no machine holds is refused before anything is built for it."""
-    model, parallel, data = config.model, config.parallel, config.data
+def _check_axes(config: Config) -> None:
+    check_axes(config.parallel)
+
+
+def _check_table(config: Config) -> None:
+    """Products of keys that are each in range: what no machine can hold is refused before anything is built."""
+    model = config.model
     rows = padded_vocab(replace(model, vocab=model.vocab or 1))
     if rows > COUNT:
         raise UserError(
             f"model.vocab: {model.vocab} is padded to {rows}, a multiple of model.vocab_multiple "
             f"({model.vocab_multiple}); expected at most {spell_limit(COUNT)}"
         )
+
+
+def _check_batches(config: Config) -> None:
+    data = config.data
     tokens = data.batch_size * data.sequence_length * (1 + data.prefetch)
     if tokens > TOKENS:
         raise UserError(
             f"data.batch_size x sequence_length x (1 + prefetch): {data.batch_size} x {data.sequence_length} x "
             f"{1 + data.prefetch} tokens in memory; expected at most {spell_limit(TOKENS)}"
         )
+
+
+def _check_mesh(config: Config) -> None:
+    parallel = config.parallel
     devices = _known(parallel, *AXES)
     if devices > RANKS:
         layout = " x ".join(f"{axis} {size}" for axis in AXES if (size := getattr(parallel, axis)) != 1)
         raise UserError(f"parallel: the mesh ({layout}) takes {devices} devices; expected at most {spell_limit(RANKS)}")
 
 
-def _check_layout(config: Config) -> None:
-    """The mesh against the sizes that it splits; an axis of -1 counts as 1, a factor of whatever it becomes."""
+def _check_auto(config: Config) -> None:
     if config.parallel.auto:
         for key, usual in vars(ParallelConfig(auto=True)).items():
             if getattr(config.parallel, key) != usual:
                 raise UserError(
                     f"parallel.{key}: {getattr(config.parallel, key)} would not be used, because parallel: auto plans "
-                    "the layout; hold it fast with python -m jaxpar.plan --fix, or leave out auto"
+                    "the layout; fix it with python -m jaxpar.plan --fix, or leave out auto"
                 )
-    model, parallel, data = config.model, config.parallel, config.data
-    tensor = _known(parallel, "tensor")
-    _check_pipeline(config)
+
+
+def _check_heads(config: Config) -> None:
+    model, tensor = config.model, _known(config.parallel, "tensor")
     _divides("model.heads", model.heads, "parallel.tensor", tensor)
     if kv_heads(model) % tensor and tensor % kv_heads(model):
         raise UserError(
@@ -151,6 +169,10 @@ def _check_layout(config: Config) -> None:
         )
     for kind, own in kind_models(model).items():
         _divides(_key(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
+
+
+def _check_vocab(config: Config) -> None:
+    model, parallel = config.model, config.parallel
     shared = ("pipe", "tensor") if parallel.pipe_ends == "shared" else ("tensor",)
     ways = f"parallel.{' x '.join(shared)}", _known(parallel, *shared)
     if model.vocab is None:
@@ -158,17 +180,25 @@ def _check_layout(config: Config) -> None:
     else:
         what = f"model.vocab (padded to a multiple of {model.vocab_multiple})"
         _divides(what, padded_vocab(model), *ways, "; change model.vocab_multiple")
-    _divides(
-        "data.sequence_length", data.sequence_length,
-        "parallel.context x tensor", _known(parallel, "context", "tensor"),
-    )  # fmt: skip
-    _divides(
-        "data.batch_size", data.batch_size,
-        "parallel.replica x fsdp x expert x microbatches",
-        _known(parallel, "replica", "fsdp", "expert") * parallel.microbatches,
-    )  # fmt: skip
-    _check_tiles(config)
+
+
+def _check_sequence(config: Config) -> None:
+    ranks = _known(config.parallel, "context", "tensor")
+    _divides("data.sequence_length", config.data.sequence_length, "parallel.context x tensor", ranks)
+
+
+def _check_batch(config: Config) -> None:
+    parts = _known(config.parallel, "replica", "fsdp", "expert") * config.parallel.microbatches
+    _divides("data.batch_size", config.data.batch_size, "parallel.replica x fsdp x expert x microbatches", parts)
+
+
+def _check_offload(config: Config) -> None:
     memory = config.memory
+    if memory.offload_fraction and memory.remat == "auto":
+        raise UserError(
+            f"memory.offload_fraction: {memory.offload_fraction:g} takes from what memory.remat keeps, and auto "
+            "chooses what goes to the host by itself; expected 0, or a memory.remat other than auto"
+        )
     if memory.offload_dir is not None and memory.optimizer_offload != "file":
         raise UserError(
             f"memory.offload_dir: {quoted(memory.offload_dir)} would not be used, because memory.optimizer_offload is "
@@ -179,7 +209,6 @@ def _check_layout(config: Config) -> None:
             f"memory.optimizer_resident: {memory.optimizer_resident} bytes are for a state that is offloaded to the "
             f"host, and memory.optimizer_offload is {memory.optimizer_offload}; expected host, or 0 bytes"
         )
-    _check_weights_offload(config)
 
 
 def _check_weights_offload(config: Config) -> None:
@@ -209,13 +238,13 @@ def _check_weights_offload(config: Config) -> None:
         )
     if parallel.pipe != 1:
         raise UserError(
-            f"{said} is for layers in one piece, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
-            "would take every layer over the link in each of its ticks"
+            f"{said} is for runs without a pipeline, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
+            "would fetch every layer over the link in each of its ticks"
         )
     if parallel.zero in (1, 2) and _known(parallel, "fsdp", "expert", "context") != 1:
         raise UserError(
-            f"{said} takes each layer from where its master weights rest, and under parallel.zero: {parallel.zero} "
-            "these are split otherwise than the weights; expected 0 or 3"
+            f"{said} reads each layer from its master weights, and under parallel.zero: {parallel.zero} these are "
+            "sharded differently from the weights; expected 0 or 3"
         )
     if config.optimizer.name == "adafactor":
         raise UserError(
@@ -238,7 +267,7 @@ def _check_tiles(config: Config) -> None:
 
 
 def _check_pipeline(config: Config) -> None:
-    """What does not depend on the schedule; `jaxpar.training.pipeline` checks the rest."""
+    """Checks that do not depend on the schedule; `jaxpar.layout.choices.pipeline` has the others."""
     parallel, layers = config.parallel, config.model.layers
     if parallel.pipe == 1:
         defaults = ParallelConfig()
@@ -273,7 +302,7 @@ def _check_unused(config: Config) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    """A run may be shorter than its warm-up (it then stays in it); a schedule whose end is written may not."""
+    """A run may be shorter than its warm-up (it then ends within it); a schedule with an explicit end may not."""
     optimizer = config.optimizer
     end, warmup = optimizer.decay_steps, optimizer.warmup_steps
     if config.evaluation.ema and optimizer.ema is None:
@@ -315,11 +344,11 @@ def _check_tokens(data: DataConfig) -> None:
         raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
     if data.path is not None and data.sources is not None:
         raise UserError(
-            f"data.path: {quoted(data.path)} stands beside data.sources, which names {len(data.sources)} folders; "
+            f"data.path: {quoted(data.path)} is given with data.sources, which names {len(data.sources)} folders; "
             "expected one of the two keys, and null for the other"
         )
     if data.path == "":
-        raise UserError("data.path: expected the path of a token folder or a file of tokens, got nothing")
+        raise UserError("data.path: expected the path of a token folder or a file of tokens, got an empty text")
     if data.sources is None:
         return
     for path, weight in data.sources.items():
@@ -333,7 +362,7 @@ def _check_watch(config: Config) -> None:
     if config.watch.on_spike != "rollback":
         return
     if config.watch.spike is None:
-        raise UserError("watch.on_spike: rollback needs spikes to be looked for, and watch.spike is null")
+        raise UserError("watch.on_spike: rollback needs spikes to be detected, and watch.spike is null")
     if config.checkpoint.every == 0:
         raise UserError(
             "watch.on_spike: rollback needs checkpoints to go back to, and checkpoint.every is 0; expected the steps "
@@ -342,7 +371,7 @@ def _check_watch(config: Config) -> None:
 
 
 def _check_distributed(config: Config) -> None:
-    """What is null is filled in and checked by `jaxpar.mesh.job`."""
+    """Keys that are null are filled in and checked by `jaxpar.distributed.job`."""
     distributed = config.distributed
     processes, process_id = distributed.processes, distributed.process_id
     if processes is not None and process_id is not None and process_id >= processes:
@@ -352,11 +381,11 @@ def _check_distributed(config: Config) -> None:
     if distributed.coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", distributed.coordinator):
         raise UserError(f"distributed.coordinator: expected host:port, got {quoted(distributed.coordinator)}")
     if distributed.secret_file == "":
-        raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got nothing")
+        raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got an empty text")
 
 
 def _key(kind: str, key: str) -> str:
-    """The name of a key as a kind of layer sees it."""
+    """The name of a key within a kind of layers."""
     return f"model.kinds.{kind}.{key}" if kind else f"model.{key}"
 
 
@@ -369,3 +398,32 @@ def _divides(key: str, size: int, by: str, divisor: int, otherwise: str = "") ->
         below = size // divisor * divisor
         near = f"{below} or {below + divisor}" if below else f"{divisor}"
         raise UserError(f"{key}: {size} is not divisible by {by} ({divisor}); expected for example {near}{otherwise}")
+
+
+VOCAB = "vocab"
+"""The name by which a rule depends on the vocabulary; the other names are mesh axes."""
+
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
+    ((), _check_values),
+    ((), _check_run),
+    ((), _check_model),
+    ((), _check_axes),
+    ((VOCAB,), _check_table),
+    ((), _check_batches),
+    (AXES, _check_mesh),
+    ((), _check_auto),
+    (("pipe",), _check_pipeline),
+    (("tensor",), _check_heads),
+    ((VOCAB, "pipe", "tensor"), _check_vocab),
+    (("context", "tensor"), _check_sequence),
+    (("replica", "fsdp", "expert"), _check_batch),
+    (("replica", "fsdp", "expert", "context", "tensor"), _check_tiles),
+    ((), _check_offload),
+    (("pipe", "fsdp", "expert", "context"), _check_weights_offload),
+    ((), _check_unused),
+    ((), _check_optimizer),
+    ((), _check_data),
+    ((), _check_watch),
+    ((), _check_distributed),
+)
+"""The rules in the order in which they run, each with the mesh axes that it depends on."""

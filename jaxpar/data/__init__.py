@@ -1,4 +1,4 @@
-"""Data: sources, packing, and a loader that is a function of the step. Nothing here imports JAX."""
+"""Data: sources, packing, and a loader whose batch is a function of the step. Nothing here imports JAX."""
 
 from jaxpar.data.baseline import bigram_loss
 from jaxpar.data.loader import Batch, batch_number, batch_rows, batches

@@ -1,4 +1,4 @@
-"""What a model must beat: a bigram model of the same data, scored on the same tokens."""
+"""The baseline: a bigram model of the same data, scored on the same tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpar.data.stream import TokenStream
 ALPHAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """Amounts of additive smoothing to choose from."""
 FIT_TOKENS = 1 << 25
-"""The model is fit on at most so many tokens, from the start of the training stream."""
+"""Most tokens that the model is fit on, from the start of the training stream."""
 
 
 def bigram_loss(train: TokenStream, batches: Iterable[Batch], vocab: int) -> float:
@@ -22,11 +22,11 @@ def bigram_loss(train: TokenStream, batches: Iterable[Batch], vocab: int) -> flo
 
     The model is `p(b | a) = (count(ab) + alpha) / (count(a) + alpha * vocab)` with the counts of the training stream
     and the `alpha` of `ALPHAS` that predicts the training stream best when each pair is left out in turn; held-out
-    data has no say in it.
+    data does not affect it.
 
     Args:
-        train: what to count.
-        batches: what to score: where `mask` is set, the pair (`tokens`, `labels`).
+        train: the stream to count.
+        batches: the batches to score: each pair (`tokens`, `labels`) where `mask` is set.
         vocab: size of the vocabulary, the padding of the model's table not included.
 
     Raises:

@@ -1,7 +1,7 @@
 """The batch of a step, as a function of the step.
 
-Row `r` of step `k` is example `k * batch_size + r`, whoever assembles it: each host asks for the rows that its devices
-hold, and a run that resumes at step `k`, on however many hosts, sees what the first run would have seen.
+Row `r` of step `k` is example `k * batch_size + r` on every host: each host loads the rows that its devices hold, and a
+run that resumes at step `k`, on any number of hosts, gets the same data as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
     """The given rows of the batch of a step.
 
     Args:
-        dataset: where rows come from.
+        dataset: the source of the rows.
         step: the step, from 0.
         batch_size: rows of the whole batch, over all hosts.
         rows: numbers of the rows wanted, each below `batch_size`.
@@ -31,12 +31,12 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
     examples = [step * batch_size + int(row) for row in rows]
     parts = [dataset.row(example) for example in examples]
     batch = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-    # Beyond 2**31 examples the number starts again: it only seeds what is drawn per example.
+    # Beyond 2**31 examples the number wraps around: it only seeds the draws per example.
     return batch | {"examples": (np.array(examples, np.int64) % 2**31).astype(np.int32)}
 
 
 def batch_number(step: int, left_out: Sequence[int] = ()) -> int:
-    """The number of the batch that a step uses: batches are taken in order, but for those that are left out.
+    """The number of the batch that a step uses: batches are taken in order, except those that are left out.
 
     Leaving out a later batch changes nothing before it: the batch stays a function of the step and `left_out`.
     """
@@ -58,14 +58,14 @@ def batches(
     """`batch_rows` for `first_step` and every step after it, prepared ahead by threads; it never ends.
 
     Args:
-        dataset: where rows come from.
+        dataset: the source of the rows.
         batch_size: rows of the whole batch, over all hosts.
         rows: numbers of the rows wanted of each batch.
         first_step: step of the first batch.
         left_out: numbers of batches that no step uses.
-        prefetch: batches prepared ahead; 0 prepares each when it is asked for.
+        prefetch: batches prepared ahead; 0 prepares each on demand.
     """
-    import grain  # Only here: machines that make their batches otherwise do without it.
+    import grain  # Only here: machines that make their batches otherwise do not need it.
 
     steps = grain.MapDataset.range(first_step, 2**62)
     options = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)

@@ -1,13 +1,13 @@
 """Several sources mixed by weight: which source an example is from, and which row of it, are functions of its number.
 
-Example `e` stands at `u(e)`, the fractional part of `e` times the golden ratio plus a shift that the seed decides, and
-belongs to the source in whose share of [0, 1) that lies. These points are spread as evenly as points can be (Weyl 1916;
+Example `e` is at `u(e)`, the fractional part of `e` times the golden ratio plus a shift from the seed, and belongs to
+the source whose share of [0, 1) contains it. These points are spread as evenly as points can be (Weyl 1916;
 Knuth, The Art of Computer Programming 3, section 6.4), so every stretch of n examples has each source's share to within
 a few rows. Rows of a source are taken in their order: the number of a row is how many examples before it went to the
 source, which `_points_below` counts without listing them.
 
-When the weights change during a run, at an example that a checkpoint stands at, each source goes on where it was: an
-`Era` says since which example the weights hold, and how many rows of each source were used before.
+When the weights change during a run, at the example of a checkpoint, each source continues where it was: an `Era` holds
+the first example of the weights, and how many rows of each source were used before.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class MixedSource:
     """A source of a mixture."""
 
     name: str
-    """What the configuration calls it."""
+    """Its name in the configuration."""
     identity: str
-    """What it is known by in checkpoints, wherever it lies."""
+    """Its name in checkpoints, independent of its path."""
     rows: PackedRows
     weight: float
 
@@ -56,7 +56,7 @@ class Era:
     weights: dict[str, float]
     """Identity of each source to its weight."""
     used: dict[str, int]
-    """Identity of each source there ever was to the rows of it that were used before `first`."""
+    """Identity of each source of any era to its rows used before `first`."""
 
 
 class Mixture:
@@ -64,8 +64,8 @@ class Mixture:
 
     Args:
         sources: at least one; weights are at least 0, and one of them is above.
-        seed: with the weights it decides which source an example is from.
-        era: since when these weights hold; None means since the beginning.
+        seed: with the weights, determines the source of each example.
+        era: the start of these weights; None means the beginning.
     """
 
     def __init__(self, sources: Sequence[MixedSource], *, seed: int, era: Era | None = None) -> None:
@@ -92,7 +92,7 @@ class Mixture:
         return source.rows.row(row)
 
     def used(self, examples: int) -> dict[str, int]:
-        """Identity of each source there ever was to the rows of it that the examples below `examples` have."""
+        """Identity of each source of any era to its rows in the examples below `examples`."""
         counts = self._shares.counts(examples)
         used = dict(self._era.used)
         for identity, count in counts.items():
@@ -100,23 +100,23 @@ class Mixture:
         return used
 
     def epochs(self, examples: int) -> dict[str, float]:
-        """Name of each source to how often it was gone through, once the examples below `examples` are used."""
+        """Name of each source to its epochs, once the examples below `examples` are used."""
         used = self.used(examples)
         return {source.name: used[source.identity] / source.rows.rows_per_epoch for source in self._sources}
 
     @property
     def rows_used(self) -> dict[str, int]:
-        """Name of each source to the rows of it that were used before these weights held."""
+        """Name of each source to its rows used before these weights."""
         return {source.name: self._era.used.get(source.identity, 0) for source in self._sources}
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must know to go on: the era, as JSON."""
+        """What a checkpoint must hold to continue: the era, as JSON."""
         return asdict(self._era)
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Mixture:
-        """This mixture, going on at `example` after the era of a checkpoint: the same one while the weights are the
-        same, otherwise a new one, in which each source goes on where it was."""
+        """This mixture, continued at `example` after the era of a checkpoint: the same one if the weights are the same,
+        otherwise a new one in which each source continues where it was."""
         old = Era(facts["first"], dict(facts["weights"]), dict(facts["used"]))
         if (
             _Shares(old.weights, self._seed).ends == self._shares.ends
@@ -164,7 +164,7 @@ class _Shares:
         self._shift = int(random_bits(1, seed, _SHIFT)[0])
 
     def owner(self, example: int) -> tuple[str, int]:
-        """Whose an example is, and how many before it are."""
+        """The source of an example, and how many earlier examples that source has."""
         number = bisect_right(self.ends, (STRIDE * example + self._shift) % CIRCLE)
         low = self.ends[number - 1] if number else 0
         return self._names[number], self._below(example, self.ends[number]) - self._below(example, low)

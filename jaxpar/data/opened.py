@@ -1,4 +1,4 @@
-"""Data that is open: what there is to train on and to evaluate on."""
+"""Opened data: the rows to train on and to evaluate on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELDOUT_SEED = 0
 
 @dataclass(frozen=True)
 class Data:
-    """What there is to train on and to evaluate on."""
+    """The data to train on and to evaluate on."""
 
     train: Rows
     heldout: Rows | None
@@ -29,25 +29,25 @@ class Data:
     separator: int | None
     """Token that ends a document, if any."""
     decode: Callable[[Sequence[int] | np.ndarray], str] | None
-    """Tokens to text, where the source knows how."""
+    """Tokens to text, where the source supports it."""
     encode: Callable[[str], list[int]] | None
-    """Text to tokens, where the source knows how."""
+    """Text to tokens, where the source supports it."""
     description: str
-    """A line about the data: where it is from, and how much is in each split."""
+    """A line about the data: its source, and the size of each split."""
 
     @property
     def facts(self) -> dict[str, Any] | None:
-        """What a checkpoint must know, besides its step, to go on with this data, as JSON; None for nothing."""
+        """What a checkpoint must hold, apart from its step, to continue with this data, as JSON; None for nothing."""
         return self.train.facts if isinstance(self.train, Mixture) else None
 
     def continued(self, facts: Mapping[str, Any] | None, example: int) -> Data:
-        """This data, going on at `example` after what the facts of a checkpoint tell."""
+        """This data, continued at `example` from the facts of a checkpoint."""
         if facts is None or not isinstance(self.train, Mixture):
             return self
         return replace(self, train=self.train.continued(facts, example))
 
     def epochs_told(self, examples: int) -> str:
-        """`name 1.25, other 0.03`: how often each source was gone through, once so many examples are used."""
+        """`name 1.25, other 0.03`: the epochs of each source, once so many examples are used."""
         return ", ".join(f"{name} {epochs:.3g}" for name, epochs in self.train.epochs(examples).items())
 
 

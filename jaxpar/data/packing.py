@@ -1,8 +1,8 @@
 """Packing: documents become rows of equal length, each row a pure function of (seed, example).
 
-An epoch lays the documents end to end in a seeded order and cuts this stream into rows; a second seeded order says
-which row an example gets, since neighbouring rows are often parts of one document. What is left over at the end of
-an epoch (less than a row) is not used in that epoch. There are as many epochs as examples ask for.
+An epoch lays the documents end to end in a seeded order and cuts this stream into rows; a second seeded order
+determines the row of each example, since neighbouring rows are often parts of one document. The remainder at the end of
+an epoch (less than a row) is not used in that epoch. There are as many epochs as the examples need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxpar.data.randomness import permutation
 from jaxpar.data.stream import TokenStream
 
 type Row = dict[str, np.ndarray]
-"""`tokens`, `labels`, `segments`, `positions`, `slots` (int32) and `mask` (float32), each [sequence_length]."""
+"""`tokens`, `labels`, `segments`, `positions`, `indices` (int32) and `mask` (float32), each [sequence_length]."""
 
 _DOCUMENTS, _ROWS = 0, 1
 
@@ -34,15 +34,15 @@ class Rows(Protocol):
 
     @property
     def stream(self) -> TokenStream:
-        """The documents that the rows are made of (a sample of them, where they are generated)."""
+        """The documents of the rows (a sample of them, where they are generated)."""
         ...
 
     def row(self, example: int) -> Row:
-        """The row of an example, the same whenever and wherever it is asked for."""
+        """The row of an example, the same on every call and every host."""
         ...
 
     def epochs(self, examples: int) -> dict[str, float]:
-        """Name of each source to how often it was gone through, once the examples below `examples` are used."""
+        """Name of each source to its epochs, once the examples below `examples` are used."""
         ...
 
 
@@ -65,8 +65,8 @@ class PackedRows:
         stream: the documents.
         sequence_length: tokens per row.
         packed: keep the documents of a row apart (see `assemble`).
-        seed: with the epoch's number it decides the epoch's order.
-        name: what to call the source of the documents.
+        seed: with the epoch's number, determines the epoch's order.
+        name: name of the source of the documents.
 
     Raises:
         UserError: the stream is shorter than a row.
@@ -104,7 +104,7 @@ class PackedRows:
         return assemble(tokens, place_of, sequence_length=self.sequence_length, packed=self.packed)
 
     def epochs(self, examples: int) -> dict[str, float]:
-        """How often the documents were gone through, once the examples below `examples` are used."""
+        """Epochs of the documents, once the examples below `examples` are used."""
         return {self.name: examples / self.rows_per_epoch}
 
     def _lengths(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -113,7 +113,7 @@ class PackedRows:
         return ends - starts[documents]
 
     def _order(self, epoch: int) -> _Order:
-        """The epoch's order; two are kept, for the batches at the border of two epochs."""
+        """The epoch's order; two are cached, for the batches at the boundary of two epochs."""
         with self._lock:
             if epoch not in self._orders:
                 documents = permutation(len(self.stream.starts), self.seed, epoch, _DOCUMENTS)
@@ -147,14 +147,14 @@ def assemble(
     mask[: len(same)] = same
     labels = np.zeros(sequence_length, np.int32)
     labels[: len(same)] = np.where(same, tokens[1:], 0)
-    slots = np.arange(sequence_length, dtype=np.int32)
+    indices = np.arange(sequence_length, dtype=np.int32)
     begins = np.append(True, ~same[: sequence_length - 1])
-    first_slot = np.maximum.accumulate(np.where(begins, slots, 0))
+    first_index = np.maximum.accumulate(np.where(begins, indices, 0))
     return {
         "tokens": tokens[:sequence_length].astype(np.int32),
         "labels": labels,
         "mask": mask.astype(np.float32),
         "segments": np.cumsum(begins, dtype=np.int32),
-        "positions": slots - first_slot,
-        "slots": slots,
+        "positions": indices - first_index,
+        "indices": indices,
     }

@@ -1,4 +1,4 @@
-"""Random numbers that stay the same for ever: the order of the data must not change with the NumPy version.
+"""Stable random numbers: the order of the data must not change with the NumPy version.
 
 NumPy keeps the raw output of its bit generators and of `SeedSequence`, but not the methods of `Generator`
 (NEP 19), so everything here is made of the raw bits.

@@ -53,7 +53,7 @@ def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
 
 
 def family(path: str) -> str:
-    """What a file is split by: its top-level module, with `_x` and `_pyx` counted as `x` (they share much text)."""
+    """The key by which files are split: the top-level module, with `_x` and `_pyx` as `x` (they share much text)."""
     module = path.split("/")[0].removesuffix(".py")
     return module.removeprefix("_py").strip("_") if module.startswith("_py") else module.strip("_") or module
 

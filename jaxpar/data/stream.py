@@ -10,7 +10,7 @@ from jaxtyping import Int32, Int64, UInt
 
 
 class Tokens(Protocol):
-    """What a stream needs of its tokens: an array of one dimension, or what is indexed like one."""
+    """The tokens of a stream: an array of one dimension, or an object that is indexed like one."""
 
     @property
     def dtype(self) -> Any:
@@ -33,7 +33,7 @@ class Tokens(Protocol):
 class TokenStream:
     """Documents one after the other; document `d` is `tokens[starts[d]:starts[d + 1]]`, the last one ends the stream.
 
-    `tokens` may lie in memory-mapped files: nothing here reads all of it. No document is empty.
+    `tokens` may be in memory-mapped files: nothing here reads all of it. No document is empty.
     """
 
     tokens: Tokens

@@ -1,9 +1,9 @@
 """Generated text: endless, of any vocabulary, and learnable, for tests and benchmarks.
 
-Documents are made of phrases. A phrase begins with a token drawn from a skewed distribution and goes on, with chance
-0.8 at each token, by a fixed rule: the next token is a hash of the one before and of the one before that modulo 8.
-So there is much to learn from one token of context and more from two, from a number of rules that grows with the
-vocabulary alone. The language is always the same one; the seed decides what is said in it.
+Documents are made of phrases. A phrase begins with a token drawn from a skewed distribution and continues, with
+probability 0.8 at each token, by a fixed rule: the next token is a hash of the previous token and of the one before
+that modulo 8. So there is much to learn from one token of context and more from two, from a number of rules that grows
+only with the vocabulary. The language is always the same; the seed determines the text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SyntheticRows:
         vocab: size of the vocabulary; its last token ends a document.
         sequence_length: tokens per row.
         packed: keep the documents of a row apart (see `assemble`).
-        seed: decides the text together with `split`.
+        seed: determines the text together with `split`.
         split: number of the split, so that training and evaluation see different text.
 
     Raises:
@@ -57,12 +57,12 @@ class SyntheticRows:
         return assemble(tokens, documents, sequence_length=self.sequence_length, packed=self.packed)
 
     def epochs(self, examples: int) -> dict[str, float]:
-        """Nothing: generated text does not come to its end."""
+        """Empty: generated text is endless."""
         return {}
 
     @property
     def stream(self) -> TokenStream:
-        """A sample of the language: 2**18 tokens, drawn apart from the rows."""
+        """A sample of the language: 2**18 tokens, drawn separately from the rows."""
         return self._sample
 
     @cached_property
@@ -81,7 +81,7 @@ def generate(count: int, vocab: int, *key: int) -> tuple[UInt32[np.ndarray, " co
     tokens = np.where(fresh, _skew(uniforms(count, *key, 2), vocab), 0)
     places = np.arange(count)
     age = places - np.maximum.accumulate(np.where(fresh, places, 0))
-    # All phrases grow together: a step per token of the longest phrase instead of one per token of the text.
+    # All phrases grow together: one step per token of the longest phrase instead of one per token of the text.
     for step in range(1, int(age.max(initial=0)) + 1):
         here = np.flatnonzero(age == step)
         before = tokens[here - 2] % _CLASSES + 1 if step > 1 else np.zeros_like(here)

@@ -12,14 +12,14 @@ from jaxpar.config.spelling import quoted
 from jaxpar.data.mixture import MixedSource, Mixture
 from jaxpar.data.opened import HELDOUT_SEED, Data, heldout_size, packed_rows, size, split_sizes
 from jaxpar.data.packing import Rows
-from jaxpar.data.sharded_tokens import ShardedTokens
 from jaxpar.data.stream import TokenStream
-from jaxpar.data.token_file import read_token_file
-from jaxpar.data.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.tokenizer_file import tokenizers_installed
+from jaxpar.data.tokens.sharded_tokens import ShardedTokens
+from jaxpar.data.tokens.token_file import read_token_file
+from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 
 ROOM = 0.05
-"""How much larger than the tokenizer's a model's vocabulary may be: published models leave room for more tokens."""
+"""How much larger a model's vocabulary may be than the tokenizer's: published models reserve further tokens."""
 
 
 def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
@@ -75,7 +75,7 @@ def _open_folder(path: str, key: str) -> TokenFolder:
 
 
 def _check_alike(folders: dict[str, TokenFolder], key: str) -> None:
-    """Tokens of two tokenizers cannot be told apart, and a folder that is there twice would have one place in two."""
+    """Refuse folders of different tokenizers, whose tokens cannot be distinguished, and folders named twice."""
     (first_path, first), *others = folders.items()
     for path, folder in others:
         if folder.index.tokenizer.digest != first.index.tokenizer.digest or (
@@ -106,10 +106,10 @@ def _train(config: DataConfig, folders: dict[str, TokenFolder], weights: dict[st
 
 
 def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> tuple[TokenStream | None, str]:
-    """What to evaluate on, and words about it.
+    """The held-out data, and words about it.
 
-    Without `data.heldout_path` it is what all folders hold out, whatever their weights: then losses compare between
-    runs with other weights.
+    Without `data.heldout_path` it is the held-out data of all folders, whatever their weights, so that losses are
+    comparable between runs with different weights.
     """
     if config.heldout_path is not None:
         path = config.heldout_path

@@ -1,1 +1,1 @@
-"""What a run is laid out on: GPUs, links and clusters with their published numbers, and the XLA flags of each GPU."""
+"""GPUs, links and clusters with their published numbers, and the XLA flags of each GPU."""

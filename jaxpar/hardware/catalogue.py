@@ -33,25 +33,25 @@ class GPU:
     name: str
     """Name with form factor and memory, as in `H100-SXM-80GB`."""
     device_kinds: tuple[str, ...]
-    """The strings by which `jax.Device.device_kind` names it."""
+    """Its names in `jax.Device.device_kind`."""
     peaks: Mapping[Arithmetic, float]
     """Dense peak of matmuls in FLOP/s per type; a type that the GPU has no units for is absent."""
     hbm_bytes: int
     """Memory in bytes; the driver keeps a few percent of it."""
     device_bytes: int
-    """Memory that CUDA reports to a program: what can be allocated at most."""
+    """Memory that CUDA reports to a program: the most that can be allocated."""
     hbm_bandwidth: float
     """Peak memory bandwidth in bytes per second."""
     compute_capability: tuple[int, int]
-    """Of CUDA: 9, 0 is Hopper."""
+    """CUDA compute capability: (9, 0) is Hopper."""
     nvlink: Link
     """To the other GPUs of the host."""
     pcie: Link
     """To the host's memory."""
     network: Link
-    """To other hosts, where nobody says otherwise: as in the server that `network.source` names."""
+    """To other hosts by default: that of the server that `network.source` names."""
     source: str
-    """Where peaks, memory and its bandwidth stand."""
+    """Source of peaks, memory and its bandwidth."""
 
     @property
     def training_peak(self) -> float:
@@ -191,16 +191,16 @@ _BY_KIND = {kind: gpu for gpu in GPUS for kind in gpu.device_kinds}
 def gpu_of(device_kind: str) -> GPU | None:
     """The GPU that JAX names `device_kind`, or None where the catalogue has none of that name.
 
-    The match is exact: `NVIDIA H100 PCIe` and a MIG slice of an H100 are other machines with other peaks.
+    The match is exact: `NVIDIA H100 PCIe` and a MIG slice of an H100 have other peaks.
     """
     return _BY_KIND.get(device_kind)
 
 
 def gpu_named(name: str) -> GPU:
-    """The GPU that users call `name`: `h100`, `a100-80`, or in full `H100-SXM-80GB`, in any case.
+    """The GPU of a user's `name`, in any case: `h100`, `a100-80`, or in full `H100-SXM-80GB`.
 
     Raises:
-        UserError: there is none; the sentence names the nearest.
+        UserError: there is none; the message names the nearest.
     """
     wanted = name.strip().lower()
     for gpu in GPUS:

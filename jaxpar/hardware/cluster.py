@@ -11,15 +11,15 @@ from typing import Any
 
 from jaxpar.config.bounds import RANKS
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_text_file
+from jaxpar.config.reading.typed import checked, field_types
+from jaxpar.config.reading.yaml_text import Located, parse_document
 from jaxpar.config.spelling import did_you_mean, named, quoted
-from jaxpar.config.text_file import read_text_file
-from jaxpar.config.typed import checked, field_types
-from jaxpar.config.yaml_text import Located, parse_document
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.links import GIGA, Link
 
 HOST_MEMORY = 2**40
-"""Bytes that a host is taken to have for its GPUs, where nobody says."""
+"""Default bytes of a host's memory for its GPUs."""
 FORM = "expected gpu:hosts x gpus, as in h100:1x8, or the path of a .yaml file"
 
 
@@ -52,28 +52,28 @@ class Cluster:
     gpus_per_host: int
     groups: tuple[Group, ...]
     bandwidth_file: Path | None = None
-    """Measured bandwidth between hosts, for placing ranks (`jaxpar.planner.placement`)."""
+    """Measured bandwidth between hosts, for placing ranks (`jaxpar.planner.placement.placement`)."""
     written_between: Link | None = None
-    """Between hosts of two groups, where somebody says: networks of different kinds meet on a third one, if at all."""
+    """Between hosts of two groups, if given: networks of different kinds are connected by a third one, if at all."""
 
     @cached_property
     def gpu(self) -> GPU:
-        """The GPU; in a cluster of several kinds the slowest, whose program runs everywhere and which all wait for."""
+        """The GPU; in a heterogeneous cluster the slowest, which all wait for and whose program runs on every GPU."""
         return min(self.gpus, key=lambda gpu: (gpu.compute_capability, gpu.training_peak, gpu.device_bytes))
 
     @cached_property
     def device_bytes(self) -> int:
-        """Memory of a GPU; in a cluster of several kinds of the one with the least, which decides what fits."""
+        """Memory of a GPU; in a heterogeneous cluster the least, which decides what fits."""
         return min(gpu.device_bytes for gpu in self.gpus)
 
     @property
     def gpus(self) -> tuple[GPU, ...]:
-        """The kinds of GPU, each once."""
+        """The distinct kinds of GPU."""
         return tuple({group.gpu.short: group.gpu for group in self.groups}.values())
 
     @cached_property
     def training_peak(self) -> float:
-        """FLOP/s in 16 bits of a GPU; of several kinds on average."""
+        """FLOP/s in 16 bits of a GPU; in a heterogeneous cluster the mean."""
         return sum(group.hosts * group.gpu.training_peak for group in self.groups) / self.hosts
 
     @cached_property
@@ -84,16 +84,16 @@ class Cluster:
 
     @property
     def between(self) -> Link:
-        """The link between hosts of two groups: what is written, else the slower network of two groups."""
+        """The link between hosts of two groups: the given one, else the slower network of the two."""
         slowest = min((group.network for group in self.groups), key=lambda link: link.bandwidth)
         return slowest if self.written_between is None else self.written_between
 
     def of_kind(self, group: Group) -> Cluster:
-        """As large a cluster in which all hosts are like those of `group`, and groups are as far apart as here."""
+        """A cluster of the same size in which all hosts are like those of `group`; links between groups stay."""
         return replace(self, groups=(replace(group, hosts=self.hosts),), written_between=self.between)
 
     def stage_groups(self, stages: int) -> tuple[Group, ...] | None:
-        """The group that each of so many pipeline stages is in; None where one would be in two, or in part."""
+        """The group of each of so many pipeline stages; None where a stage would span groups or part of a host."""
         each, over = divmod(self.devices, stages)
         sizes = [group.hosts * self.gpus_per_host for group in self.groups]
         if over or any(size % each for size in sizes):
@@ -157,7 +157,7 @@ class Cluster:
         return min(group.host_memory for group in self.groups) // self.gpus_per_host if asked is None else asked
 
     def describe(self) -> str:
-        """The numbers that every prediction rests on, in one line per group."""
+        """The numbers behind every prediction, one line per group."""
         lines = []
         for group in self.groups:
             links = (("in a host", group.node), ("between hosts", group.network), ("to host memory", group.host))

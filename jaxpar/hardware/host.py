@@ -1,35 +1,41 @@
-"""The host's memory: what there is of it, and what XLA may pin of it for its devices."""
+"""The host's memory: its size, and how much XLA may pin for its devices."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+
+PINNED = "pinned_host"
+"""JAX's name of the host memory that devices copy to and from directly, as in shardings."""
 
 PINNED_SHARE = 0.9
-"""Of the host's memory, what its processes may pin together."""
+"""Share of the host's memory that its processes may pin together."""
 
 PINNED_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
-"""What XLA reads the most from that one process pins, in GiB (openxla/xla#20633); it is taken as it is needed."""
+"""Variable from which XLA reads how much a process may pin, in GiB (openxla/xla#20633); allocated on demand."""
 
 PREALLOCATED_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"
-"""Where it is true, XLA pins all that it may at once."""
+"""Variable that makes XLA pin all of it at the start."""
 
 PINNED_GIB = 64
-"""What one process pins at most where the variable is not set."""
+"""The most that a process pins where the variable is not set."""
 
 NO_LIMIT = 2**63
 """More than any machine has."""
 
 PREALLOCATED_GIB = 16
-"""The same where all of it is pinned at once."""
+"""The same where all of it is pinned at the start."""
 
 
 GROUPS = Path("/sys/fs/cgroup")
 """Where Linux shows control groups."""
 
 OWN_GROUPS = Path("/proc/self/cgroup")
-"""In which of them this process is."""
+"""Lists this process's control groups."""
 
 
 def host_memory() -> int:
@@ -40,8 +46,8 @@ def host_memory() -> int:
 def group_limits(own: Path, mounted: Path) -> Iterator[int]:
     """Limits on the memory of this process's control groups and of those around them, of either version.
 
-    In a container the paths in `own` may be those of the host, and what is mounted the container's own root: what is
-    not there is passed over.
+    In a container the paths in `own` may be those of the host, while the container's own root is mounted: paths that
+    do not exist are skipped.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
@@ -56,13 +62,13 @@ def group_limits(own: Path, mounted: Path) -> Iterator[int]:
 
 
 def raise_pinned_limit(environment: MutableMapping[str, str], processes: int) -> None:
-    """Let XLA pin a process's share of the host's memory, where so many are on the host and the user says nothing."""
+    """Let XLA pin a process's share of the host's memory, for so many processes on it, unless the user set a limit."""
     if PINNED_VARIABLE not in environment and not _preallocated(environment):
         environment[PINNED_VARIABLE] = str(max(1, int(PINNED_SHARE * host_memory() / processes / 2**30)))
 
 
 def pinned_limit(environment: Mapping[str, str]) -> int:
-    """Bytes of the host's memory that XLA pins at most in a process with this environment."""
+    """The most bytes of host memory that XLA pins in a process with this environment."""
     said = environment.get(PINNED_VARIABLE, "")
     if said.strip().isdigit():
         return int(said) * 2**30
@@ -71,3 +77,16 @@ def pinned_limit(environment: Mapping[str, str]) -> int:
 
 def _preallocated(environment: Mapping[str, str]) -> bool:
     return environment.get(PREALLOCATED_VARIABLE, "").lower() in ("1", "true")
+
+
+def require_pinned(device: Any, what: str, expected: str) -> None:
+    """Raises `UserError` if `device` (a `jax.Device`) has no pinned host memory, which `what` needs.
+
+    `what` begins with a key of the configuration, and `expected` is what to set it to instead.
+    """
+    memories = [memory.kind for memory in device.addressable_memories()]
+    if PINNED not in memories:
+        raise UserError(
+            f"{what} needs {PINNED} memory, and {device.device_kind} has only {', '.join(memories)}; "
+            f"expected {expected}"
+        )

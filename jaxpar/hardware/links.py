@@ -25,10 +25,10 @@ class Link:
     latency: float
     """Seconds that one hop of a ring adds."""
     source: str
-    """Where the bandwidth stands."""
+    """Source of the bandwidth."""
 
     def with_bandwidth(self, gigabytes: float, latency_us: float | None, source: str) -> Link:
-        """This level with numbers that somebody wrote: GB/s per GPU and direction, and microseconds."""
+        """This level with a user's numbers: GB/s per GPU and direction, and microseconds."""
         latency = self.latency if latency_us is None else latency_us / 1e6
         return replace(self, bandwidth=gigabytes * GIGA, latency=latency, source=source)
 

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a program may take: one number for the trainer, and for what is said without a GPU."""
+"""How much of a GPU's memory a program may take: one number for the trainer and for predictions without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ POOL_FRACTION = 0.95
 workspaces of libraries; JAX's own default leaves them 25%."""
 
 POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""What JAX reads the share from: the name in use and its older one. JAX refuses both at once."""
+"""Variables from which JAX reads the share: the current name and the older one. JAX refuses both at once."""
 
 
 def pool_bytes(device_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The XLA flags that programs for GPUs are compiled with: the trainer's on a GPU, and the compiler's without one.
+"""The XLA flags of programs for GPUs, both in the trainer and when compiling without a GPU.
 
 An unknown flag makes XLA end the process, so flags are checked against the installed XLA first.
 """
@@ -26,7 +26,7 @@ COMMON = (
 
 
 def xla_flags(gpu: GPU | None = None) -> tuple[str, ...]:
-    """The flags for programs that run on `gpu`; None stands for a GPU that is not known by name."""
+    """The flags for programs that run on `gpu`; None means a GPU that is not in the catalogue."""
     del gpu  # the flags of all GPUs are the same so far
     return COMMON
 

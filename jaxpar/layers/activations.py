@@ -1,4 +1,4 @@
-"""Names of the activations inside a layer; what the plan decides per name is saved, recomputed or offloaded."""
+"""Names of the activations inside a layer; for each name the plan decides: saved, recomputed or offloaded."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ LAYER_INPUT = "layer_input"
 
 def name_activation(x: jax.Array, name: str, declared: Iterable[Activation]) -> jax.Array:
     """Mark `x` as the activation `name`, which is among those that its part or layer declares."""
-    assert any(one.name == name for one in declared), f"{name!r} is no activation that is declared here"
+    assert any(one.name == name for one in declared), f"{name!r} is not an activation that is declared here"
     return checkpoint_name(x, name)

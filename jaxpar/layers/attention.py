@@ -15,7 +15,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.activations import name_activation
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration import Activation, Core, Matmuls, Part, Weights, matrix, vector
-from jaxpar.layers.norm import from_zero, rms_normalize, rms_normalize_heads
+from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.rope import rotate
 from jaxpar.layers.weights import declare_weights
 
@@ -32,7 +32,7 @@ class Attention(nnx.Module):
     def __init__(self, model: ModelConfig):
         self.part = self.declare(model)
         self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
-        self.normed, self.zero_centered = model.qk_norm, model.norm == "zero_centered_rmsnorm"
+        self.normed, self.factors = model.qk_norm, NORMS[model.norm].factors
         declare_weights(self, self.part.weights)
         self.query: nnx.Param
         self.key: nnx.Param
@@ -41,9 +41,9 @@ class Attention(nnx.Module):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """Queries, keys and values are kept as attention reads them, and what attention makes of them.
+        """Queries, keys and values are kept as attention reads them, as is attention's output.
 
-        Norms and biases of queries and keys are taken for a part of the kernel that rotates them.
+        Norms and biases of queries and keys count as part of the kernel that rotates them.
         """
         rotated = ("query", "key") if model.position == "rope" else ()
         projected = ("query", "key", "value")
@@ -79,13 +79,13 @@ class Attention(nnx.Module):
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
     ) -> Float[Array, "batch seq heads head_dim"]:
-        """From what `project_in` made to what `project_out` takes: biases, norms, rotation and attention."""
+        """From the output of `project_in` to the input of `project_out`: biases, norms, rotation and attention."""
         if "query_bias" in self.part.weights:
             q = q + self._vector("query_bias")
             k = k + self._own_heads(self._vector("key_bias"), 0)
             v = v + self._own_heads(self._vector("value_bias"), 0)
         if self.normed:
-            # The norm's derivative needs its input: with that kept, no matmul runs again, and elementwise work does.
+            # The norm's derivative needs its input: if that is kept, only elementwise work is recomputed.
             q, k = self._named(q, "query"), self._named(k, "key")
             q, k = self._normalize(q, k)
         if tokens.cos is not None and tokens.sin is not None:
@@ -100,10 +100,8 @@ class Attention(nnx.Module):
         return x + self._vector("output_bias") if "output_bias" in self.part.weights else x
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys under their norms, of each head or of the whole projection."""
-        of_query, of_key = self._vector("query_norm"), self._vector("key_norm")
-        if self.zero_centered:
-            of_query, of_key = from_zero(of_query), from_zero(of_key)
+        """Queries and keys after their norms, of each head or of the whole projection."""
+        of_query, of_key = self.factors(self._vector("query_norm")), self.factors(self._vector("key_norm"))
         if self.normed == "projection":
             q, k = rms_normalize_heads((q, k), (of_query, self._own_heads(of_key, 0)), self.epsilon)
             return q, k
@@ -144,7 +142,7 @@ def _weights(model: ModelConfig) -> Weights:
         weights |= {"key_bias": vector(key, KEY), "value_bias": vector(key, KEY)}
     if model.attention_bias is True:
         weights["output_bias"] = vector((embed,), ("norm",))
-    neutral = "zeros" if model.norm == "zero_centered_rmsnorm" else "ones"
+    neutral = NORMS[model.norm].neutral
     if model.qk_norm == "projection":
         weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}
     elif model.qk_norm:

@@ -1,4 +1,4 @@
-"""All checks of a configuration, those that need the weights of its layers too."""
+"""All checks of a configuration, including those that need the weights of its layers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from dataclasses import replace
 from jaxpar.config.bounds import PARAMETERS
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layers.counting import parameter_count
 
 
-def validate(config: Config) -> None:
-    """`jaxpar.config.validate.validate`, and that the model is none that no machine holds.
+def validate(config: Config, since: Config | None = None) -> None:
+    """`jaxpar.config.validate.validate`, and a check that the model is not larger than any machine can hold.
 
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
-    validate_keys(config)
-    check_parameters(config.model)
+    validate_keys(config, since)
+    if since is None or VOCAB in became_known(since, config):
+        check_parameters(config.model)
 
 
 def check_parameters(model: ModelConfig) -> None:
-    """Refuse sizes that are each in range and make a model that no machine holds, before anything is built.
+    """Refuse sizes that are each in range but make a model that no machine can hold, before anything is built.
 
     Raises:
         UserError: there are more parameters than `PARAMETERS`.

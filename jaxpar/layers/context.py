@@ -1,4 +1,4 @@
-"""What a layer needs to know about its tokens besides their activations."""
+"""What a layer needs to know about its tokens in addition to their activations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class TokenContext(NamedTuple):
 
     segments: Int[Array, "batch seq"]
     """Document of each token in its row, from 1; 0 is padding."""
-    slots: Int[Array, "batch seq"]
+    indices: Int[Array, "batch seq"]
     """Index of each token in its row; masks are causal by it."""
     row_segments: Int[Array, "batch row"]
     """`segments` of the whole rows, one context rank's part after another."""
-    row_slots: Int[Array, "batch row"]
-    """`slots` of the whole rows, likewise."""
+    row_indices: Int[Array, "batch row"]
+    """`indices` of the whole rows, likewise."""
     examples: Int[Array, "batch"]
     """Global example index of each row."""
     cos: Float[Array, "batch seq half"] | None
@@ -29,6 +29,6 @@ class TokenContext(NamedTuple):
 
 
 def sequence_part(x: jax.Array) -> jax.Array:
-    """This tensor rank's part of `x` [batch, seq, ...], as activations lie between blocks."""
+    """This tensor rank's part of `x` [batch, seq, ...], as activations are split between blocks."""
     length = x.shape[1] // lax.axis_size("tensor")
     return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * length, length, axis=1)

@@ -14,7 +14,7 @@ def parameter_count(model: ModelConfig, padded: bool) -> int:
 
     Args:
         model: The shapes, with `vocab` set.
-        padded: Count the rows that pad the vocabulary to `vocab_multiple` too, as memory does; published counts do not.
+        padded: Also count the rows that pad the vocabulary to `vocab_multiple`; published counts do not.
     """
     rows = padded_vocab(model)
     if not padded and model.vocab is not None:

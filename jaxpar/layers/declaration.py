@@ -1,4 +1,4 @@
-"""What a part of a layer says of itself, once: its weights, its named activations and its operations, in order.
+"""The declaration of a part of a layer: its weights, its named activations and its operations, in order.
 
 Everything that describes layers is derived from it: parameter counts and model FLOPs (`jaxpar.layers.counting`,
 `jaxpar.model.flops`), bytes and costs of activations (`jaxpar.memory`), what remat presets save, the planner's seconds,
@@ -24,13 +24,13 @@ class Activation:
 
     name: str
     dims: Dims
-    """Of a token's numbers."""
+    """Dims of a token's part of it."""
     between: bool = False
-    """Lies between the blocks, where tensor ranks split the sequence; inside them they split heads or hidden width."""
+    """It is between the blocks, where tensor ranks split the sequence; inside them they split heads or hidden width."""
     float32: bool = False
-    """Is float32 whatever the compute dtype is."""
+    """It is float32 whatever the compute dtype is."""
     cheap: bool = False
-    """Elementwise work brings it back from what `gemm_last` keeps: that preset drops it."""
+    """Elementwise work recomputes it from what `gemm_last` keeps: that preset drops it."""
     core: bool = False
     """Attention itself makes it from queries, keys and values: `selective` drops it."""
 
@@ -55,7 +55,7 @@ class Traffic:
 
 
 RESIDUAL = Traffic(3, 3, 3, 3)
-"""Adding to the residual stream: two read, one written."""
+"""Adding to the residual stream: two reads, one write."""
 
 
 @dataclass(frozen=True)
@@ -66,29 +66,27 @@ class Matmuls:
     weights: tuple[str, ...]
     """Matrices of the part; `ParamSpec.inputs` of their dims are summed over."""
     inward: bool
-    """Into the part, behind a gather of the sequence; else back out, before a scatter of the partial sums."""
+    """Into the part, after a gather of the sequence; else back out, before a scatter of the partial sums."""
     input: str = ""
-    """The activation that is multiplied; inward the layer says which."""
+    """The activation that is multiplied; inward, the layer sets it."""
     outputs: tuple[str, ...] = ()
-    """Inward, the activation that each matrix makes; outward the layer says it, if any."""
+    """Inward, the activation that each matrix makes; outward, the layer sets it, if there is one."""
     rotated: tuple[str, ...] = ()
-    """Those of `outputs` that rotary embeddings turn."""
+    """Those of `outputs` that rotary embeddings rotate."""
     by_head: bool = False
     """Whether `outputs` are laid out for an attention kernel."""
     adds: bool = False
-    """Outward, whether the sums are added to the residual stream straight away."""
+    """Outward, whether the sums are added to the residual stream immediately."""
 
 
 @dataclass(frozen=True)
 class Elementwise:
-    """Work that memory bounds."""
+    """Memory-bound work."""
 
     output: str
-    """The activation that it makes; of the last in a layer, which no backward needs, just a name."""
-    moved: int
-    """Numbers read and written for each number of the output."""
+    """The activation that it makes; for the last in a layer, which no backward needs, only a name."""
     traffic: Traffic | None = None
-    """The same as the planner counts it, forward and backward; None where another operation's kernel does the work."""
+    """None if another operation's kernel does the work: recomputing it then costs nothing."""
     norms: int = 0
     """Norms of the residual stream in it."""
     adds: bool = False
@@ -97,7 +95,7 @@ class Elementwise:
 
 @dataclass(frozen=True)
 class Core:
-    """Attention itself: 4 FLOPs for each number of a query and each key that it sees."""
+    """Attention itself: 4 FLOPs for each number of a query and each key that it attends to."""
 
     query: str
     keys: tuple[str, ...]
@@ -146,7 +144,7 @@ class Part:
     """Attention or a feed-forward: from the residual stream, or its norm, to what is added to it."""
 
     name: str
-    """Where its weights lie in those of a layer."""
+    """Name of its weights within those of a layer."""
     weights: Weights
     activations: tuple[Activation, ...]
     operations: tuple[Operation, ...]
@@ -154,7 +152,7 @@ class Part:
 
     def __post_init__(self) -> None:
         first, *_, last = self.groups
-        assert first.inward and not last.inward, "a part is entered and left by a group of matmuls"
+        assert first.inward and not last.inward, "a part begins and ends with a group of matmuls"
         assert first is self.operations[0] and last is self.operations[-1], "its operations lie between"
         made = [name for operation in self.operations for name in made_by(operation)]
         assert sorted(made) == sorted(one.name for one in self.activations), f"{self.name}: each is made once"
@@ -177,11 +175,11 @@ class Layer:
 
     parts: tuple[Part, ...]
     norms: Mapping[str, Norm]
-    """By name, as a layer's weights have them."""
+    """By name, as in a layer's weights."""
     activations: tuple[Activation, ...]
     """In the order of the forward, the layer's input first."""
     operations: tuple[tuple[Part, Operation], ...]
-    """In order, each with the part that it is of, or whose input or output it makes."""
+    """In order, each with the part that it belongs to, or whose input or output it makes."""
 
     @property
     def weights(self) -> dict[str, Weights]:

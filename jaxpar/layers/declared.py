@@ -1,4 +1,4 @@
-"""The declaration of a model's layers, put together from those of their parts."""
+"""The declaration of a model's layers, composed from those of their parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxpar.layers.feed_forward import FeedForward
 from jaxpar.layers.norm import NORMS
 
 PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
-"""By `model.norm_placement`: whether a part has a norm before it, and one behind it."""
+"""By `model.norm_placement`: whether a part has a norm before it, and one after it."""
 
 
 @cache
@@ -45,7 +45,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     """A layer of a model whose layers are all alike: `kind_model` gives that of a kind.
 
     A part reads the residual stream, or `<part>_input`, which a norm before it makes. Its last matmul is added to the
-    stream (`<part>_residual`, where another part follows). With a norm behind it, that matmul makes `<part>_projected`,
+    stream (`<part>_residual`, where another part follows). With a norm after it, that matmul makes `<part>_projected`,
     whose norm is added to the stream by what comes next.
     """
     norm = NORMS[model.norm].declare(model)
@@ -79,10 +79,10 @@ def declare_layer(model: ModelConfig) -> Layer:
 
 
 def _between(output: str, norm: Norm, before: bool, owed: bool) -> Elementwise:
-    """What makes a part's input: of what the part before has left to do, and the norm before this one."""
+    """The operations that make a part's input: those left over by the part before, and the norm before this one."""
     pieces: list[Traffic] = [norm.traffic] * (before + owed) + [RESIDUAL] * owed
     traffic = sum(pieces[1:], start=pieces[0])
-    return Elementwise(output, 2 * before + 3 * owed, traffic, norms=before + owed, adds=owed)
+    return Elementwise(output, traffic, norms=before + owed, adds=owed)
 
 
 def activation_names(model: ModelConfig) -> tuple[str, ...]:
@@ -100,9 +100,8 @@ def activation_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def known_activations() -> dict[str, Activation]:
-    """Every activation that some layer has, by name, whichever feed-forward and placement of norms it is of.
-
-    A name stands for one thing in all of them.
+    """Every activation that some layer has, by name, over all feed-forwards and placements of norms.
+    A name means the same in all of them.
     """
     return _known(tuple(FEED_FORWARDS))
 
@@ -119,7 +118,7 @@ def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
 
 
 def hidden_names() -> frozenset[str]:
-    """Activations inside feed-forwards, which one in tiles has for one tile at a time."""
+    """Activations inside feed-forwards, which in tiles exist for one tile at a time."""
     return _hidden(tuple(FEED_FORWARDS))
 
 

@@ -1,4 +1,4 @@
-"""Dropout as a function of the global token: the same on every layout, and again when a layer is recomputed."""
+"""Dropout as a function of the global token index: the same on every layout, and when a layer is recomputed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def dropout(
     seed: int,
     site: int | Int[Array, ""],
     examples: Int[Array, "batch"],
-    slots: Int[Array, "batch seq"],
+    indices: Int[Array, "batch seq"],
 ) -> Float[Array, "batch seq embed"]:
     """Zero each element with probability `rate` and scale the rest by `1 / (1 - rate)`.
 
-    The mask of a token follows from (`seed`, `site`, its example, its slot) alone. `examples` are global indices that
-    grow with the step; `site` numbers the places of the model that drop.
+    The mask of a token is a function of (`seed`, `site`, its example, its index) only. `examples` are global indices
+    that grow with the step; `site` numbers the places of the model that drop.
     """
     if rate == 0.0:
         return x
     key = jax.random.fold_in(jax.random.key(seed), site)
     rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
-    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(rows, slots)
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(rows, indices)
     keep = jax.vmap(jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[-1:])))(keys)
     return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxpar.layers.declaration import Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.layers.weights import declare_weights
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Arrays
 
 _over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
@@ -35,28 +36,28 @@ def hidden_weights(model: ModelConfig, *inward: str) -> Weights:
     return Weights(weights)
 
 
-class FeedForward(nnx.Module):
-    """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and says what `activate` is."""
+class FeedForward(nnx.Module, ABC):
+    """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and defines `activate`."""
 
     def __init__(self, model: ModelConfig):
         self.part = self.declare(model)
         declare_weights(self, self.part.weights)
 
     @staticmethod
+    @abstractmethod
     def declare(model: ModelConfig) -> Part:
         """The part, with weights as `hidden_weights` makes them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
-        """From what `project_in` made to what `project_out` takes: biases and the non-linearity, with their names."""
-        raise NotImplementedError
+        """From the output of `project_in` to the input of `project_out`: biases and the non-linearity, named."""
 
     def named(self, x: jax.Array, name: str) -> jax.Array:
         """`x` as an activation of the part."""
         return name_activation(x, name, self.part.activations)
 
     def biased(self, x: Float[Array, "batch seq mlp"], weight: str) -> Float[Array, "batch seq mlp"]:
-        """What the matrix `weight` made, with its bias if it has one."""
+        """The output of the matrix `weight`, with its bias if it has one."""
         return x + getattr(self, f"{weight}_bias")[...] if f"{weight}_bias" in self.part.weights else x
 
     def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, ...]:
@@ -69,15 +70,16 @@ class FeedForward(nnx.Module):
         return x @ down[...]
 
     def in_tiles(self, x: Float[Array, "batch part embed"], tiles: int) -> Float[Array, "batch part embed"]:
-        """All but the output bias, verbs included, for `ceil(batch * part / tiles)` tokens of each rank at a time.
+        """All but the output bias, collectives included, for `ceil(batch * part / tiles)` tokens of a rank at a time.
 
-        Each tile runs the verbs for its own tokens, so that neither the joined sequence nor the partial sums, `tensor`
-        times as large as `x`, exist whole. Sends what one tile would: forward `gather_sequence` and `scatter_sequence`;
+        Each tile runs the collectives for its own tokens, so that neither the joined sequence nor the partial sums,
+        `tensor` times as large as `x`, exist whole. Sends what one tile would: forward `gather_sequence` and
+        `scatter_sequence`;
         backward two of the former (the input again, the gradient of the output) and one of the latter.
         """
         graph, state = nnx.split(self)
 
-        def block(weights: Tree, x: jax.Array) -> jax.Array:
+        def block(weights: Arrays, x: jax.Array) -> jax.Array:
             mlp: FeedForward = nnx.merge(graph, weights)
             return scatter_sequence(mlp.project_out(mlp.activate(*mlp.project_in(gather_sequence(x)))))
 

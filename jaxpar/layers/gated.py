@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import jax
 from jaxtyping import Array, Float
 
@@ -15,7 +17,7 @@ class Gated(FeedForward):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """Gate and up are kept; what elementwise work makes of them comes back in one kernel."""
+        """Gate and up are kept; one elementwise kernel recomputes the rest."""
         return Part(
             name="mlp",
             weights=hidden_weights(model, "gate", "up"),
@@ -27,18 +29,18 @@ class Gated(FeedForward):
             ),
             operations=(
                 Matmuls("mlp_in", ("up", "gate"), inward=True, outputs=("mlp_up", "mlp_gate")),
-                Elementwise("mlp_activated", moved=2),
+                Elementwise("mlp_activated"),
                 # Forward reads gate and up and writes their product; backward reads these and the gradient of the
-                # product, and writes those of both. Kernel by kernel the non-linearity is written and read besides.
-                Elementwise("mlp_hidden", moved=3, traffic=Traffic(3, 5, unfused=5, unfused_backward=8)),
+                # product, and writes those of both. Kernel by kernel the non-linearity is also written and read.
+                Elementwise("mlp_hidden", traffic=Traffic(3, 5, unfused=5, unfused_backward=8)),
                 OUT,
             ),
         )
 
     @staticmethod
+    @abstractmethod
     def non_linear(gate: jax.Array) -> jax.Array:
         """f."""
-        raise NotImplementedError
 
     def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
         """f(gate) * up, with their biases."""

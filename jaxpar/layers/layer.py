@@ -1,4 +1,4 @@
-"""One decoder layer: attention and feed-forward, each with a norm before or behind it or both, each added to the
+"""One decoder layer: attention and feed-forward, each with a norm before or after it or both, each added to the
 residual stream."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and MLP."""
+    """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and hidden."""
 
     def __init__(self, config: Config, mlp_tiles: int = 1):
         model = config.model
@@ -40,7 +40,7 @@ class DecoderLayer(nnx.Module):
         self.reports: tuple[str, ...] = ()
 
     def linear(self, name: str, x: jax.Array) -> Any:
-        """A group of matmuls with the verbs around it: linear in the layer's matrices, and in `x`."""
+        """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`."""
         for part in (self.attention, self.mlp):
             inward, outward = part.part.groups
             if name == inward.name:
@@ -65,7 +65,7 @@ class DecoderLayer(nnx.Module):
         h = tap("attention_out", self.linear, h)
         h = self.attention.add_bias(h)
         if self.norms_behind:
-            # The norm's derivative needs its input, and from that elementwise work brings back the residual stream.
+            # The norm's derivative needs its input, and from that elementwise work recomputes the residual stream.
             h = self.post_attention_norm(self._named(h, "attention_projected"))
         x = x + self._drop(h, 2 * index + 1, tokens, train)
         if not self.norms_behind:
@@ -87,5 +87,5 @@ class DecoderLayer(nnx.Module):
     def _drop(self, x: jax.Array, site: jax.Array, tokens: TokenContext, train: bool) -> jax.Array:
         if not train or self.dropout == 0.0:
             return x
-        slots = sequence_part(tokens.slots)
-        return dropout(x, self.dropout, seed=self.seed, site=site, examples=tokens.examples, slots=slots)
+        indices = sequence_part(tokens.indices)
+        return dropout(x, self.dropout, seed=self.seed, site=site, examples=tokens.examples, indices=indices)

@@ -1,9 +1,9 @@
 """Matmuls by name, so that a backward can be split: the input's gradient now, the weights' gradient later.
 
-A layer calls each of its groups of matmuls through a *tap*. The plain one calls the group and nothing else. The
-splitting one keeps what the weights' gradient will need: the group's input and the gradient of its output. It gets both
-from one backward that leaves the weights alone: the output's gradient as the cotangent of a zero that is added to it,
-the input as the "cotangent" of a zero beside it. Nothing runs twice (zero-bubble pipelines, arXiv:2401.10241).
+A layer calls each of its groups of matmuls through a *tap*. The plain one only calls the group. The splitting one keeps
+what the weights' gradient will need: the group's input and the gradient of its output. It gets both from one backward
+that does not differentiate the weights: the output's gradient is the cotangent of a zero that is added to the output,
+the input is the "cotangent" of a second zero. Nothing runs twice (zero-bubble pipelines, arXiv:2401.10241).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ type Taps = Mapping[str, tuple[Any, Any]]
 
 
 def untapped(name: str, group: Group, x: jax.Array) -> Any:
-    """Call the group and nothing else."""
+    """Only call the group."""
     return group(name, x)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,47 +48,11 @@ def rms_normalize_heads(
     ]
 
 
-class RMSNorm(nnx.Module):
-    """Root-mean-square normalisation over the embedding."""
+class FeatureNorm(nnx.Module, ABC):
+    """A norm over the embedding; the norms of queries and keys (`model.qk_norm`) use its `neutral` and `factors`."""
 
-    def __init__(self, model: ModelConfig):
-        self.epsilon = model.norm_epsilon
-        declare_weights(self, self.declare(model).weights)
-        self.scale: nnx.Param
-
-    @staticmethod
-    def declare(model: ModelConfig) -> Norm:
-        """One kernel reads and writes; kernel by kernel the square, its mean, and two products move all numbers."""
-        return Norm(Weights(scale=vector((model.embed,), ("norm",), init="ones")), RMS_TRAFFIC)
-
-    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
-        return rms_normalize(x, self.scale[...], self.epsilon)
-
-
-class ZeroCenteredRMSNorm(nnx.Module):
-    """`RMSNorm` whose weights begin at 0 and are added to 1 (Gemma)."""
-
-    def __init__(self, model: ModelConfig):
-        self.epsilon = model.norm_epsilon
-        declare_weights(self, self.declare(model).weights)
-        self.scale: nnx.Param
-
-    @staticmethod
-    def declare(model: ModelConfig) -> Norm:
-        """As `RMSNorm`."""
-        return Norm(Weights(scale=vector((model.embed,), ("norm",), init="zeros")), RMS_TRAFFIC)
-
-    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
-        return rms_normalize(x, from_zero(self.scale[...]), self.epsilon)
-
-
-def from_zero(scale: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
-    """1 plus a weight that begins at 0, in float32: rounded to bfloat16 it would lose what is below 1/256."""
-    return 1.0 + scale.astype(jnp.float32)
-
-
-class LayerNorm(nnx.Module):
-    """Normalisation to mean 0 and variance 1 over the embedding, with scale and bias (arXiv:1607.06450)."""
+    neutral: ClassVar[Literal["ones", "zeros"]] = "ones"
+    """Initial value of scale weights: the one that changes nothing."""
 
     def __init__(self, model: ModelConfig):
         self.epsilon = model.norm_epsilon
@@ -94,11 +60,52 @@ class LayerNorm(nnx.Module):
         self.scale: nnx.Param
         self.bias: nnx.Param
 
+    @classmethod
+    @abstractmethod
+    def declare(cls, model: ModelConfig) -> Norm:
+        """Its weights and its memory traffic."""
+
     @staticmethod
-    def declare(model: ModelConfig) -> Norm:
-        """Software without fused norms has a kernel of its own for this one, in three passes."""
+    def factors(scale: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+        """The factors that scale weights stand for."""
+        return scale
+
+    @abstractmethod
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        """`x`, normalized."""
+
+
+class RMSNorm(FeatureNorm):
+    """Root-mean-square normalisation over the embedding."""
+
+    @classmethod
+    def declare(cls, model: ModelConfig) -> Norm:
+        """One kernel reads and writes once; unfused, the square, its mean, and two products each move all numbers."""
+        return Norm(Weights(scale=vector((model.embed,), ("norm",), init=cls.neutral)), RMS_TRAFFIC)
+
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        return rms_normalize(x, self.factors(self.scale[...]), self.epsilon)
+
+
+class ZeroCenteredRMSNorm(RMSNorm):
+    """`RMSNorm` whose weights begin at 0 and are added to 1 (Gemma)."""
+
+    neutral = "zeros"
+
+    @staticmethod
+    def factors(scale: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
+        """1 plus the weights, in float32: rounding to bfloat16 would lose what is below 1/256."""
+        return 1.0 + scale.astype(jnp.float32)
+
+
+class LayerNorm(FeatureNorm):
+    """Normalisation to mean 0 and variance 1 over the embedding, with scale and bias (arXiv:1607.06450)."""
+
+    @classmethod
+    def declare(cls, model: ModelConfig) -> Norm:
+        """Software without fused norms has a single kernel for this one, in three passes."""
         shape, axes = (model.embed,), ("norm",)
-        weights = Weights(scale=vector(shape, axes, init="ones"), bias=vector(shape, axes))
+        weights = Weights(scale=vector(shape, axes, init=cls.neutral), bias=vector(shape, axes))
         return Norm(weights, Traffic(2, 4, unfused=6, unfused_backward=10))
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,22 +18,22 @@ class Plain(FeedForward):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """Up is kept, and one kernel brings back its non-linearity."""
+        """Up is kept, and one kernel recomputes its non-linearity."""
         return Part(
             name="mlp",
             weights=hidden_weights(model, "up"),
             activations=(Activation("mlp_up", HIDDEN), Activation("mlp_hidden", HIDDEN, cheap=True)),
             operations=(
                 Matmuls("mlp_in", ("up",), inward=True, outputs=("mlp_up",)),
-                Elementwise("mlp_hidden", moved=2, traffic=Traffic(2, 3, unfused=2, unfused_backward=3)),
+                Elementwise("mlp_hidden", traffic=Traffic(2, 3, unfused=2, unfused_backward=3)),
                 OUT,
             ),
         )
 
     @staticmethod
+    @abstractmethod
     def non_linear(up: jax.Array) -> jax.Array:
         """f."""
-        raise NotImplementedError
 
     def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
         """f(up), with its bias."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.reference import markdown
+from jaxpar.config.reading.reference import markdown
 from jaxpar.layers.counting import parameter_count
 
 

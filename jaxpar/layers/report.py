@@ -1,4 +1,4 @@
-"""What layers report beside their output."""
+"""What layers report in addition to their output."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import jax
 from jaxtyping import Array, Float
 
 AUXILIARY_LOSS = "auxiliary_loss"
-"""The report that is added to the objective, and so has a gradient; all others are only counted."""
+"""The report that is added to the objective, and so has a gradient; all others are only metrics."""
 
 type Report = Mapping[str, Float[Array, ""]]
 """By name: this rank's part of a sum over the tokens of a microbatch, to be added up over layers, microbatches and all
-ranks. Of what tensor ranks have in common each must report its share, or it counts that often."""
+ranks. Of a value that tensor ranks have in common each must report its share, or it is counted once per rank."""
 
 type Output = tuple[jax.Array, Report]
-"""What a layer gives: the residual stream, and its report."""
+"""The output of a layer: the residual stream, and its report."""

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (arXiv:2104.09864) in Llama's split-half form, with its ways to stretch them."""
+"""Rotary position embeddings (arXiv:2104.09864) in Llama's split-half form, with linear and Llama 3 scaling."""
 
 from __future__ import annotations
 

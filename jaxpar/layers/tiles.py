@@ -1,4 +1,4 @@
-"""Work on a few tokens at a time: for functions whose wide intermediates nobody has room for at once."""
+"""Work on a few tokens at a time: for functions whose wide intermediates would not fit into memory at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Arrays
 
-type Block = Callable[[Tree, jax.Array], jax.Array]
+type Block = Callable[[Arrays, jax.Array], jax.Array]
 """A function of each token alone: (weights, x [1, tokens, embed]) -> [1, tokens, embed]."""
 
 
@@ -33,16 +33,16 @@ def from_tiles(tiles: Shaped[Array, "tile tile_tokens ..."], tokens: int) -> Sha
 
 
 def scan_tiles(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tiles: Any) -> tuple[Any, Any]:
-    """`lax.scan` over tiles; one tile is no loop."""
+    """`lax.scan` over tiles; one tile needs no loop."""
     one = jax.tree.leaves(tiles)[0].shape[0] == 1
     return lax.scan(step, carry, tiles, unroll=one)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def over_tiles(
-    block: Block, weights: Tree, x: Float[Array, "batch part embed"], tiles: int
+    block: Block, weights: Arrays, x: Float[Array, "batch part embed"], tiles: int
 ) -> Float[Array, "batch part embed"]:
-    """`block` of all tokens, tile by tile: what it makes on the way exists for one tile at a time.
+    """`block` of all tokens, tile by tile: its intermediates exist for one tile at a time.
 
     The derivative keeps the arguments, runs each tile again and adds up the gradients of the weights in float32.
     Source: ALST (arXiv:2506.13996, section 3.1).
@@ -52,16 +52,16 @@ def over_tiles(
     return _like(y, x)
 
 
-def _forward(block: Block, weights: Tree, x: jax.Array, tiles: int) -> tuple[jax.Array, tuple[Tree, jax.Array]]:
+def _forward(block: Block, weights: Arrays, x: jax.Array, tiles: int) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
     return over_tiles(block, weights, x, tiles), (weights, x)
 
 
-def _backward(block: Block, tiles: int, kept: tuple[Tree, jax.Array], dy: jax.Array) -> tuple[Tree, jax.Array]:
+def _backward(block: Block, tiles: int, kept: tuple[Arrays, jax.Array], dy: jax.Array) -> tuple[Arrays, jax.Array]:
     weights, x = kept
 
-    def step(total: Tree, tile: tuple[jax.Array, jax.Array]) -> tuple[Tree, jax.Array]:
+    def step(total: Arrays, tile: tuple[jax.Array, jax.Array]) -> tuple[Arrays, jax.Array]:
         x, dy = tile
-        # No result needs the first of its two forwards, and the second bears the name of a recomputation.
+        # No result needs the first of its two forwards; the second is named as a recomputation.
         _, pullback = jax.vjp(jax.checkpoint(block, prevent_cse=False), weights, x[None])
         dw, dx = pullback(dy[None])
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, dw), dx[0]

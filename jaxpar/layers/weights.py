@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxpar.mesh.parameters import ParamSpec, Tree
+from jaxpar.mesh.parameters import Nested, ParamSpec
 
 
 def weight(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> nnx.Param:
@@ -18,7 +18,7 @@ def weight(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any) -> nnx
 
 
 def declare_weights(module: nnx.Module, specs: Mapping[str, ParamSpec]) -> None:
-    """Give `module` the weights that its part declares, each under its name."""
+    """Create on `module` the weights that its part declares, each under its name."""
     for name, spec in specs.items():
         setattr(module, name, _param(spec))
 
@@ -27,7 +27,7 @@ def _param(spec: ParamSpec) -> nnx.Param:
     return nnx.Param(jax.ShapeDtypeStruct(spec.shape, jnp.float32), spec=spec)
 
 
-def specs_of(module: nnx.Module) -> Tree:
+def specs_of(module: nnx.Module) -> Nested[Any]:
     """The `ParamSpec` of every weight of `module`, as a nested dict."""
     _, state = nnx.split(module)
     tree: dict[str, Any] = {}
@@ -39,6 +39,6 @@ def specs_of(module: nnx.Module) -> Tree:
     return tree
 
 
-def with_weights[M: nnx.Module](module: M, weights: Tree) -> M:
+def with_weights[M: nnx.Module](module: M, weights: Nested[Any]) -> M:
     """A copy of `module` that holds the arrays of `weights`, which may be one rank's parts."""
     return nnx.merge(nnx.graphdef(module), weights)

@@ -16,10 +16,10 @@ input, its norm, query, key, value, attention's output, the residual, its norm. 
 silu(gate), and their product; without a gate, up and its non-linearity: 4f/h. 4·S·b·a/t is float32, a log-sum-exp
 for each query and head. GEMM-last drops the two norms (4), and silu(gate) and the product (4f/h).
 
-That is with norms before the blocks. A norm behind a block keeps what the block's last matmul gives in place of the
+That is with norms before the blocks. A norm after a block keeps the output of the block's last matmul in place of the
 residual: as much under `none`, 2 more under `gemm_last`; sandwich norms keep 2 more under both.
 
-The code derives them from what the parts of a layer declare; tests hold the forms.
+The code derives them from what the parts of a layer declare; tests check it against these forms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A share of what a chunk keeps, in host memory: which arrays of which layers (Kuaishou, USENIX ATC'24, section 4)."""
+"""Offloading a share of what a chunk keeps: which arrays of which layers (Kuaishou, USENIX ATC'24, section 4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxpar.config.plan import LayerRun
 from jaxpar.memory.remat import Treatment, joined
 
 STAYS_BELOW = 2**20
-"""Bytes of an array that is not worth a copy of its own."""
+"""Arrays of fewer bytes are not worth a copy."""
 
 
 def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: str | None = None) -> int:
@@ -32,7 +32,7 @@ def offload_share(
     """`runs`, each given with the bytes of its layers' activations, with as near to `fraction` of the kept bytes in
     host memory as whole arrays allow.
 
-    The first layers go whole, since their backward is the furthest away, and one more in part. Arrays of fewer bytes
+    The first layers are offloaded whole, since their backward is the last, and one more in part. Arrays of fewer bytes
     than `stays_below` stay.
     """
     wanted = fraction * sum(kept_bytes([run], sizes) for run, sizes in runs)
@@ -57,6 +57,6 @@ def _offloading(run: LayerRun, layers: int, names: set[str]) -> LayerRun:
 
 
 def _nearest(sizes: Mapping[str, int], wanted: float) -> set[str]:
-    """The arrays whose bytes together are nearest to `wanted`; of equals, the fewest."""
+    """The arrays whose total bytes are nearest to `wanted`; of equals, the fewest."""
     sets = [set(names) for count in range(len(sizes) + 1) for names in combinations(sizes, count)]
     return min(sets, key=lambda names: abs(sum(sizes[name] for name in names) - wanted))

@@ -1,4 +1,4 @@
-"""What the bytes and the costs of a layer's activations depend on: one device's share of one microbatch."""
+"""The shape of a layer on one device for one microbatch: what bytes and costs of its activations depend on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "
 
 
 SPLIT = frozenset({"heads", "mlp"})
-"""Logical dims that tensor ranks split evenly; key heads are there once on each rank that shares one."""
+"""Logical dims that tensor ranks split evenly; a key head that ranks share is on each of them."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class LayerShape:
     """A decoder layer on one device, for one microbatch."""
 
     model: ModelConfig
-    """Of which all layers are of this kind: see `kind_model`."""
+    """A model whose layers are all of this kind: see `kind_model`."""
     rows: int
-    """Rows of a microbatch that a device takes part in."""
+    """Rows of a microbatch that a device processes a part of."""
     sequence: int
     """Tokens of a whole row."""
     context: int = 1
@@ -45,7 +45,7 @@ class LayerShape:
 
     @cached_property
     def layer(self) -> Layer:
-        """What the layer declares."""
+        """The declaration of the layer."""
         return declare_layer(self.model)
 
     @property

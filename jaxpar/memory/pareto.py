@@ -1,15 +1,15 @@
-"""The Pareto front of activation bytes against recomputation time, and the cheapest choice under a byte budget.
+"""The Pareto frontier of activation bytes against recomputation time, and the cheapest choice under a byte budget.
 
-The choice is, for each named activation of each layer, to save it, to offload it to the host, or to make it again. The
+The choice is, for each named activation of each layer, to save it, to offload it to the host, or to recompute it. The
 search is exact:
 
-1. **One layer.** Costs are sums over operations (`costs`), so the front of a layer is the Minkowski sum of the fronts
-   of its operations, each at most 9 points; dominated sums are dropped after every operation. A point is dominated
+1. **One layer.** Costs are sums over operations (`costs`), so the frontier of a layer is the Minkowski sum of its
+   operations' frontiers, each at most 9 points; dominated sums are dropped after every operation. A point is dominated
    by one with no more device bytes, no more host bytes and no more time. The time that copies to the host cannot
    hide behind the layer only grows with the bytes, so it may be added at the end.
 2. **The layers of a chunk.** Each kind of layer is a loop of its own to compile, so a chunk has at most two. All pairs
    of points are tried: for a pair the budgets bound how many layers are of the first kind, time is linear in that
-   number, and so the best is at a bound. With more kinds the last bytes of a budget could be used up: see the tests.
+   number, and so the best is at a bound. More kinds could use up the last bytes of a budget: see the tests.
 
 Times are integers inside (picoseconds), so that ties are ties.
 """
@@ -29,21 +29,21 @@ from jaxpar.memory.remat import LAYER_INPUT, Treatment
 
 PER_SECOND = 10**12
 NO_LIMIT = 2**60
-"""Bytes: a budget that nothing reaches."""
+"""Bytes: an unlimited budget."""
 BLOCK = 512
-"""Sums that are compared with the front at a time."""
+"""Sums that are compared with the frontier at a time."""
 PAIRS = 2**16
 """Pairs of points that are compared at a time."""
 _NEVER = np.iinfo(np.int64).max
 
 
 class NothingFits(UserError):
-    """No choice keeps within the budgets; `least_bytes` of device memory is what one stash unit takes at least."""
+    """No choice fits the budgets; `least_bytes` is the device memory that one stash unit takes at least."""
 
     def __init__(self, least_bytes: int, budget_bytes: int):
         super().__init__(
-            f"memory.remat: a microbatch in a chunk of layers keeps {least_bytes} bytes at least, whatever is made "
-            f"again or offloaded, and there are {budget_bytes}"
+            f"memory.remat: a microbatch in a chunk of layers keeps at least {least_bytes} bytes, whatever is "
+            f"recomputed or offloaded, and there are {budget_bytes}"
         )
         self.least_bytes = least_bytes
 
@@ -54,14 +54,14 @@ class Point:
 
     device_bytes: int
     picoseconds: int
-    """Of recomputation and of copies that nothing hides."""
+    """Time of recomputation and of copies that are not hidden."""
     host_bytes: int
     treatments: tuple[Treatment, ...]
-    """In the order of `LayerCosts.sizes`."""
+    """The treatments, in the order of `LayerCosts.sizes`."""
 
     @property
     def seconds(self) -> float:
-        """Recomputation and exposed copies."""
+        """Seconds of recomputation and exposed copies."""
         return self.picoseconds / PER_SECOND
 
     def named(self, costs: LayerCosts) -> dict[str, Treatment]:
@@ -69,7 +69,7 @@ class Point:
         return dict(zip(costs.sizes, self.treatments, strict=True))
 
     def dominates(self, other: Point) -> bool:
-        """Whether this is nowhere worse (and so also where both are alike)."""
+        """Whether this is nowhere worse than the other; also true if both are equal."""
         return (
             self.device_bytes <= other.device_bytes
             and self.picoseconds <= other.picoseconds
@@ -91,8 +91,8 @@ def recomputed_flops(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> 
     return sum(o.flops for o in costs.recomputations if any(treatments[name] == "recompute" for name in o.outputs))
 
 
-def layer_front(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
-    """All choices of one layer that none dominates, by rising device bytes; of equals, one.
+def layer_frontier(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
+    """All choices of one layer that no other dominates, by increasing device bytes; of equals, one.
 
     Args:
         costs: of the layer.
@@ -120,25 +120,25 @@ def cheapest(
     host_budget_bytes: int = 0,
     points: Sequence[Point] | None = None,
 ) -> list[tuple[int, dict[str, Treatment]]]:
-    """What the layers of a chunk do so that a stash unit keeps within its budgets at the least time.
+    """What the layers of a chunk keep so that a stash unit fits its budgets at the least time.
 
     Args:
         costs: of one layer; the chunk's layers are alike.
         layers: of the chunk.
         budget_bytes: device memory for one stash unit: one microbatch in one chunk.
         host_budget_bytes: host memory for one stash unit; 0 offloads nothing.
-        points: the choices of a layer (`layer_front`) where they are known.
+        points: the choices of a layer (`layer_frontier`) where they are known.
 
     Returns:
         One or two runs of layers, (how many, treatment by name). Those that offload more come first, since their
-        backward is the furthest away.
+        backward is the last.
 
     Raises:
         NothingFits: not even the least does; the error has its bytes.
     """
     assert layers > 0, "a chunk has layers"
     if points is None:
-        points = layer_front(costs, offload=host_budget_bytes > 0)
+        points = layer_frontier(costs, offload=host_budget_bytes > 0)
     device, time, host = (np.array(column, np.int64) for column in zip(*map(_triple, points), strict=True))
     best = _best_pair(device, host, time, layers, budget_bytes, host_budget_bytes)
     if best is None:
@@ -156,7 +156,7 @@ def cheapest_of_kinds(
     host_budget_bytes: int = 0,
     points: Mapping[str, Sequence[Point]] | None = None,
 ) -> list[tuple[int, dict[str, Treatment]]]:
-    """`cheapest` for a chunk whose slots are of several kinds, of which the layers of each keep alike.
+    """`cheapest` for a chunk whose slots are of several kinds; all layers of a kind keep the same.
 
     Args:
         costs: of a layer of each kind.
@@ -172,7 +172,7 @@ def cheapest_of_kinds(
         NothingFits: not even the least does.
     """
     if points is None:
-        points = {kind: layer_front(own, offload=host_budget_bytes > 0) for kind, own in costs.items()}
+        points = {kind: layer_frontier(own, offload=host_budget_bytes > 0) for kind, own in costs.items()}
     if len(costs) == 1:
         (kind,) = costs
         return cheapest(costs[kind], len(slots), budget_bytes, host_budget_bytes, points[kind])
@@ -202,7 +202,7 @@ def cheapest_of_kinds(
 
 
 def _best_sum(sums: np.ndarray, ends: np.ndarray, budget: int, host_budget: int) -> tuple[int, int] | None:
-    """Which of `sums` and of `ends`, (device, time, host) each, take the least time together within both budgets.
+    """The pair from `sums` and `ends`, (device, time, host) each, with the least total time within both budgets.
 
     Of equals: the fewest bytes on the host, then on the device. None where nothing fits.
     """
@@ -223,7 +223,7 @@ def _best_sum(sums: np.ndarray, ends: np.ndarray, budget: int, host_budget: int)
 def _best_pair(
     device: np.ndarray, host: np.ndarray, time: np.ndarray, layers: int, budget: int, host_budget: int
 ) -> list[tuple[int, int]] | None:
-    """(point, layers) of the one or two kinds with the least total `time` within both budgets; None where none is.
+    """(point, layers) of the one or two kinds with the least total `time` within both budgets; None if there are none.
 
     Of equals: fewest kinds, then fewest bytes offloaded.
     """
@@ -258,47 +258,47 @@ def _best_pair(
     return None if best is None else best[1]
 
 
-def alike_front(costs: LayerCosts, *, host_bytes: int = 0) -> list[Point]:
-    """The front of device bytes against time alone, all layers alike, with `host_bytes` of host memory for a layer.
+def alike_frontier(costs: LayerCosts, *, host_bytes: int = 0) -> list[Point]:
+    """The frontier of device bytes against time alone, all layers alike, with `host_bytes` of host memory for a layer.
 
-    By rising device bytes and falling time; what lies between two neighbours, a chunk with layers of both reaches.
+    By increasing device bytes and decreasing time; a chunk with layers of two neighbours reaches what is between them.
     """
-    front: list[Point] = []
-    for point in sorted(layer_front(costs, offload=host_bytes > 0), key=_triple):
-        if point.host_bytes <= host_bytes and (not front or point.picoseconds < front[-1].picoseconds):
-            front.append(point)
-    return front
+    frontier: list[Point] = []
+    for point in sorted(layer_frontier(costs, offload=host_bytes > 0), key=_triple):
+        if point.host_bytes <= host_bytes and (not frontier or point.picoseconds < frontier[-1].picoseconds):
+            frontier.append(point)
+    return frontier
 
 
-def alike_fronts(
+def alike_frontiers(
     costs: Mapping[str, LayerCosts], slots: Sequence[str], layers: Mapping[str, int], *, host_bytes: int = 0
 ) -> list[dict[str, Point]]:
-    """`alike_front` of layers of several kinds: by kind, what all of its layers do.
+    """`alike_frontier` of layers of several kinds: by kind, what all of its layers do.
 
-    Bytes are those of a chunk with slots of such kinds; time is that of so many `layers` of each, since slots that pad
-    a chunk keep something and make nothing again.
+    Bytes are those of a chunk with slots of these kinds; time is that of so many `layers` of each, since slots that pad
+    a chunk keep something but recompute nothing.
     """
     number = Counter(slots)
-    front: list[tuple[int, int, dict[str, Point]]] = [(0, 0, {})]
+    frontier: list[tuple[int, int, dict[str, Point]]] = [(0, 0, {})]
     for kind, own in costs.items():
-        points, n = alike_front(own, host_bytes=host_bytes), number[kind]
+        points, n = alike_frontier(own, host_bytes=host_bytes), number[kind]
         sums = [
             (device + n * point.device_bytes, time + layers[kind] * point.picoseconds, chosen | {kind: point})
-            for (device, time, chosen), point in product(front, points)
+            for (device, time, chosen), point in product(frontier, points)
         ]
-        front = []
+        frontier = []
         for one in sorted(sums, key=lambda one: one[:2]):
-            if not front or one[1] < front[-1][1]:
-                front.append(one)
-    return [chosen for _, _, chosen in front]
+            if not frontier or one[1] < frontier[-1][1]:
+                frontier.append(one)
+    return [chosen for _, _, chosen in frontier]
 
 
 def _options(
     group: Recomputation, sizes: Mapping[str, int], offload: bool
 ) -> list[tuple[int, int, int, dict[str, Treatment]]]:
-    """What can be done with the outputs of one operation: (device bytes, picoseconds, host bytes, treatments).
+    """The treatments of the outputs of one operation: (device bytes, picoseconds, host bytes, treatments).
 
-    Where it runs again, for want of one output, keeping another would be for nothing.
+    If it runs again because one output is not kept, keeping another one would be useless.
     """
     keeps: tuple[Treatment, ...] = ("save", "offload") if offload else ("save",)
     found = []
@@ -313,11 +313,11 @@ def _options(
 
 
 def _undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Which of the triples no other one dominates, by rising order; of equals the first."""
+    """The triples that no other one dominates, in increasing order; of equals the first."""
     ordered, place = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
     kept = np.empty_like(ordered)
     found: list[int] = []
-    # In this order nothing is dominated by what comes later, and the first column need not be compared.
+    # In this order nothing is dominated by a later one, and the first column need not be compared.
     for begin in range(0, len(ordered), BLOCK):
         block = ordered[begin : begin + BLOCK]
         before, own = kept[: len(found)], len(found)

@@ -1,9 +1,9 @@
-"""Memory and time of offloading under a pipeline: a share of each (microbatch, chunk) lies on the host in between.
+"""Memory and time of offloading under a pipeline: a share of each (microbatch, chunk) is on the host in between.
 
 Yuan et al., USENIX ATC 2024, section 4. The unit is what one microbatch keeps in one chunk of layers. After its forward
-a share of it goes to pinned host memory, and comes back just before its backward, while neighbouring units compute. At
-any time a few units (`IN_TRANSIT`) are whole on the device: the one that computes, the one before it on its way out,
-the one to come on its way in, and the room that the next copy needs.
+a share of it is offloaded to pinned host memory, and fetched just before its backward, while neighbouring units
+compute. At any time a few units (`IN_TRANSIT`) are whole on the device: the one that computes, the one before it that
+is being offloaded, the next one that is being fetched, and the room that the next copy needs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jaxpar.memory.layer_shape import LayerShape, inside_numbers, matrix_numbers
 IN_TRANSIT = 4
 """Units that are whole on the device, in the published system."""
 
-ATTAINED = 0.45
-"""Share of the roofline that layers reach: the published system trains at 41 to 43% of the peak, bubble included."""
+SLOWER = 1.5
+"""Layers may take this many times the predicted time: the largest error in predictions of published runs."""
 
 MASTER_AND_MOMENTS = 12
 """Bytes of a parameter's master weight and two moments, float32."""
 
 
 def interleaved_units(pipe: int, chunks: int, rank: int = 0) -> int:
-    """Units in flight at most on a pipe rank under interleaved 1F1B: 2(p - 1) + (v - 1)p + 1 on the first.
+    """The most units in flight on a pipe rank under interleaved 1F1B: 2(p - 1) + (v - 1)p + 1 on the first.
 
     Narayanan et al. 2021 (arXiv:2104.04473): each later rank has two less.
     """
@@ -32,21 +32,21 @@ def interleaved_units(pipe: int, chunks: int, rank: int = 0) -> int:
 
 
 def units_on_device(units: int, fraction: float, transit: float = IN_TRANSIT) -> float:
-    """Units' worth of activations in device memory: N - alpha·(N - transit); of no more than `transit`, all."""
+    """Units of activations in device memory: N - alpha·(N - transit), or all N if N is at most `transit`."""
     return units - fraction * max(0, units - transit)
 
 
 def memory_bytes(
     static_bytes: float, unit_bytes: float, units: int, fraction: float, transit: float = IN_TRANSIT
 ) -> float:
-    """M(alpha) = M_static + A·[N - alpha·(N - transit)]: what a device holds at its fullest.
+    """M(alpha) = M_static + A·[N - alpha·(N - transit)]: the peak memory of a device.
 
     Args:
         static_bytes: weights, gradients and optimizer state, and the working set of a layer.
         unit_bytes: A, what one microbatch keeps in one chunk.
         units: N, how many are in flight at most.
         fraction: alpha, the share of each unit that is offloaded.
-        transit: units that are whole on the device all the same.
+        transit: units that are whole on the device nevertheless.
     """
     return static_bytes + unit_bytes * units_on_device(units, fraction, transit)
 
@@ -73,10 +73,10 @@ def state_bytes(parameters: int, sharded_over: int, weight_bytes: int = 2, gradi
 
 
 def working_bytes(shape: LayerShape) -> int:
-    """What a layer's backward has in hand at its fullest, in the feed-forward, beside what was kept for it.
+    """The peak of a layer's backward, in the feed-forward, without what was kept for it.
 
     The joined input and the joined gradient of the output, [S·b, h]; and [S·b, f/t] for each hidden activation that
-    elementwise work brings back, for the gradient of the last of them, and for those of what the matmuls made: three
+    elementwise work recomputes, for the gradient of the last of them, and for those of the matmuls' outputs: three
     times for GELU, five for SwiGLU.
     """
     feed_forward = shape.layer.parts[-1]
@@ -92,7 +92,7 @@ class HiddenFraction:
     fraction: float
     """The largest alpha that is hidden in all phases, at most 1."""
     phase: str | None
-    """Which of `bounds` it is from; None where everything can be hidden."""
+    """Which of `bounds` limits it; None if everything can be hidden."""
     bounds: dict[str, float]
     """The largest alpha of each phase, above 1 where there is room to spare."""
 
@@ -102,9 +102,9 @@ def largest_hidden_fraction(
 ) -> HiddenFraction:
     """The largest share of a unit that can be copied without waiting.
 
-    While the pipeline fills, a unit leaves in the time of a forward: alpha·A <= BW·T_f. In steady state one leaves and
-    one comes, each direction of the link in the time of both: BW·(T_f + T_b). While it drains one comes in the time of
-    a backward: BW·T_b.
+    While the pipeline fills, a unit is offloaded in the time of a forward: alpha·A <= BW·T_f. In steady state one is
+    offloaded and one fetched, each direction of the link in the time of both: BW·(T_f + T_b). While it drains one is
+    fetched in the time of a backward: BW·T_b.
 
     Args:
         unit_bytes: A.
@@ -123,27 +123,21 @@ def largest_hidden_fraction(
 
 
 def check_hidden(
-    fraction: float,
-    unit_bytes: float,
-    bandwidth: float,
-    forward_seconds: float,
-    backward_seconds: float,
-    attained: float = ATTAINED,
+    fraction: float, unit_bytes: float, bandwidth: float, forward_seconds: float, backward_seconds: float
 ) -> None:
-    """Raises `UserError`, with the numbers, where the host link cannot hide `fraction` of each unit.
+    """Raises `UserError`, with the numbers, if the host link cannot hide `fraction` of each unit.
 
-    Times are those of a roofline, of which units reach the share `attained`; 1 for times that were measured.
+    Only what is certainly impossible is refused, so units may take `SLOWER` times their predicted seconds.
     """
-    forward, backward = forward_seconds / attained, backward_seconds / attained
+    forward, backward = SLOWER * forward_seconds, SLOWER * backward_seconds
     most = largest_hidden_fraction(unit_bytes, bandwidth, forward, backward)
     if fraction <= most.fraction:
         return
     copy = fraction * unit_bytes / bandwidth
     there_are = {"filling": forward, "steady": forward + backward, "draining": backward}[str(most.phase)]
-    reached = "" if attained == 1 else f" (at {100 * attained:.0f}% of the roofline)"
     raise UserError(
         f"memory.offload_fraction: {fraction:g} of the {unit_bytes / 2**30:.2f} GiB that a microbatch keeps in a chunk "
         f"takes {copy * 1e3:.2f} ms to the host at {bandwidth / 1e9:g} GB/s, and while the pipeline is {most.phase} "
-        f"there are {there_are * 1e3:.2f} ms{reached} to hide it in; expected at most "
+        f"there are {there_are * 1e3:.2f} ms ({SLOWER:g} times what is predicted) to hide it in; expected at most "
         f"{int(most.fraction * 100) / 100:g}"
     )

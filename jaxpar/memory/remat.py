@@ -1,4 +1,4 @@
-"""Remat maps: for each named activation of each layer, saved, recomputed or offloaded; presets are such maps."""
+"""Remat maps: each named activation of each layer is saved, recomputed or offloaded; presets are such maps."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import jax
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.spelling import did_you_mean, one_of
+from jaxpar.hardware.host import PINNED
 from jaxpar.layers.activations import LAYER_INPUT
 from jaxpar.layers.declared import known_activations
 
 type Treatment = Literal["save", "recompute", "offload"]
 
 type Written = str | Mapping[str, str | int]
-"""A preset, or a user's map of what it does by name."""
+"""A preset, or a user's map of treatments by name."""
 
 TREATMENTS: Mapping[str, Treatment] = {"save": "save", "recompute": "recompute", "offload": "offload"}
 
 
 def cheap(name: str) -> bool:
-    """Whether elementwise work brings an activation back: norms and non-linearities, each of which goes into a matmul,
-    whose output no gradient needs a second time. So no matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
+    """Whether elementwise work recomputes an activation: norms and non-linearities, each the input of a matmul whose
+    output no gradient needs. So no matmul runs again (Kuaishou's GEMM-last, USENIX ATC'24)."""
     return name in (known := known_activations()) and known[name].cheap
 
 
@@ -43,22 +44,22 @@ PRESETS: Mapping[str, Callable[[str], bool]] = {
 itself runs again, and nothing else; since flash attention keeps no scores it saves little."""
 
 AUTO = "auto"
-"""In place of a preset: what is cheapest among all maps that fit (`pareto`)."""
+"""In place of a preset: the cheapest of all maps that fit (`pareto`)."""
 
 BASE, LAYERS = "preset", "layers"
-"""The keys of a user's map that name the preset for what the map does not mention, and the layers that it is of."""
+"""The keys of a user's map for the preset of what the map does not mention, and for the layers that it applies to."""
 
 DEFAULT = "gemm_last"
-"""That preset, where the map does not say."""
+"""That preset, if the map names none."""
 
 PER_LAYER = "per layer"
-"""What a list of maps is called, each for some of the layers."""
+"""The name of a list of maps, each for some of the layers."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
 
 
 def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
-    """What `memory.remat` is called: a preset, or the one that its map begins with. Raises `UserError` for another."""
+    """The name of `memory.remat`: a preset, or the preset of its map. Raises `UserError` for another."""
     if not isinstance(remat, str | Mapping):
         return PER_LAYER
     return AUTO if remat == AUTO else _base(remat, "memory.remat")
@@ -67,12 +68,12 @@ def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
 def layer_runs(
     remat: Written | Sequence[Mapping[str, str | int]], activations: Iterable[str], layers: int
 ) -> tuple[LayerRun, ...]:
-    """What `memory.remat` does with each of `activations` in a chunk of so many layers; neighbours alike are joined.
+    """What `memory.remat` does with each of `activations` in a chunk of so many layers; equal neighbours are joined.
 
-    A list has a map for some of the layers each; those that none is of are treated by `gemm_last`.
+    A list has maps for some of the layers each; layers without one are treated by `gemm_last`.
 
     Raises:
-        UserError: as `remat_map`; layers that there are not, or that two maps are of; a map or a list of nothing.
+        UserError: as `remat_map`; layers that do not exist, or that two maps apply to; an empty map or list.
     """
     names = tuple(activations)
     if not remat:
@@ -86,14 +87,14 @@ def layer_runs(
         own = remat_map({name: value for name, value in entry.items() if name != LAYERS}, names, key)
         for layer in _range(key, entry, layers):
             if found[layer] is not None:
-                raise UserError(f"{key}.{LAYERS}: layer {layer} stands in an earlier map too; expected each once")
+                raise UserError(f"{key}.{LAYERS}: layer {layer} is in an earlier map too; expected each once")
             found[layer] = own
     default = remat_map(DEFAULT, names)
     return joined([LayerRun(1, dict(default if own is None else own)) for own in found])
 
 
 def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
-    """The same, with neighbours that keep alike as one, and without those of no layers."""
+    """The same, with neighbours that keep the same joined, and without runs of no layers."""
     found: list[LayerRun] = []
     for run in runs:
         if found and found[-1].activations == run.activations:
@@ -104,7 +105,7 @@ def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
 
 
 def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tuple[LayerRun, ...]]:
-    """What the layers of each kind keep, of a chunk whose slots are of these kinds; neighbours of a kind alike are one.
+    """What the layers of each kind keep, in a chunk with slots of these kinds; equal neighbours of a kind are joined.
 
     Args:
         runs: of all slots, in their order.
@@ -122,10 +123,12 @@ def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tu
 def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
     """What a preset or a map of the user's does with each of `activations`.
 
-    A map says it by name; names that it leaves out are treated as its `preset` treats them, or as `gemm_last` does.
+    A map gives treatments by name; names that it leaves out are treated by its `preset`, or by `gemm_last`. A
+    name that only other models' layers have is ignored.
 
     Raises:
-        UserError: a name is no activation, a treatment is not among `TREATMENTS`, or a layer's input is recomputed.
+        UserError: a name is no activation of any part, a treatment is not among `TREATMENTS`, or a layer's input is
+            recomputed.
     """
     saves = PRESETS[_base(remat, key)]
     treatments: dict[str, Treatment] = {
@@ -133,32 +136,33 @@ def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.rem
     }
     for name, wanted in remat.items() if isinstance(remat, Mapping) else ():
         if name != BASE:
-            treatments[name] = _checked(key, name, wanted, treatments)
+            said = _checked(key, name, wanted, treatments)
+            treatments |= {name: said} if name in treatments else {}
     return treatments
 
 
 def offloaded(runs: Iterable[LayerRun]) -> list[str]:
-    """Names of the activations that lie in host memory between forward and backward, in some of the layers."""
+    """Names of the activations that some layers keep in host memory between forward and backward."""
     found = [name for run in runs for name, treatment in run.activations.items() if treatment == "offload"]
     return list(dict.fromkeys(found))
 
 
 def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
-    """Whether some layer computes an activation again."""
+    """Whether some layer recomputes an activation."""
     return any(run.activations[name] == "recompute" for run in runs)
 
 
 def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
     """The `jax.checkpoint` policy of a remat map, for what lies inside a layer (its input is the layer loop's to keep).
 
-    What has no name is never kept: with nothing recomputed, the insides of norms and non-linearities still are.
+    Unnamed intermediates are never kept: those inside norms and non-linearities are recomputed under every map.
     """
     inside = {name: treatment for name, treatment in treatments.items() if name != LAYER_INPUT}
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[name for name, treatment in inside.items() if treatment == "save"],
         names_which_can_be_offloaded=[name for name, treatment in inside.items() if treatment == "offload"],
         offload_src="device",
-        offload_dst="pinned_host",
+        offload_dst=PINNED,
     )
 
 
@@ -173,7 +177,7 @@ def _base(remat: Written, key: str) -> str:
 
 
 def _range(key: str, entry: Mapping[str, str | int], layers: int) -> range:
-    """The layers that a map of a list is of."""
+    """The layers that a map of a list applies to."""
     if LAYERS not in entry:
         raise UserError(f"{key}: expected {LAYERS}, as in {{{LAYERS}: 0-{layers - 1}, {BASE}: full}}")
     written = entry[LAYERS]
@@ -187,9 +191,10 @@ def _range(key: str, entry: Mapping[str, str | int], layers: int) -> range:
     return range(first, last + 1)
 
 
-def _checked(key: str, name: str, wanted: object, known: Mapping[str, Treatment]) -> Treatment:
+def _checked(key: str, name: str, wanted: object, own: Mapping[str, Treatment]) -> Treatment:
+    known = {**own, **known_activations()}
     if name not in known:
-        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(known)}"
+        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(own)}"
         raise UserError(f"{key}: {name!r} is no activation{near}")
     allowed = [t for t in TREATMENTS if name != LAYER_INPUT or t != "recompute"]
     if wanted in allowed:
@@ -197,3 +202,13 @@ def _checked(key: str, name: str, wanted: object, known: Mapping[str, Treatment]
     why = " (the others are recomputed from it)" if wanted == "recompute" else ""
     near = did_you_mean(str(wanted), allowed)
     raise UserError(f"{key}.{name}: expected {one_of(allowed)}{why}, got {wanted!r}{near}")
+
+
+def nearest_preset(treatments: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The preset that differs least, and how."""
+    bases = {preset: remat_map(preset, treatments) for preset in PRESETS}
+    changes = {
+        preset: {name: own for name, own in treatments.items() if own != base[name]} for preset, base in bases.items()
+    }
+    nearest = min(changes, key=lambda preset: len(changes[preset]))
+    return nearest, changes[nearest]

@@ -1,9 +1,8 @@
-"""Arrays that rest in pinned host memory and pass through the device in pieces of rows, one fetched ahead.
+"""Arrays in pinned host memory that pass through the device in pieces of rows, one fetched ahead.
 
-While a piece is worked on, the next one is on its way to the device and the one before on its way back. The arrays are
-changed in place. XLA copies a whole array where it cannot see that a slice is read before another one is written, so
-each write waits for the read of the next piece of the same array, and for nothing else: the write of one array runs
-beside the read of another.
+While a piece is processed, the next one is fetched and the one before is written back. The arrays are changed in place.
+XLA copies a whole array if it cannot see that a slice is read before another one is written, so each write waits for
+the read of the next piece of the same array, and for nothing else: the write of one array overlaps the read of another.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from pallas_kernels.varying import vary_over
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
-PINNED = "pinned_host"
-"""JAX's name of the host's memory that devices copy to and from by themselves, as shardings have it."""
-
 PIECE_BYTES = 2**27
 """Bytes of a piece, all its arrays together, unless one row is larger: enough for a link's full speed."""
 
 
 PIECES = 3
-"""Pieces on the device at the same time: one that comes, one that is worked on and one that goes back."""
+"""Pieces on the device at the same time: one is fetched, one processed and one written back."""
 
 
 def on_host(a: Array) -> bool:
@@ -45,15 +41,21 @@ def to_host(tree: Any) -> Any:
 
 
 def rows_of_piece(tree: Any, least: int = 1) -> int:
-    """Rows (of the first dim, which all arrays have alike) that make a piece, at least `least` unless there are fewer.
+    """Rows (of the first dim, which all arrays share) in a piece, at least `least` unless there are fewer.
 
     A number that divides the rows is taken where it makes pieces at least half as large as they may be.
     """
     arrays = jax.tree.leaves(tree)
     rows = arrays[0].shape[0]
     assert all(a.shape[0] == rows for a in arrays), f"rows of {[a.shape for a in arrays]}"
-    row_bytes = sum(a.size * a.dtype.itemsize for a in arrays) // rows
+    return piece_rows(rows, sum(a.size * a.dtype.itemsize for a in arrays) // rows, least)
+
+
+def piece_rows(rows: int, row_bytes: int, least: int = 1) -> int:
+    """`rows_of_piece` of so many rows of so many bytes each."""
     most = min(rows, max(least, PIECE_BYTES // max(1, row_bytes), 1))
+    if most == rows:
+        return rows
     divides = max((n for n in range(least, most + 1) if rows % n == 0), default=most)
     return divides if 2 * divides > most else most
 
@@ -66,7 +68,7 @@ def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: 
         state: arrays with the same first dim.
         along: a tree of arrays with that first dim too, on the device or in host memory; or with fewer rows.
         rows: rows of a piece, the last of which has what remains; None takes all at once, whatever the first dims.
-        start: the row of `state` that the first row of `along` belongs to; rows that `along` has none for stay.
+        start: the row of `state` that the first row of `along` belongs to; rows of `state` without one stay unchanged.
 
     Bytes to and from the device: all of `state` that changes, once each, and of what `along` has in host memory.
     """
@@ -104,7 +106,7 @@ def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: 
     return state
 
 
-def brought(a: Num[Array, "..."], dtype: DTypeLike, rows: int, first: int = 0) -> Num[Array, "..."]:
+def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int, first: int = 0) -> Num[Array, "..."]:
     """`a` from row `first` on, which is in host memory, on the device as `dtype`, without a whole copy in its own
     dtype there."""
     if first and first == a.shape[0]:
@@ -145,7 +147,7 @@ def _fetch(tree: Any, first: Index, rows: int) -> Any:
 
 
 def _after(state: Any, fetched: Any) -> tuple[Any, Any]:
-    """Both, each array of `state` held until what was fetched from it is there."""
+    """Both, with each array of `state` held until what was fetched from it has arrived."""
     leaves, structure = jax.tree.flatten(state)
     pairs = [lax.optimization_barrier(pair) for pair in zip(leaves, jax.tree.leaves(fetched), strict=True)]
     states, arrived = zip(*pairs, strict=True)

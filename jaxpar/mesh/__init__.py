@@ -1,1 +1,1 @@
-"""Axes, rules, placements and the verbs that move tensors between them."""
+"""The device mesh: axes, rules, placements, and the collectives that move tensors between them."""

@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
+from jaxpar.distributed.devices import Device
 from jaxpar.mesh.axes import AXES
-from jaxpar.mesh.devices import Device
 
 
 def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mesh:
@@ -32,12 +32,12 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mes
         )
         raise UserError(
             f"parallel: the layout {layout} needs {needed} devices, but this job has {len(everything)}; "
-            "set one axis to -1 to take what remains"
+            "set one axis to -1 to take all that remain"
         )
     everything.sort(key=lambda device: (device.process_index, device.id))
     return Mesh(np.array(everything).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def abstract_mesh(axes: AxisSizes) -> Any:
-    """The mesh of a layout without devices, in place of a `Mesh` where a step is traced and not run."""
+    """The mesh of a layout without devices, in place of a `Mesh` for a step that is traced and not run."""
     return AbstractMesh(tuple(dict(axes).values()), tuple(dict(axes)), axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,13 +1,14 @@
-"""The verbs: every way in which tensors move between ranks inside the step.
+"""The collectives: every way in which tensors move between ranks inside the step.
 
-Model code says *what* must move; the algorithm behind a verb is the plan's choice. Each docstring gives the bytes that
-one device sends (equal to what it receives) as a formula of the local input's bytes `x` and the axis size `n`.
-All of them need to run inside the one `shard_map`, and refuse values whose varying type would make them wrong.
+Model code says *what* must be moved; the algorithm behind a collective is the plan's choice. Each docstring gives the
+bytes that one device sends (equal to what it receives) as a formula of the local input's bytes `x` and the axis size
+`n`. All of them must run inside the step's `shard_map`, and refuse values whose varying type would make them wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 from jax import lax
@@ -58,7 +59,7 @@ def scatter_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..
 
 
 def shift_context(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array, "..."]:
-    """Hand `x` to the context rank `by` further on (ring attention); a rank that nobody sends to gets zeros.
+    """Send `x` to the context rank `by` places further (ring attention); a rank that receives nothing gets zeros.
 
     With `wrap` the last rank's goes to the first. Sends `x` bytes (but none from a rank that has nobody to send to).
     """
@@ -72,8 +73,7 @@ def shift_context(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Arr
 def exchange_heads(
     x: Shaped[Array, "batch part heads width"], ranks: int
 ) -> Shaped[Array, "batch longer_part fewer_heads width"]:
-    """Give heads for sequence: from all heads of a part to a share of the heads of `ranks` parts, one after another.
-
+    """Exchange heads for sequence: from all heads of one part to a share of the heads of `ranks` consecutive parts.
     Groups are of neighbouring context ranks; the rank r of a group has the r-th share of the heads. The derivative, and
     the inverse, is `exchange_sequence` (DeepSpeed Ulysses, arXiv:2309.14509). Sends `x * (n - 1) / n` bytes with
     n = ranks.
@@ -117,7 +117,7 @@ def scatter_gradient(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> 
 
 
 def shift_stage(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array, "..."]:
-    """Hand `x` to the pipeline rank `by` (1 or -1) further on; a rank that nobody sends to gets zeros.
+    """Send `x` to the pipeline rank `by` (1 or -1) places further; a rank that receives nothing gets zeros.
 
     With `wrap` the last rank's goes to the first (and the first's to the last), as chunks of several per rank need.
     Sends `x` bytes (but none from the rank that has nobody to send to).
@@ -129,34 +129,32 @@ def shift_stage(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array
         return lax.ppermute(x, "pipe", [(rank, to % ranks) for rank, to in pairs])
 
 
-@jax.custom_vjp
 def sum_over_stages(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """Sum over the pipeline ranks, for all of them to go on with: each may do another thing with it.
-
-    So the derivative is the same sum, of what the ranks' gradients are. Sends `2 * x * (n - 1) / n` bytes with
-    n = pipe.
+    """Sum over the pipeline ranks; each rank may continue with the result differently.
+    Sends `2 * x * (n - 1) / n` bytes with n = pipe.
     """
-    _must_vary(x, ("pipe",), "sum_over_stages")
-    with jax.named_scope("sum_over_stages"):
-        return vary_over(lax.psum(x, "pipe"), frozenset({"pipe"}))
+    return _sum_for_each(x, "pipe", "sum_over_stages")
 
 
-sum_over_stages.defvjp(lambda x: (sum_over_stages(x), None), lambda _, dy: (sum_over_stages(dy),))
-
-
-@jax.custom_vjp
 def sum_over_heads(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """Sum over the tensor ranks what each has of its heads, for all of them to go on with: each with its own heads.
-
-    So the derivative is the same sum, of what the ranks' gradients are. Sends `2 * x * (n - 1) / n` bytes with
-    n = tensor.
+    """Sum over the tensor ranks what each has of its heads; each rank continues with the result for its own heads.
+    Sends `2 * x * (n - 1) / n` bytes with n = tensor.
     """
-    _must_vary(x, ("tensor",), "sum_over_heads")
-    with jax.named_scope("sum_over_heads"):
-        return vary_over(lax.psum(x, "tensor"), frozenset({"tensor"}))
+    return _sum_for_each(x, "tensor", "sum_over_heads")
 
 
-sum_over_heads.defvjp(lambda x: (sum_over_heads(x), None), lambda _, dy: (sum_over_heads(dy),))
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _sum_for_each(x: Shaped[Array, "..."], axis: str, collective: str) -> Shaped[Array, "..."]:
+    """The sum over `axis`, which each rank uses differently; so the derivative is the sum of the ranks' gradients."""
+    _must_vary(x, (axis,), collective)
+    with jax.named_scope(collective):
+        return vary_over(lax.psum(x, axis), frozenset({axis}))
+
+
+_sum_for_each.defvjp(
+    lambda x, axis, collective: (_sum_for_each(x, axis, collective), None),
+    lambda axis, collective, _, dy: (_sum_for_each(dy, axis, collective),),
+)
 
 
 def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, "..."]:
@@ -176,9 +174,10 @@ def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
         return lax.pmax(lax.stop_gradient(x), tuple(axes))
 
 
-def _must_vary(x: jax.Array, axes: Sequence[str], verb: str) -> None:
+def _must_vary(x: jax.Array, axes: Sequence[str], collective: str) -> None:
     fixed = [axis for axis in axes if axis not in varying_axes(x)]
     if fixed:
         raise ValueError(
-            f"{verb} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so it would count several times"
+            f"{collective} over {tuple(axes)}: the value is the same on all ranks of {fixed}, so it would count "
+            "several times"
         )

@@ -1,11 +1,11 @@
-"""Which layer of the model lies in which row of the stacked weights, and in which order a chunk's layers run.
+"""Which layer of the model is in which row of the stacked weights, and in which order a chunk's layers run.
 
 Layers of one kind are one stack. A stack's rows are split over the pipe axis in one piece a rank; a rank's rows are
 its chunks, one after the other. One program runs on all ranks, so all chunks have the same *slots*, each of a kind, and
-a chunk leaves out those that it has no layer for: the rows of these only pad the stack. Without kinds the slots are as
-many as the longest chunk has layers; with kinds they are a sequence that has each chunk's kinds in order among its own.
-With one chunk a rank and stages of one length the rows are the layers in order. The order is a matter of memory alone:
-seeds, dropout and checkpoints go by the layer's number.
+a chunk skips those that it has no layer for: the rows of these only pad the stack. Without kinds there are as many
+slots as the longest chunk has layers; with kinds the slots are a common supersequence of the kinds of all chunks. With
+one chunk a rank and stages of one length the rows are the layers in order. The order matters only for the memory
+layout: seeds, dropout and checkpoints use the layer's number.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PADDING = -1
 """Number of a row that holds no layer."""
 
 LAYERS = "layers"
-"""Where the layers stand in a tree of weights; below it, where kinds have names, stands a tree for each."""
+"""The key of the layers in a tree of weights; below it, if kinds have names, there is a tree for each kind."""
 
 
 class Parted(NamedTuple):
-    """A stack of weights or of their gradients, of which the first rows rest in the host's memory."""
+    """A stack of weights or of their gradients, of which the first rows are in the host's memory."""
 
     host: Any
-    """Arrays [row, ...] in pinned host memory, of which the rows up to those on the device count."""
+    """Arrays [row, ...] in pinned host memory, of which only the rows before those on the device are used."""
     device: Any
     """Arrays [row, ...] on the device: the other rows."""
 
@@ -45,19 +45,19 @@ class Chunk(NamedTuple):
     """A chunk of this rank in the stacks of weights, or of their gradients."""
 
     stack: Any
-    """Arrays [row, ...], by kind where kinds have names; the rows of a chunk lie together."""
+    """Arrays [row, ...], by kind if kinds have names; the rows of a chunk are contiguous."""
     chunk: Index
     """Which of the rank's chunks it is."""
     place: Index
-    """Where in the stacks it lies: as `chunk`, or in a slot where they have only the chunks in use."""
+    """Its index in the stacks: `chunk`, or a slot if the stacks have only the chunks in use."""
 
 
 class Slot(NamedTuple):
-    """Where a chunk may have a layer."""
+    """A place in which a chunk may have a layer."""
 
     kind: str
     row: int
-    """Of the chunk, in the stack of the kind."""
+    """Row of the chunk, in the stack of the kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class StackOrder:
 
     @cached_property
     def sometimes_padding(self) -> Bool[np.ndarray, " rows"]:
-        """Of each row of a chunk, whether it only pads the stack in some chunks."""
+        """For each row of a chunk, whether it only pads the stack in some chunks."""
         return (self.numbers == PADDING).any(axis=(0, 1))
 
     @property
@@ -106,24 +106,24 @@ class StackOrder:
 
     @property
     def places(self) -> Int[np.ndarray, " rows"]:
-        """Of each row, which of the stack's layers it holds, counted in the order of the model; `PADDING` for none."""
+        """For each row, which of the stack's layers it holds, counted in the order of the model; `PADDING` for none."""
         flat = self.numbers.ravel()
         return np.where(flat == PADDING, PADDING, np.searchsorted(self.layers, flat))
 
     def own(self, chunk: Index) -> Int[Array, " rows"]:
-        """Inside the step's map: the numbers of the layers of this rank's `chunk`."""
+        """Inside the step's `shard_map`: the numbers of the layers of this rank's `chunk`."""
         numbers = jnp.asarray(self.numbers, jnp.int32)
         return numbers[lax.axis_index("pipe"), chunk]
 
 
 @dataclass(frozen=True, eq=False)
 class LayerOrder:
-    """Where the layers of a model lie, and the slots in which they run."""
+    """The rows of a model's layers in the stacks, and the slots in which they run."""
 
     stacks: Mapping[str, StackOrder]
-    """By kind, in the order in which the kinds first come."""
+    """By kind, in the order in which the kinds first occur."""
     slots: tuple[Slot, ...]
-    """Of every chunk, in the order in which they run."""
+    """The slots of every chunk, in the order in which they run."""
 
     @staticmethod
     def of_one_rank(layers: int) -> LayerOrder:
@@ -158,12 +158,12 @@ class LayerOrder:
 
     @property
     def layers_per_chunk(self) -> int:
-        """Slots of a chunk: its layers, and what pads the stacks."""
+        """Slots of a chunk: its layers and the padding."""
         return len(self.slots)
 
     @property
     def padded(self) -> bool:
-        """Whether some chunks leave out a slot."""
+        """Whether some chunks skip a slot."""
         return any(stack.padded for stack in self.stacks.values())
 
     @property
@@ -178,7 +178,7 @@ class LayerOrder:
         return np.argmax(each != PADDING, axis=-1)
 
     def stack_at(self, path: Sequence[Any]) -> StackOrder:
-        """The stack that a stacked leaf belongs to, which stands at `path` of a tree of weights or of their states.
+        """The stack of the stacked leaf at `path` of a tree of weights or of their states.
 
         `path` is JAX's, or a sequence of names.
         """
@@ -188,7 +188,7 @@ class LayerOrder:
         return self.stacks[names[names.index(LAYERS) + 1]]
 
     def without_kind(self, path: Sequence[Any]) -> tuple[Any, ...]:
-        """`path` of a tree of weights without the name of a kind, which is what a weight begins with goes by."""
+        """`path` of a tree of weights without the name of a kind; initial values depend on it."""
         names = [getattr(key, "key", key) for key in path]
         if ALIKE in self.stacks or LAYERS not in names:
             return tuple(path)
@@ -197,24 +197,28 @@ class LayerOrder:
 
 
 def own_layers(layers: Any, kind: str) -> Any:
-    """What a tree has under its `layers` of one kind: all of it where kinds have no names."""
+    """The part of `layers` for one kind: all of it if kinds have no names."""
     return layers if kind == ALIKE else layers[kind]
 
 
 def with_own_layers(layers: Any, kind: str, own: Any) -> Any:
-    """`layers` with what it has of one kind replaced."""
+    """`layers` with the part for one kind replaced."""
     return own if kind == ALIKE else layers | {kind: own}
 
 
 def common_sequence(chunks: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Kinds in an order in which each chunk finds its own, some left out: the shortest such sequence of two chunks, and
-    of more a short one, taken one after the other, the longest first."""
+    """A common supersequence of the kinds of all chunks: the shortest for two chunks, and a short one for more, built
+    chunk by chunk, the longest first."""
     distinct = sorted(dict.fromkeys(map(tuple, chunks)), key=len, reverse=True)
     return reduce(_shortest_common, distinct)
 
 
 def _shortest_common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest sequence that has both among its own (by their longest common subsequence)."""
+    """The shortest common supersequence: `a` if it contains `b`, as where all are of one kind; else by their longest
+    common subsequence."""
+    rest = iter(a)
+    if all(kind in rest for kind in b):
+        return a
     longest = np.zeros((len(a) + 1, len(b) + 1), int)
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
@@ -233,7 +237,7 @@ def _shortest_common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _places(kinds: Sequence[str], program: Sequence[str]) -> list[int]:
-    """The slots that a chunk's layers take: each the first of its kind behind that of the layer before."""
+    """The slots that a chunk's layers take: each the first of its kind after that of the layer before."""
     found, place = [], 0
     for kind in kinds:
         while program[place] != kind:

@@ -1,8 +1,9 @@
 """From storage to compute placement at the entry of a layer, and gradients straight into the form they accumulate in.
 
-A cotangent must look like its primal, so the gradient of a weight that rests in one placement could not accumulate in
-another. Each weight therefore comes with a *sink*: a zero in gradient placement. Differentiating with respect to the
-sink, and not the weight, makes the backward reduce-scatter into gradient placement at once.
+A cotangent has the shape of its primal, so the gradient of a weight that is stored in one placement could not
+accumulate in another. Each weight therefore comes with a *gradient accumulator*: a zero in gradient placement.
+Differentiating with respect to the accumulator, and not the weight, makes the backward reduce-scatter directly into
+gradient placement.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_weight, reduce_sum, scatter_gradient
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Arrays, Nested, Weights
 from jaxpar.mesh.placements import Placement, Placements, added_dim, unreduced_axes
 
 type Part = str | tuple[str, ...]
-"""A part of the model, or of a part: where its weights stand in the trees of the placements."""
+"""A part of the model, or of a part: the path of its weights in the trees of the placements."""
 
 
-def gather(weights: Tree, placements: Placements, *, part: Part, unstacked: bool = False) -> Tree:
+def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bool = False) -> Arrays:
     """Weights from storage to compute placement and dtype, typed as varying over every axis.
 
     `part` names the subtree of the placements that `weights` belongs to; `unstacked` says that the `layers` dim is
@@ -41,28 +42,28 @@ def gather(weights: Tree, placements: Placements, *, part: Part, unstacked: bool
     return jax.tree.map(one, weights, *(_layout(role, part) for role in (placements.compute, placements.storage)))
 
 
-def sink_gradients(gradients: Tree, placements: Placements, *, part: str, unstacked: bool = False) -> Tree:
+def to_accumulators(gradients: Arrays, placements: Placements, *, part: str, unstacked: bool = False) -> Arrays:
     """Gradients of gathered weights from compute to gradient placement and dtype: partial sums, or reduce-scattered.
 
     Bytes: `scatter_gradient` of each weight that the gradient placement shards, in gradient dtype.
     """
     layouts = placements.compute.layout[part], placements.gradient.layout[part]
     return jax.tree.map(
-        partial(sink_gradient, dtype=placements.gradient.dtype, unstacked=unstacked), gradients, *layouts
+        partial(to_accumulator, dtype=placements.gradient.dtype, unstacked=unstacked), gradients, *layouts
     )
 
 
-def sink_gradient(
+def to_accumulator(
     grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, *, dtype: str, unstacked: bool
 ) -> jax.Array:
-    """`sink_gradients` of one weight."""
+    """`to_accumulators` of one weight."""
     added = added_dim(compute, gradient)
     with jax.named_scope("gradients"):
         grad = vary(grad.astype(dtype))
     return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad
 
 
-def zero_sinks(weights: Tree, placements: Placements, *, part: str) -> Tree:
+def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> Arrays:
     """Zeros in gradient placement for `weights` (in storage placement), varying over every axis."""
     dtype = jnp.dtype(placements.gradient.dtype)
 
@@ -77,33 +78,33 @@ def zero_sinks(weights: Tree, placements: Placements, *, part: str) -> Tree:
     return jax.tree.map(one, weights, placements.storage.layout[part], placements.gradient.layout[part])
 
 
-def materialize(weights: Tree, sinks: Tree, placements: Placements, *, part: str) -> Tree:
-    """`gather`, with the gradient going to `sinks` instead of `weights`. For weights outside the layer loop."""
-    return _materialize((placements, part), weights, sinks)
+def materialize(weights: Arrays, accumulators: Arrays, placements: Placements, *, part: str) -> Arrays:
+    """`gather`, with the gradient going to `accumulators` instead of `weights`. For weights outside the layer loop."""
+    return _materialize((placements, part), weights, accumulators)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _materialize(static: tuple[Placements, str], weights: Tree, sinks: Tree) -> Tree:
-    del sinks
+def _materialize(static: tuple[Placements, str], weights: Arrays, accumulators: Arrays) -> Arrays:
+    del accumulators
     return gather(weights, static[0], part=static[1])
 
 
-def _materialize_forward(static: tuple[Placements, str], weights: Tree, sinks: Tree) -> tuple[Tree, None]:
-    return _materialize(static, weights, sinks), None
+def _materialize_forward(static: tuple[Placements, str], weights: Arrays, accumulators: Arrays) -> tuple[Arrays, None]:
+    return _materialize(static, weights, accumulators), None
 
 
-def _materialize_backward(static: tuple[Placements, str], _: None, gradients: Tree) -> tuple[None, Tree]:
-    return None, sink_gradients(gradients, static[0], part=static[1])
+def _materialize_backward(static: tuple[Placements, str], _: None, gradients: Arrays) -> tuple[None, Arrays]:
+    return None, to_accumulators(gradients, static[0], part=static[1])
 
 
 _materialize.defvjp(_materialize_forward, _materialize_backward)
 
 
-def _layout(role: Placement, part: Part) -> Tree:
+def _layout(role: Placement, part: Part) -> Nested[PartitionSpec]:
     return reduce(lambda tree, name: tree[name], (part,) if isinstance(part, str) else part, role.layout)
 
 
-def to_storage(master: Tree, placements: Placements) -> Tree:
+def to_storage(master: Weights, placements: Placements) -> Weights:
     """Master weights from optimizer to storage placement and dtype: once per step.
 
     Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; otherwise a cast.
@@ -119,10 +120,10 @@ def to_storage(master: Tree, placements: Placements) -> Tree:
     return jax.tree.map(one, master, placements.storage.layout, placements.optimizer.layout)
 
 
-def to_optimizer(gradients: Tree, placements: Placements) -> Tree:
+def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
 
-    Those of layers that rest in host memory go by `reduced_gradient` instead, twice per step.
+    Those of layers in host memory use `reduced_gradient` instead, twice per step.
     Bytes per weight: `scatter_gradient` where the optimizer placement shards what the gradient placement does not, then
     `reduce_sum` of the result over the other axes that hold partial sums.
     """

@@ -1,8 +1,8 @@
-"""Shards into whole matrices and back: what an optimizer needs that looks at a matrix as a whole.
+"""Shards into whole matrices and back, for an optimizer that needs whole matrices.
 
-A stacked weight `[layers, ...]` rests sharded over some mesh axes on dims other than the first: its *group*. Gathering
-it everywhere would repeat the work on every rank. Instead the ranks of a group trade layers for dims: each ends up with
-every dim whole for its share of the layers, and the inverse exchange brings the results back. Axes on the layer dim
+A stacked weight `[layers, ...]` is sharded over some mesh axes on dims other than the first: its *group*. Gathering it
+everywhere would repeat the work on every rank. Instead the ranks of a group exchange layers for dims: each ends up with
+every dim whole for its share of the layers, and the inverse exchange returns the results. Axes on the layer dim
 (pipe) take no part: a stage exchanges its own layers.
 """
 

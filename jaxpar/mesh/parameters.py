@@ -1,4 +1,4 @@
-"""What a weight is, before there is an array: shape, logical axes and how it starts."""
+"""The declaration of a weight, before there is an array: shape, logical axes and initial values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 
-type Tree = Any
-"""A nested dict of arrays, specs or partition specs."""
+type Nested[Leaf] = dict[str, Any]
+"""Leaves by name, in dicts of any depth: those of a layer, or of another part of a model."""
+
+type Arrays = Nested[jax.Array]
+"""The weights of a part of a model, or a tree of the same structure."""
+
+type ModelTree[Leaf] = dict[str, Any]
+"""A leaf for each weight of a model: `Nested` leaves of `embedding`, `final_norm`, `head` (unless it is tied to the
+embedding), and at `LAYERS` those of all layers stacked, or of each kind if kinds have names."""
+
+type Weights = ModelTree[jax.Array]
+"""Weights, or their gradients; if some layers are in the host's memory, the layers are `Parted`."""
+
+type Specs = ModelTree[ParamSpec]
+type Partitions = ModelTree[PartitionSpec]
 
 
 @dataclass(frozen=True)
@@ -49,13 +63,13 @@ class ParamSpec:
         return replace(self, shape=(layers, *self.shape), axes=("layers", *self.axes))
 
 
-def map_specs(function: Any, specs: Tree, *rest: Tree) -> Tree:
+def map_specs(function: Any, specs: Any, *rest: Any) -> Any:
     """`jax.tree.map` over the `ParamSpec` leaves of `specs` and the matching leaves of `rest`."""
     return jax.tree.map(function, specs, *rest, is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
-def initial_weights(specs: Tree, seed: int, order: LayerOrder) -> Tree:
-    """Initial float32 values of `specs`: a weight's key depends on the seed, its path and its layer's number alone,
+def initial_weights(specs: Specs, seed: int, order: LayerOrder) -> Weights:
+    """Initial float32 values of `specs`: a weight's key depends only on the seed, its path and its layer's number,
     and not on the name of its layer's kind.
 
     Call it under `jax.jit` with `out_shardings`: the values are then made shard by shard and are bit-identical on

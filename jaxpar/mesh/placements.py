@@ -1,4 +1,4 @@
-"""Placements: where each weight, gradient and optimizer state lies, and with which dtype.
+"""Placements: how each weight, gradient and optimizer state is sharded, and its dtype.
 
 A ZeRO stage is a choice of placements and nothing else:
 
@@ -9,16 +9,16 @@ A ZeRO stage is a choice of placements and nothing else:
 | 2     | compute | sharded  | sharded   |
 | 3     | sharded | sharded  | sharded   |
 
-`compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp, expert and context axes, all
-over which ranks multiply with the same weights but for replicas. HSDP is
-stage 3 with `replica` above 1: the weights are sharded inside a replica and the gradients summed across them.
+`compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp, expert and context axes: all
+axes but `replica` over which ranks multiply with the same weights. HSDP is stage 3 with `replica` above 1: the weights
+are sharded inside a replica and the gradients summed across replicas.
 
 **Under a pipeline** the weights outside the layers are gathered once a step at every stage, not once a microbatch, and
-so are their gradients reduced: embedding and head are used in most ticks. Gradients of stage 2 accumulate as under
-stage 1, and are reduced once a step: a pipeline takes many microbatches through the same weights.
+their gradients are also reduced once a step: embedding and head are used in most ticks. Gradients of stage 2 accumulate
+as under stage 1, and are reduced once a step: a pipeline runs many microbatches through the same weights.
 
 **Dims that do not divide.** These axes split the first of `SHARD_ORDER` whose size, after tensor
-parallelism, divides by their product. A weight without such a dim rests whole, and so does every
+parallelism, divides by their product. A weight without such a dim is not sharded, and neither is any
 vector (norms, biases of one dim).
 """
 
@@ -32,7 +32,8 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, SHARD_AXES
-from jaxpar.mesh.parameters import ParamSpec, Tree, map_specs
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.parameters import ParamSpec, Partitions, Specs, map_specs
 from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "heads", "kv_heads", "head_dim")
@@ -43,7 +44,7 @@ SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "heads", "kv_heads", "head_
 class Placement:
     """The partition of every weight in one role, and the dtype it has there."""
 
-    layout: Tree
+    layout: Partitions
     """A `PartitionSpec` per weight."""
     dtype: str
 
@@ -59,7 +60,7 @@ class Placements:
 
 
 def place(
-    specs: Tree, sizes: AxisSizes, zero: int, dtypes: Dtypes, kv_heads: int, *, shared_ends: bool = False
+    specs: Specs, sizes: AxisSizes, zero: int, dtypes: Dtypes, kv_heads: int, *, shared_ends: bool = False
 ) -> Placements:
     """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`.
 
@@ -70,7 +71,7 @@ def place(
     sharded = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes)), specs)
     # A pipeline uses its ends in most ticks, and every layer once per microbatch: see the module.
     ends = sharded if sizes.pipe == 1 else compute
-    storage = {**ends, "layers": sharded["layers"]} if "layers" in sharded else ends
+    storage = {**ends, LAYERS: sharded[LAYERS]} if LAYERS in sharded else ends
     gradient = storage if zero >= 3 else ends
     return Placements(
         compute=Placement(compute, dtypes.compute),
@@ -124,7 +125,7 @@ def local_shape(shape: tuple[int, ...], layout: PartitionSpec, sizes: AxisSizes)
     return tuple(local)
 
 
-def bytes_per_device(specs: Tree, placement: Placement, sizes: AxisSizes) -> int:
+def bytes_per_device(specs: Specs, placement: Placement, sizes: AxisSizes) -> int:
     """Bytes that one device holds of all weights in `placement`."""
     import math
 

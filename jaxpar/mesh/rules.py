@@ -54,7 +54,7 @@ def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
 
 
 def compute_rules(*, kv_heads: int, tensor: int, shared_ends: bool = False) -> Rules:
-    """How weights lie while they are multiplied: Megatron's tensor parallelism, layers over the pipeline.
+    """The sharding of weights while they are multiplied: Megatron's tensor parallelism, layers over the pipeline.
 
     Key and value heads that do not divide by the tensor axis stay whole on each rank, which then uses the ones its
     query heads need. With `shared_ends` the pipeline's ranks split the vocabulary among them too.
@@ -69,7 +69,7 @@ def compute_rules(*, kv_heads: int, tensor: int, shared_ends: bool = False) -> R
 
 
 def mesh_axes_of(partition: PartitionSpec) -> frozenset[str]:
-    """All mesh axes that `partition` splits something over."""
+    """All mesh axes that `partition` uses."""
     return frozenset(axis for dim in range(len(partition)) for axis in axes_of_dim(partition, dim))
 
 

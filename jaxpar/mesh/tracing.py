@@ -38,7 +38,7 @@ def traced(function: Callable[..., Any], *arguments: Any) -> Program:
 class TracedOnce:
     """A function that is traced once for each combination of types of its arguments, trees of arrays.
 
-    It must not read arrays of an enclosing trace beside its arguments: they would not be the same the next time.
+    It must not read arrays of an enclosing trace other than its arguments: they would not be the same the next time.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -52,7 +52,7 @@ class TracedOnce:
         if types not in self._programs:
             program = traced(self._function, *arguments)
             outer = [const for const in program.closed.consts if isinstance(const, Tracer)]
-            assert not outer, f"{self._function} reads arrays beside its arguments: {outer}"
+            assert not outer, f"{self._function} reads arrays other than its arguments: {outer}"
             self._programs[types] = program
         return self._programs[types]
 
@@ -62,7 +62,7 @@ class TracedOnce:
 
 
 def equations(program: Jaxpr) -> Iterator[JaxprEqn]:
-    """All equations of a program, those of the programs inside it too."""
+    """All equations of a program, including those of the programs inside it."""
     for equation in program.eqns:
         yield equation
         for inner in jaxprs_in_params(equation.params):

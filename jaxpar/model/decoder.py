@@ -1,4 +1,4 @@
-"""The decoder: its weights as one NNX module, and the three parts that a pipeline stage is made of."""
+"""The decoder: its weights as one NNX module, and the three parts of a pipeline stage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, Chunk, LayerOrder, with_own_layers
 from jaxpar.mesh.materialize import materialize
-from jaxpar.mesh.parameters import Tree, map_specs
+from jaxpar.mesh.parameters import Arrays, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.embedding import (
     Embedding,
@@ -46,7 +46,8 @@ from jaxpar.model.layer_loop import LayerLoop
 from jaxpar.model.tiled_loss import head_loss
 
 type Batch = dict[str, jax.Array]
-"""One rank's part of a microbatch: tokens, labels, mask, segments, positions, slots [batch, seq]; examples [batch]."""
+"""One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
+`[batch]`."""
 
 
 class Decoder(nnx.Module):
@@ -59,10 +60,10 @@ class Decoder(nnx.Module):
             self.head = Head(config.model)
 
 
-def decoder_specs(config: Config, order: LayerOrder) -> Tree:
+def decoder_specs(config: Config, order: LayerOrder) -> Specs:
     """The `ParamSpec` of every weight, layers stacked: what weights, placements and checkpoints are made from.
 
-    Below `layers` stand the weights of all layers or, where kinds have names, a tree for each.
+    Below `layers` are the weights of all layers or, if kinds have names, a tree for each.
     """
     specs, layers = specs_of(Decoder(config)), {}
     for kind, stack in order.stacks.items():
@@ -92,13 +93,13 @@ class DecoderStages:
     train: bool
     """Whether dropout is on."""
     order: LayerOrder
-    """Where the layers lie in the stacks."""
+    """The order of the layers in the stacks."""
     split_backward: bool = False
-    """Whether the gradients of the layers' matrices are left to a later action."""
+    """Whether the gradients of the layers' matrices are computed by a later action."""
     loss_tiles: int = 1
-    """Parts of the tokens that the head and the loss take in turn."""
+    """Tiles of tokens in the head and the loss."""
     mlp_tiles: int = 1
-    """Parts of the tokens that a layer's feed-forward takes in turn."""
+    """Tiles of tokens in a layer's feed-forward."""
     loss_backend: str = "xla"
     """`xla` or `fused`: see `jaxpar.model.tiled_loss.head_loss`."""
 
@@ -109,9 +110,9 @@ class DecoderStages:
 
     def token_context(self, batch: Batch) -> dict[str, TokenContext]:
         """What layers of each kind need to know about the tokens of `batch`."""
-        segments, slots = vary(batch["segments"]), vary(batch["slots"])
-        row = gather_context(segments), gather_context(slots)
-        plain = vary(TokenContext(segments, slots, *row, batch["examples"], None, None))
+        segments, indices = vary(batch["segments"]), vary(batch["indices"])
+        row = gather_context(segments), gather_context(indices)
+        plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
         if self.model.position != "rope":
             return dict.fromkeys(self.order.stacks, plain)
         tables: dict[bytes, tuple[jax.Array, jax.Array]] = {}
@@ -129,17 +130,17 @@ class DecoderStages:
         """Mesh axes that split the vocabulary."""
         return vocab_axes(self.placements)
 
-    def embed(self, weights: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
+    def embed(self, weights: Weights, batch: Batch) -> Float[Array, "batch part embed"]:
         """Token embeddings of this rank's part of the sequence, in compute dtype."""
         table = weights["embedding"]
         ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
         return self._join(table_rows(self.placements, table, ids), batch)
 
-    def embed_gradients(self, weights: Tree, batch: Batch, dx: jax.Array, gradients: Tree) -> Tree:
+    def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights:
         """`gradients` (gradient placement) of the whole model with those of `embed` added, whose cotangent is `dx`."""
         table = weights["embedding"]
         ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
-        # Linear in the rows it joins, so that any will do.
+        # Linear in the rows that it joins, so any values will do.
         like = jax.eval_shape(lambda table, ids: table_rows(self.placements, table, ids), table, ids)
         zeros = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
         _, pullback = jax.vjp(lambda rows: self._join(rows, batch), zeros)
@@ -147,11 +148,11 @@ class DecoderStages:
         added = add_table_gradients(self.placements, table, ids, cotangents, gradients["embedding"])
         return gradients | {"embedding": added}
 
-    def _join(self, rows: Tree, batch: Batch) -> Float[Array, "batch part embed"]:
+    def _join(self, rows: Arrays, batch: Batch) -> Float[Array, "batch part embed"]:
         x = join_rows(self.placements, rows, self.model)
         if self.train:
-            slots, seed = sequence_part(batch["slots"]), self.config.run.seed
-            x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], slots=slots)
+            indices, seed = sequence_part(batch["indices"]), self.config.run.seed
+            x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], indices=indices)
         return vary(x)
 
     @cached_property
@@ -162,11 +163,11 @@ class DecoderStages:
     def _kind(self, kind: str) -> LayerKind:
         prototype, attend = layer_of_kind(self.config, kind, self.mlp_tiles), self.attend[kind]
 
-        def apply(w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> Output:
+        def apply(w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> Output:
             layer: Any = with_weights(prototype, w)
             return layer(x, number, tokens, attend, self.train, tap)
 
-        def linear(w: Tree, name: str, x: jax.Array) -> Any:
+        def linear(w: Arrays, name: str, x: jax.Array) -> Any:
             return with_weights(prototype, w).linear(name, x)
 
         matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
@@ -176,48 +177,50 @@ class DecoderStages:
         """`loop`, over chunks that are gathered whole."""
         return over_held_chunks(self.loop)
 
-    def no_chunks(self, weights: Tree, slots: int, *, gradients: bool = False) -> Tree:
+    def no_chunks(self, weights: Weights, slots: int, *, gradients: bool = False) -> Arrays:
         """Zeros for chunks of layers gathered whole, or for their gradients."""
         role = self.placements.gradient if gradients else self.placements.compute
-        return no_chunks(self.loop, weights["layers"], slots, role.dtype)
+        return no_chunks(self.loop, weights[LAYERS], slots, role.dtype)
 
-    def hold(self, held: Tree, slot: int, weights: Tree, chunk: int, after: jax.Array) -> Tree:
-        """`held` with a chunk of the layers gathered into `slot`, not before `after` is known."""
-        return hold(self.loop, held, slot, weights["layers"], chunk, after)
+    def hold(self, held: Arrays, slot: int, weights: Weights, chunk: int, after: jax.Array) -> Arrays:
+        """`held` with a chunk of the layers gathered into `slot`, not before `after` is computed."""
+        return hold(self.loop, held, slot, weights[LAYERS], chunk, after)
 
-    def release(self, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]:
+    def release(self, held: Arrays, slot: int, gradients: Weights, chunk: int) -> tuple[Arrays, Weights]:
         """Add the gradients of the chunk held in `slot` to those of the whole model: (held emptied, gradients)."""
-        held, layers = release(self.loop, held, slot, gradients["layers"], chunk)
-        return held, gradients | {"layers": layers}
+        held, layers = release(self.loop, held, slot, gradients[LAYERS], chunk)
+        return held, gradients | {LAYERS: layers}
 
-    def run_layers(self, weights: Tree, x: jax.Array, batch: Batch) -> Float[Array, "batch part embed"]:
+    def run_layers(self, weights: Weights, x: jax.Array, batch: Batch) -> Float[Array, "batch part embed"]:
         """All layers of this rank, which must have one chunk: the whole model where the pipeline has one stage."""
-        return self.loop.run(Chunk(weights["layers"], 0, 0), x, self.token_context(batch))
+        return self.loop.run(Chunk(weights[LAYERS], 0, 0), x, self.token_context(batch))
 
-    def logits(self, weights: Tree, sinks: Tree, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
+    def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence.
 
-        For looking at: in training they never exist whole.
+        For inspection: in training they never exist whole.
         """
-        return vocabulary_logits(*self._before_head(weights, sinks, x), self.model, self.vocab_axes)
+        return vocabulary_logits(*self._before_head(weights, accumulators, x), self.model, self.vocab_axes)
 
-    def loss(self, weights: Tree, sinks: Tree, x: jax.Array, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def loss(
+        self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """This rank's sums over unmasked tokens: the objective (with z-loss) and the negative log-likelihood, in nats.
 
         Both are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global token
-        count. The gradient of the objective goes to `sinks`; the other has none.
+        count. The gradient of the objective goes to `accumulators`; the other has none.
         """
-        x, table = self._before_head(weights, sinks, x)
+        x, table = self._before_head(weights, accumulators, x)
         objective, total = head_loss(
             x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend
         )
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, total
 
-    def _before_head(self, weights: Tree, sinks: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What the head multiplies: the normed residual stream, and this rank's part of the vocabulary."""
-        norm = materialize(weights["final_norm"], sinks["final_norm"], self.placements, part="final_norm")
+    def _before_head(self, weights: Weights, accumulators: Weights, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The operands of the head: the normed residual stream, and this rank's part of the vocabulary."""
+        norm = materialize(weights["final_norm"], accumulators["final_norm"], self.placements, part="final_norm")
         x = with_weights(NORMS[self.model.norm](self.model), norm)(x)
         part, name = ("embedding", "tokens") if self.model.tied else ("head", "weight")
-        table: Any = materialize(weights[part], sinks[part], self.placements, part=part)
+        table: Any = materialize(weights[part], accumulators[part], self.placements, part=part)
         return x, table[name]

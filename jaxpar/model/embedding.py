@@ -17,8 +17,8 @@ from jaxpar.layers.context import sequence_part
 from jaxpar.layers.weights import weight
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence, sum_over_stages
-from jaxpar.mesh.materialize import gather, sink_gradient
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.materialize import gather, to_accumulator
+from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placements, added_dim
 from jaxpar.mesh.rules import axes_of_dim
 
@@ -35,9 +35,12 @@ class Embedding(nnx.Module):
 
 
 def table_ids(
-    placements: Placements, weights: Tree, tokens: Int[Array, "batch seq"], positions: Int[Array, "batch seq"]
-) -> Tree:
-    """For each table of `weights` the local row of each token; past its end where another rank has the row."""
+    placements: Placements,
+    weights: Arrays,
+    tokens: Int[Array, "batch seq"],
+    positions: Int[Array, "batch seq"],
+) -> Arrays:
+    """For each table of `weights` the local row of each token; an index past its end if another rank has the row."""
     rows = _local_rows(placements, weights)
     local = tokens - lax.axis_index(vocab_axes(placements)) * rows
     ids = {"tokens": jnp.where((local >= 0) & (local < rows), local, rows)}
@@ -46,14 +49,14 @@ def table_ids(
     return vary(ids)
 
 
-def table_rows(placements: Placements, weights: Tree, ids: Tree) -> Tree:
+def table_rows(placements: Placements, weights: Arrays, ids: Arrays) -> Arrays:
     """Rows of each table by id in compute dtype, zeros for an id past its end. `weights` are in storage placement."""
     tables = gather(weights, placements, part="embedding")
     return jax.tree.map(lambda table, rows: table.at[rows].get(mode="fill", fill_value=0), tables, ids)
 
 
-def join_rows(placements: Placements, found: Tree, model: ModelConfig) -> Float[Array, "batch part embed"]:
-    """Embeddings of this rank's part of the sequence: what ranks found, summed, plus the rows by position."""
+def join_rows(placements: Placements, found: Arrays, model: ModelConfig) -> Float[Array, "batch part embed"]:
+    """Embeddings of this rank's part of the sequence: the rows that ranks found, summed, plus the rows by position."""
     x = scatter_sequence(found["tokens"])
     if "pipe" in vocab_axes(placements):
         x = sum_over_stages(x)
@@ -62,7 +65,13 @@ def join_rows(placements: Placements, found: Tree, model: ModelConfig) -> Float[
     return x + found["positions"] if "positions" in found else x
 
 
-def add_table_gradients(placements: Placements, weights: Tree, ids: Tree, cotangents: Tree, gradients: Tree) -> Tree:
+def add_table_gradients(
+    placements: Placements,
+    weights: Arrays,
+    ids: Arrays,
+    cotangents: Arrays,
+    gradients: Arrays,
+) -> Arrays:
     """Add the cotangents of `table_rows` to `gradients` (gradient placement).
 
     A table's gradient sums the cotangents of all tokens that share a row: thousands for a frequent one. Autodiff would
@@ -79,17 +88,17 @@ def add_table_gradients(placements: Placements, weights: Tree, ids: Tree, cotang
             if added_dim(*layouts) is None and total.dtype == jnp.float32:
                 return total.at[rows].add(cotangent, mode="drop")
             new = vary(jnp.zeros(table.shape, jnp.float32)).at[rows].add(cotangent, mode="drop")
-            return total + sink_gradient(new, *layouts, dtype=dtype, unstacked=False)
+            return total + to_accumulator(new, *layouts, dtype=dtype, unstacked=False)
 
     return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient)
 
 
 def vocab_axes(placements: Placements) -> tuple[str, ...]:
-    """Mesh axes that split the vocabulary: tensor, and pipe where the plan shares the ends of the pipeline."""
+    """Mesh axes that split the vocabulary: tensor, and also pipe with `pipe_ends: shared`."""
     return axes_of_dim(placements.compute.layout["embedding"]["tokens"], 0)
 
 
-def _local_rows(placements: Placements, weights: Tree) -> int:
+def _local_rows(placements: Placements, weights: Arrays) -> int:
     table = jax.eval_shape(lambda weights: gather(weights, placements, part="embedding"), weights)["tokens"]
     return table.shape[0]
 
@@ -104,7 +113,7 @@ class Head(nnx.Module):
 def vocabulary_logits(
     x: Float[Array, "batch part embed"], table: Float[Array, "..."], model: ModelConfig, axes: Sequence[str]
 ) -> Float[Array, "batch seq local_vocab"]:
-    """Float32 logits of this rank's part of the vocabulary, which `axes` split; columns that only pad it are -inf.
+    """Float32 logits of this rank's part of the vocabulary, which `axes` split; padding columns are -inf.
 
     `table` is the head's weight [embed, local_vocab], or of a tied model the embedding's [local_vocab, embed].
     """
@@ -142,7 +151,7 @@ def _dims(model: ModelConfig) -> str:
 def bound_logits(
     logits: Float[Array, "batch seq local_vocab"], model: ModelConfig, axes: Sequence[str]
 ) -> Float[Array, "batch seq local_vocab"]:
-    """Logits under the model's cap; minus infinity in the columns that only pad the vocabulary, which `axes` split."""
+    """Logits with the model's cap; minus infinity in padding columns of the vocabulary, which `axes` split."""
     assert model.vocab is not None, "the vocabulary is known once the data is open"
     if model.logit_softcap is not None:
         logits = model.logit_softcap * jnp.tanh(logits / model.logit_softcap)

@@ -35,7 +35,7 @@ def windows(model: ModelConfig) -> tuple[int | None, ...]:
 
 
 def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
-    """The pairs of so many tokens in rows without documents, under a causal mask and each window."""
+    """The pairs of `tokens` tokens in rows without documents, under a causal mask and each window."""
     return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
 
 

@@ -1,9 +1,9 @@
-"""Chunks of layers that are gathered whole, once for all microbatches of a batch, and whose gradients leave at once.
+"""Chunks of layers that are gathered whole, once for all microbatches, and whose gradients are reduced once.
 
-Breadth-first pipelines (arXiv:2211.05953) take all microbatches through a chunk before the next. Under ZeRO-3 a chunk's
+Breadth-first pipelines (arXiv:2211.05953) run all microbatches through a chunk before the next. Under ZeRO-3 a chunk's
 weights are then gathered once forward and once backward per batch (the last chunk's once for both), not once per
-microbatch, and its gradients are reduced once. The price is memory: the chunks in use lie in compute placement, with
-gradients to match.
+microbatch, and its gradients are reduced once. The price is memory: the chunks in use, and their gradients, are in
+compute placement.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from jax import lax
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import LAYERS, own_layers, with_own_layers
-from jaxpar.mesh.materialize import gather, sink_gradients
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.materialize import gather, to_accumulators
+from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placement
 from jaxpar.model.layer_loop import LayerLoop
 from jaxpar.model.layer_stack import LayerStack
 
 
 def over_held_chunks(loop: LayerLoop) -> LayerLoop:
-    """`loop` over weights that are in compute placement already, and gradients that stay in it."""
+    """`loop` over weights that are already in compute placement, and gradients that stay in it."""
     roles = loop.placements
     gathered = Placement(roles.compute.layout, roles.compute.dtype)
     whole = Placement(roles.compute.layout, roles.gradient.dtype)
     return replace(loop, placements=replace(roles, storage=gathered, gradient=whole))
 
 
-def no_chunks(loop: LayerLoop, weights: Tree, slots: int, dtype: str) -> Tree:
+def no_chunks(loop: LayerLoop, weights: Arrays, slots: int, dtype: str) -> Arrays:
     """Zeros in compute placement for `slots` chunks of `weights` (storage placement)."""
 
-    def zeros(stack: LayerStack, weights: Tree) -> Tree:
+    def zeros(stack: LayerStack, weights: Arrays) -> Arrays:
         like = jax.eval_shape(lambda weights: stack.load(weights, 0), weights)
         rows = slots * stack.order.rows_per_chunk
         return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
@@ -43,10 +43,10 @@ def no_chunks(loop: LayerLoop, weights: Tree, slots: int, dtype: str) -> Tree:
     return _by_stack(loop, zeros, weights)
 
 
-def hold(loop: LayerLoop, held: Tree, slot: int, weights: Tree, chunk: int, after: jax.Array) -> Tree:
-    """`held` with a chunk of `weights` gathered into `slot`, not before `after` is known.
+def hold(loop: LayerLoop, held: Arrays, slot: int, weights: Arrays, chunk: int, after: jax.Array) -> Arrays:
+    """`held` with a chunk of `weights` gathered into `slot`, not before `after` is computed.
 
-    Without that, the compiler would take the second gather of a chunk for the first, and keep its result until then.
+    Otherwise the compiler would merge the second gather of a chunk with the first, and keep its result until then.
     Bytes: `gather_weight` of each sharded weight.
     """
     part = _by_stack(loop, lambda stack, own: _chunk(stack, own, chunk), weights)
@@ -55,15 +55,15 @@ def hold(loop: LayerLoop, held: Tree, slot: int, weights: Tree, chunk: int, afte
     return _by_stack(loop, lambda stack, own, new: _put(stack, own, new, slot), held, new)
 
 
-def release(loop: LayerLoop, held: Tree, slot: int, gradients: Tree, chunk: int) -> tuple[Tree, Tree]:
+def release(loop: LayerLoop, held: Arrays, slot: int, gradients: Arrays, chunk: int) -> tuple[Arrays, Arrays]:
     """Add the gradients of the chunk held in `slot` to `gradients` (gradient placement): (held emptied, gradients).
 
     Bytes: `scatter_gradient` of each weight that the gradient placement shards.
     """
     part = _by_stack(loop, lambda stack, own: _chunk(stack, own, slot), held)
-    new = sink_gradients(part, loop.placements, part=LAYERS)
+    new = to_accumulators(part, loop.placements, part=LAYERS)
 
-    def added(stack: LayerStack, totals: Tree, new: Tree) -> Tree:
+    def added(stack: LayerStack, totals: Arrays, new: Arrays) -> Arrays:
         rows = stack.order.rows_per_chunk
         return jax.tree.map(lambda a, b: a.at[chunk * rows : (chunk + 1) * rows].add(b), totals, new)
 
@@ -74,21 +74,21 @@ def release(loop: LayerLoop, held: Tree, slot: int, gradients: Tree, chunk: int)
         return emptied, _by_stack(loop, added, gradients, new)
 
 
-def _by_stack(loop: LayerLoop, function: Callable[..., Tree], *layers: Tree) -> Tree:
-    """`function(stack, ...)` of what each of `layers` has of each kind, put together as these are."""
+def _by_stack(loop: LayerLoop, function: Callable[..., Arrays], *layers: Arrays) -> Arrays:
+    """`function(stack, ...)` of the stacks of each kind in `layers`, in the structure of `layers`."""
     found = layers[0]
     for kind in loop.kinds:
         found = with_own_layers(found, kind, function(loop.stack(kind), *(own_layers(tree, kind) for tree in layers)))
     return found
 
 
-def _chunk(stack: LayerStack, weights: Tree, place: int) -> Tree:
+def _chunk(stack: LayerStack, weights: Arrays, place: int) -> Arrays:
     """The rows of a chunk."""
     rows = stack.order.rows_per_chunk
     return jax.tree.map(lambda a: lax.slice_in_dim(a, place * rows, (place + 1) * rows), weights)
 
 
-def _put(stack: LayerStack, weights: Tree, new: Tree, place: int) -> Tree:
+def _put(stack: LayerStack, weights: Arrays, new: Arrays, place: int) -> Arrays:
     """`weights` with the rows of a chunk replaced."""
     first = place * stack.order.rows_per_chunk
     return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, first, 0), weights, new)

@@ -1,6 +1,6 @@
-"""One layer, its pullback, and what a split backward taps: functions that JAX traces once, however many loops use them.
+"""One layer, its pullback, and the taps of a split backward: functions that JAX traces once for all loops.
 
-JAX remembers what it traced by the function's identity. A layer is one function object per remat policy, so that all
+JAX caches traces by the function's identity. A layer is one function object per remat policy, so that all
 loops of a step, forward and backward, share one trace of it and one derivative.
 """
 
@@ -17,25 +17,26 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.linear import Tap, recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.model.parts import merge, select
+from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]
 
-type Apply = Callable[[Tree, jax.Array, jax.Array, TokenContext, Tap], Output]
+type Apply = Callable[[Arrays, jax.Array, jax.Array, TokenContext, Tap], Output]
 """One layer: (weights in compute placement, x, layer's number in the model, tokens, tap) -> (x, report)."""
 
 
 class LayerDerivative:
     """`apply` and its pullbacks, differentiated with respect to all weights, or to all but the `matrices`."""
 
-    def __init__(self, apply: Apply, matrices: Tree | None):
+    def __init__(self, apply: Apply, matrices: Nested[bool] | None):
         self.apply, self.matrices = apply, matrices
         self._functions: dict[Policy | None, Callable[..., Output]] = {}
         self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
 
     def vjp(
-        self, policy: Policy | None, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext
+        self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext
     ) -> tuple[Output, Any]:
         """The layer's output and report, and their pullback, which holds none of the arguments.
 
@@ -43,28 +44,34 @@ class LayerDerivative:
         """
         diff, fixed = self.halves(w)
         arguments = diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens
-        in_nzs = (True, True, True, False, False, False)
-        return jax.vjp(self._function(policy), *arguments, saveable_args=False, in_nzs=in_nzs)
+        differentiated = (True, True, True, False, False, False)
+        return vjp_without_arguments(self._function(policy), *arguments, differentiated=differentiated)
 
     def pullback(
-        self, policy: Policy | None, residuals: Any, w: Tree, x: jax.Array, number: jax.Array, tokens: TokenContext
+        self,
+        policy: Policy | None,
+        residuals: Any,
+        w: Arrays,
+        x: jax.Array,
+        number: jax.Array,
+        tokens: TokenContext,
     ) -> Any:
         """The pullback of `vjp`, from the `residuals` that its own kept: (gradients of the weights, dx, taps, ...)."""
         if policy not in self._vjps:
             self._vjps[policy] = partial(self.vjp, policy)
         _, pullback = jax.eval_shape(self._vjps[policy], w, x, number, tokens)
         diff, fixed = self.halves(w)
-        pullback.args_res = jax.tree.leaves((diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens))
-        pullback.opaque_residuals = residuals
+        set_arguments(pullback, diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens)
+        set_residuals(pullback, residuals)
         return pullback
 
-    def halves(self, w: Tree) -> tuple[Tree, Tree]:
+    def halves(self, w: Arrays) -> tuple[Arrays, Arrays]:
         """(weights that the backward differentiates, the others)."""
         if self.matrices is None:
             return w, {}
         return select(w, self.matrices, False), select(w, self.matrices, True)
 
-    def zero_taps(self, w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+    def zero_taps(self, w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
         """Zeros like the input and the outputs of each group of matmuls; nothing unless the backward is split."""
         if self.matrices is None:
             return {}
@@ -72,8 +79,8 @@ class LayerDerivative:
         return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
 
     @cached_property
-    def _groups(self) -> Callable[[Tree, jax.Array, TokenContext], Tree]:
-        def groups(w: Tree, x: jax.Array, tokens: TokenContext) -> Tree:
+    def _groups(self) -> Callable[[Arrays, jax.Array, TokenContext], Arrays]:
+        def groups(w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
             found: dict[str, tuple[Any, Any]] = {}
             self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found))
             return found
@@ -85,12 +92,17 @@ class LayerDerivative:
             return self._functions[policy]
 
         def function(
-            diff: Tree, x: jax.Array, taps: Any, fixed: Tree, number: jax.Array, tokens: TokenContext
+            diff: Arrays,
+            x: jax.Array,
+            taps: Any,
+            fixed: Arrays,
+            number: jax.Array,
+            tokens: TokenContext,
         ) -> Output:
             return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else untapped)
 
         if policy is not None:
-            # Forward and recomputation stand in different loops, so there is nothing to keep the compiler from merging.
+            # Forward and recomputation are in different loops, so the compiler cannot merge them.
             function = jax.checkpoint(function, policy=policy, prevent_cse=False)
         self._functions[policy] = function
         return function

@@ -1,4 +1,4 @@
-"""Layers that are alike: how one runs, what it reports, and what such layers keep between forward and backward."""
+"""Layers of one kind: how one runs, what it reports, and what such layers keep between forward and backward."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Slot
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.model.layer_derivative import Apply, LayerDerivative, Policy
 
 
 class Keep(NamedTuple):
-    """What layers of a kind that follow one another in a chunk keep between forward and backward."""
+    """What consecutive layers of a kind in a chunk keep between forward and backward."""
 
     layers: int
     """How many."""
     policy: Policy | None = None
     """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every intermediate of autodiff."""
     offload_inputs: bool = False
-    """Whether their inputs lie in host memory."""
-    away: bool = False
-    """Whether their weights and gradients rest in host memory: stacks are `Parted` then."""
+    """Whether their inputs are offloaded to host memory."""
+    on_host: bool = False
+    """Whether their weights and gradients are in host memory; stacks are then `Parted`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,10 @@ class LayerKind:
 
     apply: Apply
     keeps: tuple[Keep, ...]
-    """What the rows of a chunk keep, in their order."""
-    linear: Callable[[Tree, str, jax.Array], Any] | None = None
-    """A layer's groups of matmuls: (weights, name, input) -> outputs. Needed where `matrices` is."""
-    matrices: Tree | None = None
+    """What the rows of a chunk keep, in row order."""
+    linear: Callable[[Arrays, str, jax.Array], Any] | None = None
+    """A layer's groups of matmuls: (weights, name, input) -> outputs. Needed if `matrices` is set."""
+    matrices: Nested[bool] | None = None
     """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
     have their gradients from `LayerLoop.weight_gradients`. None makes the backward whole."""
     reports: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class LayerKind:
 
     @property
     def firsts(self) -> list[int]:
-        """The first row of a chunk of each of `keeps`."""
+        """For each of `keeps`, its first row in a chunk."""
         return list(accumulate((keep.layers for keep in self.keeps[:-1]), initial=0))
 
     @property
@@ -62,9 +62,9 @@ class LayerKind:
         return sum(keep.layers for keep in self.keeps)
 
     @property
-    def away(self) -> int:
-        """Layers whose weights and gradients rest in host memory, the first of a chunk."""
-        return sum(keep.layers for keep in self.keeps if keep.away)
+    def host_rows(self) -> int:
+        """Number of layers of a chunk, counted from the first, whose weights and gradients are in host memory."""
+        return sum(keep.layers for keep in self.keeps if keep.on_host)
 
     def keep_of(self, row: int) -> int:
         """Which of `keeps` a row of a chunk belongs to."""
@@ -76,22 +76,22 @@ def no_report(names: Sequence[str]) -> dict[str, Float[Array, ""]]:
     return {name: vary(jnp.float32(0)) for name in names}
 
 
-def split_keeps(keeps: Sequence[Keep], away: int) -> tuple[Keep, ...]:
-    """`keeps`, the weights of the first `away` layers being in host memory."""
+def split_keeps(keeps: Sequence[Keep], host_layers: int) -> tuple[Keep, ...]:
+    """`keeps` with the weights of the first `host_layers` layers in host memory."""
     found: list[Keep] = []
     for keep in keeps:
-        first = min(away, keep.layers)
-        away -= first
+        first = min(host_layers, keep.layers)
+        host_layers -= first
         found += [
             part
-            for part in (keep._replace(layers=first, away=True), keep._replace(layers=keep.layers - first))
+            for part in (keep._replace(layers=first, on_host=True), keep._replace(layers=keep.layers - first))
             if part.layers
         ]
     return tuple(found)
 
 
 def keeps_by_kind(slots: Sequence[Slot], keeps: Sequence[Keep]) -> dict[str, tuple[Keep, ...]]:
-    """What the rows of each kind keep, from what the slots of a chunk do; neighbours in a stack alike are joined."""
+    """What the rows of each kind keep, from what the slots of a chunk keep; equal neighbours in a stack are joined."""
     each: Iterator[Keep] = (keep._replace(layers=1) for keep in keeps for _ in range(keep.layers))
     found: dict[str, list[Keep]] = {}
     for slot, keep in zip(slots, each, strict=True):

@@ -6,14 +6,14 @@ What autodiff of a plain scan would get wrong, and this does not:
   backward; between the two only the shards exist. (Autodiff would keep every gathered weight alive.)
 - **The next layer's weights are gathered while this layer computes**, in both directions and across kinds of layers, so
   that the gather hides behind the matmuls (`jaxpar.model.walk`).
-- **Gradients leave at once** for gradient placement (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
+- **Gradients go to gradient placement at once** (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
   are added to what has accumulated there.
 - **What is kept between forward and backward is an argument**: buffers with as many slots as the schedule needs,
   written and read in place. A slot holds, for each layer, its input and what the remat policy saves or offloads.
-- **Layers of a chunk may be of several kinds and keep different things**: neighbours alike are one loop, units of a
-  pattern another one around it, and layers of a kind that keep alike share a `Stash`.
-- **What lies in host memory comes back one layer ahead**, beside the gathered weights, or as these.
-- **Weights of the first layers may rest in host memory**, and their gradients go there as soon as they are made.
+- **Layers of a chunk may be of several kinds and keep different things**: equal neighbours are one loop, units of a
+  pattern another one around it, and layers of a kind that keep the same share a `Stash`.
+- **What is in host memory is fetched one layer ahead**, together with the gathered weights.
+- **Weights of the first layers may be in host memory**; their gradients are written there as soon as they are computed.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from jaxtyping import Array, Bool, Float
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.linear import untapped
 from jaxpar.layers.report import AUXILIARY_LOSS, Report
+from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import (
     Chunk,
     Index,
     LayerOrder,
-    Parted,
     own_layers,
     with_own_layers,
 )
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.layer_kind import Keep, LayerKind, no_report
 from jaxpar.model.layer_stack import LayerStack
+from jaxpar.model.parted import read_after
 from jaxpar.model.parts import merge
-from jaxpar.model.stash import Stash, at, bring, in_order, put, stacked, taken, to_host
+from jaxpar.model.stash import Stash, at, fetch, in_order, put, stacked, taken
 from jaxpar.model.walk import Site, walk
+from pallas_kernels.vjp_parts import residuals_of
 
 type Stashes = Mapping[str, tuple[Stash, ...]]
 """By kind, a `Stash` for each `Keep`."""
@@ -61,7 +63,7 @@ class LayerLoop:
     kinds: Mapping[str, LayerKind]
     placements: Placements
     order: LayerOrder
-    """Where the layers of the model lie in the stacks, and the slots of a chunk."""
+    """The order of the model's layers in the stacks, and the slots of a chunk."""
 
     def __post_init__(self) -> None:
         for kind, stack in self.order.stacks.items():
@@ -69,7 +71,7 @@ class LayerLoop:
             assert kept == rows, f"it is said of {kept} layers what they keep, and a chunk has {rows}"
 
     def stack(self, kind: str) -> LayerStack:
-        """What a loop does with the stack of a kind."""
+        """The operations of a loop on the stack of a kind."""
         return LayerStack(kind, self.kinds[kind], self.order.stacks[kind], self.placements)
 
     @property
@@ -79,11 +81,11 @@ class LayerLoop:
 
     # ---- what is kept
 
-    def stash(self, weights: Tree, x: jax.Array, tokens: Tokens, slots: int) -> Stashes:
+    def stash(self, weights: Arrays, x: jax.Array, tokens: Tokens, slots: int) -> Stashes:
         """Zeros for `slots` passes through a chunk, given shapes of weights, a chunk's input and its tokens."""
 
         def empty(stack: LayerStack, keep: Keep) -> Stash:
-            def kept(weights: Tree, x: jax.Array, tokens: TokenContext) -> Stash:
+            def kept(weights: Arrays, x: jax.Array, tokens: TokenContext) -> Stash:
                 number = vary(jnp.int32(0))
                 _, pullback = stack.kind.derivative.vjp(keep.policy, stack.load_any(weights), x, number, tokens)
                 return _kept(keep, x, pullback)
@@ -96,10 +98,10 @@ class LayerLoop:
                 kind: tuple(empty(self.stack(kind), keep) for keep in own.keeps) for kind, own in self.kinds.items()
             }
 
-    def kept(self, weights: Tree, x: jax.Array, tokens: Tokens, slots: int) -> Tree:
-        """Zeros for what `slots` split backwards keep for their weights: inputs and output gradients of matmuls."""
+    def kept(self, weights: Arrays, x: jax.Array, tokens: Tokens, slots: int) -> Arrays:
+        """Zeros for what `slots` split backwards keep for W: inputs and output gradients of matmuls."""
 
-        def zeros(stack: LayerStack) -> Tree:
+        def zeros(stack: LayerStack) -> Arrays:
             own = own_layers(weights, stack.name), x, tokens[stack.name]
             return stacked((slots, stack.order.rows_per_chunk), stack.taps, *own)
 
@@ -107,7 +109,7 @@ class LayerLoop:
             return {kind: zeros(self.stack(kind)) for kind in self.kinds}
 
     def input_of(self, stashes: Stashes, slot: Index, chunk: Index) -> Float[Array, "batch part embed"]:
-        """The input of a chunk of this rank, that lies in `slot`: that of the first layer that it has."""
+        """The input of a chunk of this rank in `slot`: that of its first layer."""
 
         def first(place: int) -> jax.Array:
             kind, row = self.order.slots[place]
@@ -128,7 +130,7 @@ class LayerLoop:
         """Forward through a chunk, keeping nothing."""
 
         def site(stack: LayerStack, place: int, keep: Keep) -> _Step:
-            def step(w: Tree, _: None, row: jax.Array, x: jax.Array) -> jax.Array:
+            def step(w: Arrays, _: None, row: jax.Array, x: jax.Array) -> jax.Array:
                 number = stack.order.own(weights.chunk)[row]
                 y = stack.kind.apply(w, x, number, tokens[stack.name], untapped)[0]
                 return stack.unless_padding(number, y, x)
@@ -145,7 +147,7 @@ class LayerLoop:
         def site(stack: LayerStack, place: int, keep: Keep) -> _Step:
             kind, first = stack.kind, stack.kind.firsts[place]
 
-            def step(w: Tree, _: None, row: jax.Array, carry: tuple[jax.Array, Stashes, Report]) -> Any:
+            def step(w: Arrays, _: None, row: jax.Array, carry: tuple[jax.Array, Stashes, Report]) -> Any:
                 x, stashes, reported = carry
                 number = stack.order.own(weights.chunk)[row]
                 (y, report), pullback = kind.derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
@@ -169,74 +171,75 @@ class LayerLoop:
         slot: Index,
         gradients: Chunk,
         counts: Bool[Array, ""] | bool = True,
-        kept: Tree | None = None,
+        kept: Arrays | None = None,
         kept_slot: Index = 0,
         fresh: Bool[Array, ""] | bool = False,
         seed: Float[Array, ""] | None = None,
-    ) -> tuple[jax.Array, Tree, Tree | None]:
+    ) -> tuple[jax.Array, Arrays, Arrays | None]:
         """Backward through a chunk from `slot` of the stashes: (dx, gradients, kept).
 
         Gradients of the chunk's weights are added to `gradients` (gradient placement) where `counts`. If
         the backward is split these are the gradients of all but the matrices, for which `kept_slot` of `kept` fills.
-        Where `fresh`, nothing has accumulated yet: gradients in host memory do not begin with zeros. `seed` is the
+        If `fresh`, nothing has accumulated yet: gradients in host memory are not initialised to zeros. `seed` is the
         cotangent of the layers' auxiliary losses.
         """
-        weights, dy = _not_from_the_forward(weights, dy)
+        again, dy = read_after(weights.stack, dy)
+        weights = weights._replace(stack=again)
 
         def site(stack: LayerStack, place: int, keep: Keep) -> _Step:
             stash, first = stashes[stack.name][place], stack.kind.firsts[place]
             of_report = {name: _cotangent(name, seed) for name in stack.kind.reports}
 
-            def step(w: Tree, brought: Any, row: jax.Array, carry: Any) -> Any:
+            def step(w: Arrays, fetched: Any, row: jax.Array, carry: Any) -> Any:
                 dx, totals, kept = carry
                 number = stack.order.own(weights.chunk)[row]
-                x, residuals = in_order(at(stash, slot, row - first, instead=brought))
+                x, residuals = in_order(at(stash, slot, row - first, instead=fetched))
                 own = w, x, number, tokens[stack.name]
                 dw, through, taps, *_ = stack.kind.derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
                 total = own_layers(totals, stack.name)
-                total = stack.accumulate_anywhere(total, dw, stack.row(gradients, row), number, counts, keep, fresh)
+                total = stack.accumulate(total, dw, stack.row(gradients, row), number, counts, keep.on_host, fresh)
                 if kept is not None:
                     with jax.named_scope("kept_for_weights"):
                         kept = {**kept, stack.name: put(kept[stack.name], taps, kept_slot, row)}
                 dx = stack.unless_padding(number, vary(through), dx)
                 return dx, with_own_layers(totals, stack.name, total), kept
 
-            return step, lambda row: bring(stash, slot, row - first)
+            return step, lambda row: fetch(stash, slot, row - first)
 
         return self._walk(weights, site, (vary(dy), gradients.stack, kept), reverse=True)
 
     def weight_gradients(
         self,
-        weights: Tree,
-        kept: Tree,
+        weights: Arrays,
+        kept: Arrays,
         slot: Index,
         gradients: Chunk,
         counts: Bool[Array, ""] | bool = True,
-    ) -> Tree:
+    ) -> Arrays:
         """Add the gradients of a chunk's matrices to `gradients`, from what a split backward kept in `slot`."""
 
         def site(stack: LayerStack, padded: bool) -> Site:
             like = jax.eval_shape(stack.load_any, own_layers(weights, stack.name))
-            zeros: Tree = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
+            zeros: Any = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
             linear = stack.kind.linear
             assert linear is not None, "a split backward needs the layer's groups of matmuls"
 
-            def step(_: None, row: jax.Array, totals: Tree) -> Tree:
+            def step(_: None, row: jax.Array, totals: Any) -> Any:
                 taps = at(kept[stack.name], slot, row)
 
-                def groups(matrices: Tree) -> Tree:
+                def groups(matrices: Arrays) -> Arrays:
                     w = merge(zeros, matrices)
                     return {name: linear(w, name, x) for name, (x, _) in taps.items()}
 
                 with jax.named_scope("weight_gradients"):
                     # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered.
-                    _, pullback = jax.vjp(groups, stack.kind.derivative.halves(zeros)[1])
+                    pullback = jax.vjp(groups, stack.kind.derivative.halves(zeros)[1])[1]
                     (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
                 number, total = stack.order.own(gradients.chunk)[row], own_layers(totals, stack.name)
                 total = stack.accumulate(total, dw, stack.row(gradients, row), number, counts)
                 return with_own_layers(totals, stack.name, total)
 
-            def left_out(_: None, row: jax.Array, totals: Tree) -> Tree:
+            def left_out(_: None, row: jax.Array, totals: Any) -> Any:
                 return stack.left_out_of_padding(gradients.chunk, row, lambda totals: step(None, row, totals), totals)
 
             return Site((stack.name, padded), left_out if padded else step, lambda row: None)
@@ -262,7 +265,7 @@ class LayerLoop:
     ) -> Carry:
         """Run each layer of a chunk from the first to the last, or all from the last to the first.
 
-        `make(stack, number of a keep, keep)` gives the step of such layers, and what it has brought from host memory.
+        `make(stack, number of a keep, keep)` gives the step of such layers, and what it has fetched from host memory.
         Where `keeps_alike` it does not depend on what layers keep.
         """
         sites: dict[Any, Site] = {}
@@ -271,7 +274,7 @@ class LayerLoop:
             stack = self.stack(kind)
             place, padded = stack.kind.keep_of(row), bool(stack.order.sometimes_padding[row])
             keep = stack.kind.keeps[place]
-            key = kind, keep.away if keeps_alike else place, padded
+            key = kind, keep.on_host if keeps_alike else place, padded
             if key not in sites:
                 step, brings = make(stack, place, keep)
                 sites[key] = stack.site(key, weights, keep, padded, step, brings)
@@ -281,23 +284,15 @@ class LayerLoop:
         return walk(slots[::-1] if reverse else slots, carry)
 
 
-type _Step = tuple[Callable[[Tree, Any, jax.Array, Any], Any], Callable[[jax.Array], Any]]
-"""`(weights, what was brought, row, carry) -> carry`, and what lies in host memory for a row, moved to the device."""
+type _Step = tuple[Callable[[Arrays, Any, jax.Array, Any], Any], Callable[[jax.Array], Any]]
+"""`(weights, what was fetched, row, carry) -> carry`, and what is in host memory for a row, moved to the device."""
 
 
 def _kept(keep: Keep, x: jax.Array, pullback: Any) -> Stash:
-    """What the backward of a layer needs of its forward, each array in the memory that it is kept in."""
-    return Stash(to_host(x) if keep.offload_inputs else x, pullback.opaque_residuals)
+    """What the backward of a layer needs of its forward, each array in the memory in which it is kept."""
+    return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))
 
 
 def _cotangent(name: str, seed: jax.Array | None) -> jax.Array:
-    """Of what layers report."""
+    """The cotangent of the report `name`."""
     return vary(jnp.float32(0) if name != AUXILIARY_LOSS or seed is None else seed)
-
-
-def _not_from_the_forward(weights: Chunk, dy: jax.Array) -> tuple[Chunk, jax.Array]:
-    """`weights` read anew: the last layer from host memory would otherwise stay from its forward, beside the loss."""
-    if not isinstance(weights.stack, Parted):
-        return weights, dy
-    host, dy = lax.optimization_barrier((weights.stack.host, dy))
-    return weights._replace(stack=weights.stack._replace(host=host)), dy

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from jaxpar.mesh.parameters import Tree
+from typing import Any
+
+from jaxpar.mesh.parameters import Nested
 
 
-def select(tree: Tree, mask: Tree, wanted: bool) -> Tree:
+def select(tree: Nested[Any], mask: Nested[Any], wanted: bool) -> Nested[Any]:
     """The leaves of `tree` whose `mask` is `wanted`, as nested dicts without empty ones."""
     found = {}
     for name, entry in tree.items():
@@ -17,7 +19,7 @@ def select(tree: Tree, mask: Tree, wanted: bool) -> Tree:
     return found
 
 
-def merge(under: Tree, over: Tree) -> Tree:
+def merge(under: Nested[Any], over: Nested[Any]) -> Nested[Any]:
     """Nested dicts with the leaves of both; those of `over` where both have one."""
     both = dict(under)
     for name, entry in over.items():

@@ -1,7 +1,7 @@
 """Buffers of what layers keep between forward and backward, written and read in place, in device or in host memory.
 
-In which memory an array lies is part of its type (`jax.memory.Space`), so there is one way to keep things: a buffer
-lies where the arrays lie that are put into it. Between the two memories XLA copies asynchronously, a slice at a time.
+The memory of an array is part of its type (`jax.memory.Space`), so the same code serves both: a buffer is in the memory
+of the arrays that are put into it. Between the two memories XLA copies asynchronously, a slice at a time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
+from jaxpar.memory.streaming import DEVICE, HOST, on_host, to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Index
-
-DEVICE, HOST = jax.memory.Space.Device, jax.memory.Space.Host
 
 
 class Stash(NamedTuple):
@@ -29,18 +28,8 @@ class Stash(NamedTuple):
     """What the remat policy saves, and what it offloads."""
 
 
-def on_host(a: jax.Array) -> bool:
-    """Whether `a` lies in pinned host memory."""
-    return jax.typeof(a).memory_space == HOST
-
-
-def to_host(a: jax.Array) -> jax.Array:
-    """`a` in pinned host memory."""
-    return jax.device_put(a, HOST)
-
-
 def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Empty buffers for as many results of `function` as `lead` says, each in the memory that the result lies in.
+    """Empty buffers for results of `function`, with leading dims `lead`, each in the memory of the result.
 
     They are zeros on the device; in host memory XLA may leave them as they were allocated.
     """
@@ -59,14 +48,14 @@ def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any
 def in_order(tree: Any) -> Any:
     """`tree` with its arrays' dims in order in memory.
 
-    Left to itself XLA takes over the layout that a collective happens to like, another in each of a pipeline's loops,
-    and copies the whole stash from one to the next.
+    By default XLA adopts the layout that a collective prefers, a different one in each of a pipeline's loops, and
+    copies the whole stash from one to the next.
     """
     return jax.tree.map(lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim)))), tree)
 
 
 def at(stack: Any, *where: Index, instead: Any = None) -> Any:
-    """The entry at `where` of the leading dims of each array, in the memory that the array lies in.
+    """The entry at `where` of the leading dims of each array, in the memory of the array.
 
     Where `instead`, a tree like `stack`, has an array, that one; all of it is None by default.
     """
@@ -75,7 +64,7 @@ def at(stack: Any, *where: Index, instead: Any = None) -> Any:
     return jax.tree.map(lambda a, there: _entry(a, where) if there is None else there, stack, instead)
 
 
-def bring(stack: Any, *where: Index) -> Any:
+def fetch(stack: Any, *where: Index) -> Any:
     """The entry at `where` of each array in host memory, copied to the device; None in place of the others."""
     with jax.named_scope("saved_activations"):
         return jax.tree.map(lambda a: taken(a, *where) if on_host(a) else None, stack)
@@ -88,7 +77,7 @@ def taken(a: jax.Array, *where: Index) -> jax.Array:
 
 
 def put(stack: Any, new: Any, *where: Index) -> Any:
-    """`stack` with `new` at `where` of its leading dims; both lie in the same memory."""
+    """`stack` with `new` at `where` of its leading dims; both are in the same memory."""
 
     def one(a: jax.Array, b: jax.Array) -> jax.Array:
         start = (*where, *[0] * (a.ndim - len(where)))

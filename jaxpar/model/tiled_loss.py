@@ -1,7 +1,7 @@
 """Output head and cross-entropy in one, a tile of tokens at a time: the logits never exist whole.
 
-The backward of a tile runs right after its forward, while its logits are there. What is left for the derivative of the
-whole is to scale gradients that are known already. Source: ALST (arXiv:2506.13996, section 3.1), after Liger's fused
+The backward of a tile runs right after its forward, while its logits exist. The derivative of the whole then only
+scales gradients that are already computed. Source: ALST (arXiv:2506.13996, section 3.1), after Liger's fused
 linear cross-entropy (arXiv:2410.10989).
 """
 
@@ -42,7 +42,7 @@ def head_loss(
     tiles: int,
     backend: str,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`tiled_cross_entropy`, or with another `backend` than `xla` the same sums by a kernel, which knows no tiles."""
+    """`tiled_cross_entropy`, or with another `backend` than `xla` the same sums by a kernel, which uses no tiles."""
     if backend == "xla":
         function: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
         return function(x, table, labels, mask, model, axes, tiles)
@@ -60,7 +60,7 @@ def fused_cross_entropy(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """As `tiled_cross_entropy`, by `implementation` of the kernel.
 
-    Holds no logits, and in the backward gradients of at most 256 MiB of them. Sends what `gather_sequence` of `x` and
+    Holds no logits, and in the backward at most 256 MiB of their gradients. Sends what `gather_sequence` of `x` and
     `scatter_sequence` of its gradient send, and three floats per token over `axes`.
     """
     joined = gather_sequence(x)
@@ -88,8 +88,8 @@ def tiled_cross_entropy(
     `table` is this rank's part of the head (or of a tied embedding), whose vocabulary `axes` split; `labels` and `mask`
     are of the joined parts of the tensor ranks. A tile is `ceil(batch * part / tiles)` tokens of each of them.
 
-    Holds, for one tile, float32 logits and their gradient in compute dtype; besides, in training, gradients of `x`
-    (compute dtype) and of `table` (float32). Without a derivative nothing but the logits is computed. Sends what
+    Holds, for one tile, float32 logits and their gradient in compute dtype; in training also gradients of `x` (compute
+    dtype) and of `table` (float32). Without a derivative no gradient is computed. Sends what
     `gather_sequence` of `x`, `scatter_sequence` of its gradient and `vocabulary_cross_entropy` send, in `tiles` parts.
     """
 

@@ -1,4 +1,4 @@
-"""Runs the slots of a chunk one after the other: slots that repeat are loops, and what the next one needs comes early.
+"""Runs the slots of a chunk one after the other: slots that repeat are loops, and data for the next one is prefetched.
 
 Slots of one *site* run the same program on other rows. Neighbouring slots of one site are a `lax.scan` over their rows;
 a sequence of such runs that repeats (a unit of a model's pattern) is a scan over units. While a layer runs, what the
@@ -22,11 +22,11 @@ class Site(NamedTuple):
     """What slots that run the same program have in common."""
 
     key: Hashable
-    """Two sites are one where this is."""
+    """Two sites are the same if their keys are equal."""
     step: Callable[[Any, jax.Array, Any], Any]
     """`(what was fetched, row, carry) -> carry`."""
     fetch: Callable[[jax.Array], Any]
-    """`row -> arrays` that the step needs and that take time to come; may be empty."""
+    """`row -> arrays` that the step needs and that take time to fetch; may be empty."""
 
 
 class Run(NamedTuple):
@@ -37,21 +37,21 @@ class Run(NamedTuple):
 
     @property
     def like(self) -> tuple[Hashable, int]:
-        """What runs have in common that can be one run of a loop."""
+        """What runs have in common if they can be one run of a loop."""
         return self.site.key, len(self.rows)
 
 
 class Repeat(NamedTuple):
-    """Runs that come several times, with other rows."""
+    """Runs that repeat, with other rows."""
 
     runs: tuple[Run, ...]
-    """Of the first time."""
+    """The runs of the first repetition."""
     rows: tuple[Int[Array, "times rows"], ...]
     """Of each run."""
 
     @property
     def times(self) -> int:
-        """How often the runs come."""
+        """Number of repetitions."""
         return len(self.rows[0])
 
 
@@ -66,7 +66,7 @@ def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry) -> Carry:
 
 
 def repeating(slots: Sequence[tuple[Site, int]]) -> list[Repeat]:
-    """Slots as runs, and runs that repeat as one: from each place on, the repetition that saves most."""
+    """Slots as runs, and repeated runs as one: from each place on, the repetition that saves most."""
     runs = [
         Run(own[0][0], tuple(row for _, row in own))
         for own in (list(group) for _, group in groupby(slots, key=lambda slot: slot[0].key))
@@ -98,7 +98,7 @@ def _table(rows: list[tuple[int, ...]]) -> Int[Array, "times rows"]:
 
 
 def _times(likes: Sequence[Hashable], place: int, period: int) -> int:
-    """How often the `period` entries from `place` on come one after the other."""
+    """How often the `period` entries from `place` on repeat consecutively."""
     unit, times = likes[place : place + period], 1
     while likes[place + times * period : place + (times + 1) * period] == unit:
         times += 1
@@ -106,7 +106,7 @@ def _times(likes: Sequence[Hashable], place: int, period: int) -> int:
 
 
 def _repeat[Carry](repeat: Repeat, fetched: Any, after: Callable[[], Any] | None, carry: Carry) -> tuple[Any, Carry]:
-    """(what `after` fetches, carry) once the runs have come as often as they do; the first slot's has been fetched."""
+    """(what `after` fetches, carry) after all repetitions of the runs; data of the first slot has been fetched."""
     if repeat.times == 1:
         return _unit(repeat.runs, [rows[0] for rows in repeat.rows], fetched, after, carry)
     first = repeat.runs[0].site

@@ -1,7 +1,7 @@
-"""What a run tells: the console, metric files, TensorBoard, plots, profiles, memory and time.
+"""The output of a run: console, metric files, TensorBoard, plots, profiles, memory and time.
 
 The trainer calls a `Listener`; everything that writes is one (`events.py` says how to add another).
-`print(memory_report())` shows what lies in memory now.
+`print(memory_report())` shows what is in memory now.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["MemoryReport", "memory_report"]
 
 
 def __getattr__(name: str) -> Any:
-    # Pages and pictures of runs are made without JAX, which the report of memory needs.
+    # Pages and plots of runs are made without JAX, which the memory report needs.
     if name in __all__:
         from jaxpar.observe import holdings
 

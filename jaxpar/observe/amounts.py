@@ -1,4 +1,4 @@
-"""Numbers for people: bytes, seconds, floating-point operations, counts."""
+"""Readable numbers: bytes, seconds, floating-point operations, counts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ GIB, MIB = 2**30, 2**20
 
 
 def size(count: float) -> str:
-    """Bytes in binary units, as memory is sold: `51.6 GiB`."""
+    """Bytes in binary units: `51.6 GiB`."""
     for unit, bytes_of in (("TiB", 2**40), ("GiB", GIB), ("MiB", MIB), ("KiB", 2**10)):
         if abs(count) >= bytes_of:
             return f"{count / bytes_of:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def mebibytes(count: int) -> str:
+    """Bytes of a device's memory: `51.60 GiB`, `812.5 MiB`."""
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.1f} MiB"
 
 
 def seconds(time: float) -> str:
@@ -35,10 +40,10 @@ def _three(number: float, unit: str) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`12.3%`; nothing of nothing is 0%."""
+    """`12.3%`; 0 of 0 is 0%."""
     return f"{100 * part / whole:.1f}%" if whole else "0.0%"
 
 
 def words(name: str) -> str:
-    """`saved_activations` as people write it."""
+    """`saved_activations` with spaces."""
     return name.replace("_", " ")

@@ -27,15 +27,15 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "flax", "optax", "orbax-checkp
 """Packages whose version can change a run's numbers or speed."""
 
 VARIABLES = ("JAX_", "XLA_", "NCCL_", "CUDA_VISIBLE_DEVICES", "TF_GPU_ALLOCATOR")
-"""How the names of the environment variables begin that can."""
+"""Prefixes of the environment variables that can."""
 
 GIT_PATIENCE_S = 5.0
-"""How long git may take: `git status` of a large tree on a slow disk must not hold up a run."""
+"""Time limit for git: `git status` of a large tree on a slow disk must not hold up a run."""
 
 
 class EnvironmentFile(Listener):
-    """Writes `environment.json` when a run starts; that of an earlier start which differs stays beside it, named by the
-    step up to which it held."""
+    """Writes `environment.json` when a run starts. One of an earlier start that differs is kept under a name with the
+    last step of that start."""
 
     def start(self, info: RunInfo) -> None:
         file = Path(info.folder) / ENVIRONMENT_FILE
@@ -75,9 +75,9 @@ def environment() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """The commit that `folder` stands at and whether its files differ from it; None where there is no commit or no git.
+    """The commit of `folder` and whether its files differ from it; None where there is no commit or no git.
 
-    `changed` is None where git took too long to say.
+    `changed` is None where git took too long.
     """
     if shutil.which("git") is None:
         return None

@@ -1,4 +1,4 @@
-"""What happens again and again is told once: when it begins, and anew after it was quiet for long."""
+"""Repeated occurrences are reported once: when they begin, and again after a long quiet time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Episodes:
         self._quiet = quiet
         self._last: dict[str, int] = {}
         self.counts: Counter[str] = Counter()
-        """Occurrences of each kind so far, told or not."""
+        """Occurrences of each kind so far, reported or not."""
 
     def begins(self, kind: str, step: int) -> bool:
         """Count an occurrence at `step`; whether it begins an episode."""

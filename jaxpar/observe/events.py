@@ -1,7 +1,7 @@
-"""What happens in a run, as calls on a `Listener`.
+"""The events of a run, as calls on a `Listener`.
 
-Everything that a run prints or writes besides checkpoints is a listener. To add your own, subclass `Listener`, override
-the methods that you need and hand an instance to the trainer:
+Everything that a run prints or writes, except checkpoints, comes from a listener. To add your own, subclass `Listener`,
+override the methods that you need and pass an instance to the trainer:
 
     class Slack(Listener):
         def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
@@ -16,8 +16,8 @@ Rules of the calls:
 - `evaluation(n, ...)` comes before `step` of the same step, and a step that was evaluated is always logged.
 - `rewound(n)` comes when the run went back to checkpoint n: the next step is n + 1 again.
 - Only process 0 has listeners that write. They are called between two steps while the device works: keep them short.
-- An OSError (a full disk, a server that does not answer) is told to the others as a message, and the run goes on. It
-  ends the run when it comes from `start` or `close`; any other exception always does.
+- An OSError (a full disk, a server that does not answer) is passed to the other listeners as a message, and the run
+  continues. An OSError from `start` or `close` ends the run; any other exception always does.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "slow_pace", "dat
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known before the first step."""
+    """Information about a run before its first step."""
 
     config: Mapping[str, Any]
     """The resolved configuration, as nested plain values."""
     plan: Mapping[str, Any]
-    """The plan, as it stands in `plan.json`."""
+    """The plan, as in `plan.json`."""
     rows: list[tuple[str, str, str]]
-    """The plan for people: (name, value, why)."""
+    """The plan as a table: rows of (name, value, reason)."""
     folder: str
     """The run's own folder; it exists."""
     steps: int
@@ -67,7 +67,7 @@ class StepRecord:
     tokens_per_second: float
     tokens_per_second_per_device: float
     step_time_s: float
-    """Mean time of a step since the record before, evaluations and saves left out."""
+    """Mean time of a step since the previous record, without evaluations and saves."""
     mfu: float | None
     """Model FLOPs utilisation as a fraction of 1 (`jaxpar.model.flops`); None where the peak is not known."""
     memory_bytes: int | None
@@ -78,6 +78,8 @@ class StepRecord:
     """Steps skipped so far because their loss or gradient was not finite."""
     loss_scale: float | None = None
     """Loss scale under float16."""
+    muon_learning_rate: float | None = None
+    """Learning rate of Muon's matrices; None under another optimizer."""
     eval_loss: float | None = None
     """Held-out loss, where this step was evaluated."""
     memory_kind: MemoryKind = "device"
@@ -85,16 +87,16 @@ class StepRecord:
     memory_peak_bytes: int | None = None
     """The most that was in use so far."""
     memory_limit_bytes: int | None = None
-    """What there is: of the device, as far as XLA may take it, or of the machine."""
+    """The memory limit: what XLA may take of the device, or the machine's memory."""
     epochs: dict[str, float] | None = None
-    """Source of data to how often it was gone through so far."""
+    """Data source to its epochs so far."""
     data_wait: float = 0.0
-    """Share of the time since the record before in which the devices waited for a batch, on this process."""
+    """Share of the time since the previous record in which the devices of this process waited for a batch."""
 
 
 @dataclass(frozen=True)
 class Anomaly:
-    """Something that should not be in a run: told once when it begins, and not at every step that it lasts."""
+    """An anomaly in a run: reported once when it begins, and not at every step while it lasts."""
 
     step: int
     """Step at which it was noticed."""
@@ -118,26 +120,26 @@ class Summary:
     tokens: int
     """Tokens trained on, those before a restore included."""
     train_seconds: float
-    """Time in steps of this process, without compilation, evaluations and saves."""
+    """Time that this process spent in steps, without compilation, evaluations and saves."""
     compile_seconds: float
     first_step_seconds: float
     """The first step of this process after compilation."""
     steady_step_seconds: float
-    """Mean time of the steps after that."""
+    """Mean time of the later steps."""
     peak_bytes: int | None
     """Largest memory in use (`jaxpar.observe.memory`)."""
     predicted_bytes: int | None
-    """What the plan expected for it."""
+    """The plan's prediction of it."""
     host_step_seconds: float = 0.0
-    """Mean time of a step that the host neither dispatched nor waited in, after the first step."""
+    """Mean time per step in which the host neither dispatched nor waited, after the first step."""
     memory_kind: MemoryKind = "device"
     """Whose memory `peak_bytes` is."""
     epochs: dict[str, float] | None = None
-    """Source of data to how often it was gone through, the time before a restore included."""
+    """Data source to its epochs, those before a restore included."""
 
 
 class Listener:
-    """Hears what happens in a run. Every method does nothing until overridden; see the module for the rules."""
+    """Receives the events of a run. Every method does nothing until overridden; see the module for the rules."""
 
     def start(self, info: RunInfo) -> None:
         """The plan is made and nothing has been compiled yet."""
@@ -152,14 +154,14 @@ class Listener:
         """The checkpoint of `step` is complete at `path`."""
 
     def message(self, text: str) -> None:
-        """Something that a person should know: a warning, a skipped checkpoint, a skipped step."""
+        """A message for the user: a warning, a skipped checkpoint, a skipped step."""
 
     def anomaly(self, anomaly: Anomaly) -> None:
-        """Something is not as it should be; unless overridden, its text is a message."""
+        """An anomaly was detected; unless overridden, its text is sent as a message."""
         self.message(anomaly.text)
 
     def rewound(self, step: int) -> None:
-        """The run went back to the checkpoint of `step`: the steps after it are void, and come again."""
+        """The run went back to the checkpoint of `step`: the steps after it are void, and are repeated."""
 
     def sample(self, prompt: str, continuation: str) -> None:
         """The model continued `prompt`."""
@@ -168,7 +170,7 @@ class Listener:
         """The run reached its end, or was asked to stop and saved."""
 
     def close(self) -> None:
-        """Nothing more comes: let go of files and the screen."""
+        """No more events follow: close files and the screen."""
 
 
 class Listeners(Listener):
@@ -230,11 +232,11 @@ class Listeners(Listener):
             text = f"{type(member).__name__}: {error.strerror or error}; training goes on."
             for other in self.members:
                 if other is not member:
-                    with suppress(OSError):  # Its own trouble has its own message.
+                    with suppress(OSError):  # A failure here has its own message.
                         other.message(text)
 
     def close(self) -> None:
-        """Close every member, also when one of them raises; the exception comes after the others are closed."""
+        """Close every member, also when one of them raises; the exception is raised after the others are closed."""
         with ExitStack() as stack:
             for member in reversed(self.members):
                 stack.callback(member.close)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, files that only grow, and JSON that every reader takes."""
+"""Files written atomically, append-only files, and strict JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Put `content` at `path` so that a kill or a full disk leaves either the old file or the new one.
 
     Raises:
-        OSError: The file cannot be written; what stood at `path` still stands.
+        OSError: The file cannot be written; an old file at `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -30,7 +30,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what `write_atomically` had begun in `folder` when it was killed. Nobody else may be writing there.
+    """Remove temporary files that a killed `write_atomically` left in `folder`. No one else may be writing there.
 
     Raises:
         OSError: the folder cannot be read or written.
@@ -41,9 +41,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 class GrowingFile:
-    """A file that only grows, whole piece after whole piece, also over times in which nothing can be written.
+    """An append-only file of whole pieces, also over times in which nothing can be written.
 
-    What a full disk did not take is kept and comes first when something is appended again.
+    Pieces that a full disk did not take are kept and written first at the next append.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class GrowingFile:
         self._left = b""
 
     def append(self, content: bytes) -> None:
-        """Put `content` at the end, past Python's own buffers.
+        """Append `content`, past Python's own buffers.
 
         Raises:
             OSError: Part of it could not be written yet.
@@ -74,7 +74,7 @@ class GrowingFile:
 
 
 def strict_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with null for floats that are not finite: JSON has no word for them, and strict readers refuse NaN."""
+    """`values` with null for floats that are not finite: JSON has no value for them, and strict readers refuse NaN."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
     }

@@ -1,4 +1,4 @@
-"""What lies in the memory of this process's devices now, array by array, summed up by what the arrays are for."""
+"""The arrays in the memory of this process's devices, summed up by purpose."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jaxpar.hardware.host import host_memory
-from jaxpar.mesh.devices import Device
+from jaxpar.distributed.devices import Device
+from jaxpar.hardware.host import PINNED, host_memory
 from jaxpar.observe.amounts import size
 from jaxpar.observe.memory import host_peak, resident_bytes, statistic
 
 OTHER = "other arrays"
-PINNED = "pinned_host"
 
 _named: WeakKeyDictionary[Any, Callable[[Any], Mapping[str, Any]]] = WeakKeyDictionary()
 
 
 def name_arrays(owner: Any, arrays: Callable[[Any], Mapping[str, Any]]) -> None:
-    """Let `memory_report` call arrays by name: `arrays(owner)` gives trees of them, by what they are for.
+    """Let `memory_report` name arrays: `arrays(owner)` returns trees of them by purpose.
 
-    It is asked as long as `owner` lives, and must not hold on to it.
+    It is called as long as `owner` lives, and must not hold a reference to it.
     """
     _named[owner] = arrays
 
@@ -36,7 +35,7 @@ class Holding:
 
     name: str
     arrays: int
-    """How many there are."""
+    """Number of arrays."""
     device_bytes: int
     """On the device that holds most of all arrays."""
     pinned_bytes: int
@@ -51,11 +50,11 @@ class DeviceHolding:
     arrays: int
     """In arrays that Python holds."""
     in_use: int | None
-    """In arrays, and in temporaries of what runs now."""
+    """In arrays, and in temporaries of running computations."""
     peak: int | None
     """The most that was in use since the process started."""
     limit: int | None
-    """What XLA's allocator may take."""
+    """The limit of XLA's allocator."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +94,7 @@ class MemoryReport:
 
 
 def memory_report() -> MemoryReport:
-    """What lies in memory now, on the devices of this process; with trainers' names, as `weights`, where there are any.
+    """What is in memory now on the devices of this process; with trainers' names, such as `weights`, if there are any.
 
     Arrays are counted, not read, so it is cheap enough for any step.
     """

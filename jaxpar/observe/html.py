@@ -1,4 +1,4 @@
-"""HTML pages that are one file each and ask nothing of a network: what the reports have in common."""
+"""HTML pages of one file each that need no network: the common parts of the reports."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 GENERATOR = '<meta name="generator" content="jaxpar">'
-"""Says in a page who wrote it."""
+"""Marks a page as written by jaxpar."""
 
 POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data:\">"
 )
-"""Enforced by the browser: a page with a mistake in it cannot reach out either."""
+"""Enforced by the browser: even a faulty page cannot access the network."""
 
 _STYLE = Path(__file__).with_name("html.css")
 
 
 class Hot(str):
-    """The text of a cell that is shown in red."""
+    """Text of a cell that is shown in red."""
 
 
 def document(
@@ -32,8 +32,8 @@ def document(
     Args:
         title: Plain text.
         body: HTML.
-        style: CSS after what all pages share (`html.css`).
-        script: JavaScript, which runs when the body is there.
+        style: CSS added to the common style (`html.css`).
+        script: JavaScript, which runs once the body is loaded.
         data: JSON values by the id of the element in which the script finds them.
     """
     embedded = "".join(_embedded(name, value) for name, value in (data or {}).items())
@@ -60,17 +60,17 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
 
 
 def cards(shown: Iterable[tuple[str, str]]) -> str:
-    """Numbers that are read first, each over what it is."""
+    """Cards with the main numbers, each above its name."""
     boxes = (f"<div class=card><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in shown)
     return f'<div class="cards">{"".join(boxes)}</div>'
 
 
 def notes(texts: Iterable[str]) -> str:
-    """What a reader has to know before the rest."""
+    """Notes to read before the rest."""
     return "".join(f'<p class="note">{escape(text)}</p>' for text in texts)
 
 
 def _embedded(name: str, value: Mapping[str, Any]) -> str:
-    """`<` is escaped so that no text can end the element."""
+    """A script element with JSON; `<` is escaped so that no text can end the element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'

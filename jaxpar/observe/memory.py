@@ -1,4 +1,4 @@
-"""Memory of this process: of its devices where they report it, else of the process itself.
+"""Memory in use: of the devices where they report it, else of this process.
 
 GPUs report what XLA's allocator holds, so the number is the largest over this process's devices. CPU devices report
 nothing: then it is the resident memory of the process, which all its virtual devices, Python and the compiler share.
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jax
 
+from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import host_memory
-from jaxpar.mesh.devices import Device
 from jaxpar.observe.events import MemoryKind
 
 
@@ -36,7 +36,7 @@ def bytes_in_use() -> int:
 
 
 def limit_bytes() -> int:
-    """Memory that there is, in bytes: what XLA may take of the least local device, or the machine's."""
+    """The memory limit in bytes: what XLA may take of the smallest local device, or the machine's memory."""
     reported = _reported("bytes_limit")
     return min(reported) if reported else host_memory()
 

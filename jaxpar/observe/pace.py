@@ -1,4 +1,4 @@
-"""Slow steps, a pace that became slower, devices that wait for the host: all judged from the times of the loop."""
+"""Slow steps, a slower pace, and devices that wait for the host, judged from the times of the loop."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FEWEST = 10
 STRETCH = 20
 """Steps over which a pace is measured."""
 SECONDS = 1.0
-"""What takes less than this longer is not worth a word."""
+"""Smaller differences in seconds are not reported."""
 HIDDEN = 0.05
-"""The host waits for the devices this share of a step when they still have work: its own time is then hidden."""
+"""If the host waits for the devices for this share of a step, they still have work and its own time is hidden."""
 WARMING_UP = 3
 """First steps of a process, in which batches are prepared ahead and caches fill."""
 
@@ -38,14 +38,14 @@ class SlowStep:
     median: float
     """Median of the steps before it, in seconds."""
     where: str
-    """What the time went to, as in "5.6 s of it waiting for a batch"."""
+    """Where the time went, as in "5.6 s of it waiting for a batch"."""
 
 
 class SlowSteps:
     """Compares each step with the median of the last ones.
 
     Args:
-        times: how many times the median a slow step takes; it takes a second longer besides. None finds none.
+        times: how many times the median a slow step takes; it must also take a second longer. None finds none.
     """
 
     def __init__(self, times: float | None) -> None:
@@ -53,7 +53,7 @@ class SlowSteps:
         self._turns: deque[Turn] = deque(maxlen=LAST)
 
     def add(self, turn: Turn) -> SlowStep | None:
-        """Take in a step; it counts among the ones before the next, so that a pace that stays is slow no longer."""
+        """Add a step. It joins the steps that the next is compared with, so a lasting pace stops being slow."""
         slow = self._compare(turn)
         self._turns.append(turn)
         return slow
@@ -81,14 +81,14 @@ class SlowPace:
     best: float
     """Median of as many earlier ones, at their fastest."""
     where: str
-    """What most of the difference went to, as in "0.6 s of it waiting for the devices"."""
+    """Where most of the difference went, as in "0.6 s of it waiting for the devices"."""
 
 
 class Pace:
-    """Compares the median of every `STRETCH` steps with the fastest there was.
+    """Compares the median of every `STRETCH` steps with the fastest so far.
 
     Args:
-        times: how many times the fastest a slow one is; a stretch loses a second besides. None finds none.
+        times: how many times the fastest a slow one is; a stretch must also lose a second. None finds none.
     """
 
     def __init__(self, times: float | None) -> None:
@@ -97,7 +97,7 @@ class Pace:
         self._best: dict[str, float] | None = None
 
     def add(self, turn: Turn) -> SlowPace | None:
-        """Take in a step; what there is to say of the stretch that it ends."""
+        """Add a step; returns a slow pace if the stretch that it ends is one."""
         self._turns.append(turn)
         if self._times is None or len(self._turns) < STRETCH:
             return None
@@ -119,7 +119,7 @@ def _median(turns: Iterable[Turn], name: str) -> float:
 
 @dataclass
 class Losses:
-    """Time that devices lost because the host came late, in seconds, over a number of steps."""
+    """Time that devices lost because the host was late, in seconds, over a number of steps."""
 
     steps: int = 0
     seconds: float = 0.0

@@ -35,7 +35,7 @@ class ProfileWindow:
             self._tracing = True
 
     def ends_with(self, step: int) -> bool:
-        """Whether `after_step` of this step writes the trace, which takes its time."""
+        """Whether `after_step` of this step writes the trace, which is slow."""
         return self._tracing and step >= self.last
 
     def after_step(self, step: int, results: Any = None) -> None:

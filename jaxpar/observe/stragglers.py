@@ -1,4 +1,4 @@
-"""One process that all others wait for: found by comparing what each loses by itself."""
+"""A process that all others wait for, found by comparing the time that each loses by itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxpar.observe.pace import SECONDS, Losses
 
 @dataclass(frozen=True)
 class ProcessPace:
-    """What one process says of its steps since it spoke last."""
+    """Report of one process on its steps since its last report."""
 
     process: int
     host: str
     step: int
-    """The last of them; every process speaks after the same ones."""
+    """The last of them; every process reports after the same steps."""
     losses: Losses
 
 
@@ -26,7 +26,7 @@ class Straggler:
 
     pace: ProcessPace
     seconds: float
-    """What it lost by itself more than the median process."""
+    """Time that it lost by itself, beyond the median process."""
 
     @property
     def share(self) -> float:
@@ -37,7 +37,7 @@ class Straggler:
 def find_straggler(paces: Sequence[ProcessPace], share: float | None) -> Straggler | None:
     """The process that loses most by itself, if that is `share` of the time more than the median process loses.
 
-    `paces` are those of all processes over the same steps. Only one can be told apart: the others wait for it.
+    `paces` are those of all processes over the same steps. Only one can be identified: the others wait for it.
     """
     if share is None or len(paces) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: compilation, the first step, steady steps, and the host between steps."""
+"""Measures where a run spends its time: compilation, the first step, steady steps, and the host between steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Turn:
 
     @property
     def host_seconds(self) -> float:
-        """What is left: logging, listeners, and whatever else kept the host."""
+        """The rest: logging, listeners, and other work of the host."""
         return max(0.0, self.seconds - self.batch_seconds - self.dispatch_seconds - self.device_seconds)
 
 
@@ -49,7 +49,7 @@ class StepTimer:
         with timer.compiling():
             step = jitted.lower(...).compile()
         for ...:
-            with timer.fetching():   # takes the next batch
+            with timer.fetching():   # fetches the next batch
                 batch = next(batches)
             with timer.step():       # calls the compiled step, which returns before the device is done
                 state, metrics = step(state, batch)
@@ -60,9 +60,9 @@ class StepTimer:
             with timer.paused():     # evaluation, saving
                 ...
 
-    Wait once right after the first step: it closes `first_step_seconds`, and steady time begins. Take a lap, and pause,
-    right after a wait: what the device still had to do would be counted elsewhere. Time in neither block, and the time
-    of `fetching`, is the host's own between steps. `turn` after each wait says where the time of a single step went.
+    Wait once right after the first step: this ends `first_step_seconds`, and steady time begins. Take a lap, and pause,
+    right after a wait: otherwise remaining device work would be counted elsewhere. Time in neither block, and the time
+    of `fetching`, is the host's own between steps. `turn` after each wait returns where the time of a single step went.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -87,7 +87,7 @@ class StepTimer:
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
-        """The block takes the next batch, waiting for it if need be."""
+        """The block fetches the next batch, waiting for it if needed."""
         began = self._clock()
         yield
         self._turn_batch += self._clock() - began
@@ -124,9 +124,9 @@ class StepTimer:
         self._leave_out(self._clock() - began)
 
     def lap(self, steps: int | None = None) -> Lap:
-        """Steps since the lap before; the first step alone where none came after it.
+        """Steps since the previous lap; the first step alone where none came after it.
 
-        `steps` says how many the device has finished, where more than those were dispatched.
+        `steps` is the number that the device has finished, where more were dispatched.
         """
         if self._lap_steps == 0 and self._steady_steps == 0 and self.first_step_seconds is not None:
             return Lap(1, self.first_step_seconds, 0.0)
@@ -139,7 +139,7 @@ class StepTimer:
         return lap
 
     def turn(self) -> Turn:
-        """Where the time went since the call before, or since the timer was made."""
+        """Where the time went since the previous call, or since the timer was made."""
         seconds = self._clock() - self._turn_began - self._turn_left_out
         turn = Turn(seconds, self._turn_batch, self._turn_dispatch, self._turn_device)
         self._begin_turn()

@@ -24,7 +24,7 @@ SMALLEST_SQUARE, SMALLEST_WEIGHT = 1e-30, 1e-3
 
 
 def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
-    """Algorithms 4 and 5 without momentum, for one weight that rests as `layout`; each layer of a stack by itself.
+    """Algorithms 4 and 5 without momentum, for one weight sharded as `layout`; each layer of a stack by itself.
 
     A matrix (or table) `[inputs..., outputs...]` keeps R, the means of squared gradients over its outputs, and C, those
     over its inputs: an element's second moment is `R C / mean(R)`. Norms and biases keep theirs whole. Means are over
@@ -45,22 +45,22 @@ def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -
     def root_mean_square(x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.sqrt(mean(jnp.square(x), every))
 
-    def direction(gradient, weight, first, second, step):
+    def direction(gradient, weight, mu, nu, step):
         decay = 1.0 - (step.astype(jnp.float32) + 1.0) ** -DECAY_POWER
         square = jnp.square(gradient) + SMALLEST_SQUARE
         if matrix:
-            rows = decay * jnp.expand_dims(second["rows"], outputs) + (1 - decay) * mean(square, outputs)
-            columns = decay * jnp.expand_dims(second["columns"], inputs) + (1 - decay) * mean(square, inputs)
+            rows = decay * jnp.expand_dims(nu["rows"], outputs) + (1 - decay) * mean(square, outputs)
+            columns = decay * jnp.expand_dims(nu["columns"], inputs) + (1 - decay) * mean(square, inputs)
             update = gradient * (rows / mean(rows, inputs)) ** -0.5 * columns**-0.5
-            second = {"rows": rows.squeeze(outputs), "columns": columns.squeeze(inputs)}
+            nu = {"rows": rows.squeeze(outputs), "columns": columns.squeeze(inputs)}
         else:
-            second = decay * second + (1 - decay) * square
-            update = gradient * second**-0.5
+            nu = decay * nu + (1 - decay) * square
+            update = gradient * nu**-0.5
         update /= jnp.maximum(1.0, root_mean_square(update) / LARGEST_UPDATE)
         if config.adafactor_relative:
             update *= jnp.maximum(SMALLEST_WEIGHT, root_mean_square(weight))
-        return update, None, second
+        return update, None, nu
 
     layers = tuple(range(stack))
     factors = {"rows": layers + inputs, "columns": layers + outputs}
-    return Rule(config.learning_rate, first=False, second=factors if matrix else all_dims(spec), direction=direction)
+    return Rule(config.learning_rate, mu=False, nu=factors if matrix else all_dims(spec), direction=direction)

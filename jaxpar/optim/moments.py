@@ -1,4 +1,4 @@
-"""How moments rest between updates: in float32, in bfloat16, or in 8 bits with a scale for each block.
+"""How moments are stored between updates: in float32, in bfloat16, or in 8 bits with a scale for each block.
 
 **Rounding.** A moment moves by a small share of itself, and rounding to the nearest loses what is below half a step of
 the dtype: with beta2 0.999 a second moment in bfloat16 never falls at all. So the stored value is one of the two
@@ -9,12 +9,12 @@ on every layout and for every slice of a weight.
 
 **8 bits** (Dettmers et al. 2021, arXiv:2110.02861): a block of neighbours shares a float32 scale, its largest
 magnitude, and an element is an index into a table of magnitudes that has more values for large ones and reaches down to
-1e-6 of the scale. The first moment has a sign and 127 magnitudes. The second is stored as its square root, in 255
-magnitudes: that is what an update divides by, and it spans half the decades. A positive one never becomes zero, which
-would make the division explode.
+1e-6 of the scale. mu has a sign and 127 magnitudes. nu is stored as its square root, in 255 magnitudes: that is what an
+update divides by, and it spans half the decades. A positive one never becomes zero, which would make the division
+explode.
 
-What rests in 8 bits: the layers' matrices. Embedding and head, whose rows are as far apart as the frequencies of words
-(the paper keeps them in 32 bits), rest in bfloat16; norms and biases in float32.
+The layers' matrices are stored in 8 bits. Embedding and head, whose rows differ as much as the frequencies of words
+(the paper keeps them in 32 bits), are stored in bfloat16; norms and biases in float32.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
-from jaxpar.mesh.parameters import ParamSpec, Tree
+from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import SHARD_ORDER
 from jaxpar.mesh.rules import axes_of_dim
 
 LONGEST_BLOCK, SHORTEST_BLOCK = 128, 16
 """Elements that share a scale: at 128 it adds 0.03 bytes an element. Below 16 bfloat16 is hardly larger."""
 TENSOR_RANKS = 8
-"""Blocks fit into the parts of so many tensor ranks, as many GPUs as a node has."""
+"""Blocks fit into the parts of this many tensor ranks, the number of GPUs of a node."""
 DECADES = 7
-"""Of the table of magnitudes: from 1 down to 1e-7."""
+"""Decades of the table of magnitudes: from 1 down to 1e-7."""
 GOLDEN = 2654435769
 """2^32 over the golden ratio."""
 
@@ -52,23 +52,23 @@ class Blocked(NamedTuple):
     codes: Any
     """Shaped like the weight: int8 of a moment with a sign, else uint8."""
     scales: Any
-    """The same in float32, but one for each block along the dim that is cut into blocks."""
+    """The scales in float32, one for each block along the dim that is cut into blocks."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a weight is cut into blocks: by its declaration alone, so that a checkpoint fits every mesh."""
+    """How a weight is cut into blocks: a function of its declaration only, so that a checkpoint fits every mesh."""
 
     dim: int
     size: int
 
 
 type Form = str | Blocks
-"""How a moment rests: the name of a dtype, or 8 bits in blocks."""
+"""The stored form of a moment: the name of a dtype, or 8 bits in blocks."""
 
 
 def form_of(moments: str, spec: ParamSpec) -> Form:
-    """How the moments of a weight rest under `precision.moments`."""
+    """The stored form of a weight's moments under `precision.moments`."""
     if moments != "int8":
         return moments
     if not spec.matrix:
@@ -89,8 +89,8 @@ def blocks_of(spec: ParamSpec) -> Blocks:
     return Blocks(dim, gcd(whole, LONGEST_BLOCK))
 
 
-def check_blocks(moments: str, specs: Tree, layout: Tree, sizes: AxisSizes) -> None:
-    """Raises `UserError` where a device's part of a weight would end inside a block."""
+def check_blocks(moments: str, specs: PyTree, layout: PyTree, sizes: AxisSizes) -> None:
+    """Raises `UserError` if a device's part of a weight would end inside a block."""
     described, structure = jax.tree.flatten_with_path(specs, is_leaf=lambda x: isinstance(x, ParamSpec))
     for (path, spec), partition in zip(described, structure.flatten_up_to(layout), strict=True):
         form = form_of(moments, spec)
@@ -109,7 +109,7 @@ def check_blocks(moments: str, specs: Tree, layout: Tree, sizes: AxisSizes) -> N
 
 
 def layout_of(form: Form, layout: PartitionSpec) -> Any:
-    """How a stored moment lies whose weight lies as `layout`: scales are split like what they scale."""
+    """The layout of a stored moment whose weight has `layout`: scales are split like what they scale."""
     return Blocked(layout, layout) if isinstance(form, Blocks) else layout
 
 
@@ -133,7 +133,7 @@ def decode(form: Form, stored: Any) -> Float[Array, "*shard"]:
 
 
 def encode(form: Form, moment: Float[Array, "*shard"], step: Int[Array, ""], *, signed: bool) -> Any:
-    """A float32 moment as it rests after update `step` (from 0); `signed` for a first moment."""
+    """A float32 moment as it is stored after update `step` (from 0); `signed` for mu."""
     if form == "float32":
         return moment
     if form == "bfloat16":
@@ -190,8 +190,8 @@ def _look_up(table: np.ndarray, indices: Int[Array, "*shard"]) -> Float[Array, "
 def last_not_above(table: np.ndarray, values: Float[Array, "*shard"]) -> Int[Array, "*shard"]:
     """Index of the last magnitude of `table` that is no larger than each of `values`, from 0 to 1.
 
-    By arithmetic, and put right by the neighbours: a search by halves, each look-up dependent on the one before, would
-    not become one kernel.
+    Computed by arithmetic and corrected by the neighbours: a binary search, each look-up dependent on the one before,
+    would not become one kernel.
     """
     widening = int(len(table) == 256)
     decade, power = jnp.zeros(values.shape, jnp.int32), 10.0 ** (DECADES - 1)

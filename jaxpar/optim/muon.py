@@ -42,7 +42,7 @@ def newton_schulz(
 
 
 def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype: DTypeLike = jnp.float32) -> Rule:
-    """Muon for one stacked weight `[layers, inputs..., outputs...]` that rests as `layout`.
+    """Muon for one stacked weight `[layers, inputs..., outputs...]` sharded as `layout`.
 
     Nesterov momentum M = mu M + g, u = g + mu M, is elementwise on the shard. Newton-Schulz needs whole matrices
     `[prod(inputs), prod(outputs)]`: the ranks that share the weight exchange layers for dims (in `dtype`), each works
@@ -53,13 +53,13 @@ def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype:
     inputs, outputs = (prod(spec.shape[1 : 1 + spec.inputs]), prod(spec.shape[1 + spec.inputs :]))
     scale = max(1.0, outputs / inputs) ** 0.5
 
-    def direction(gradient, weight, first, second, step):
-        momentum = config.muon_momentum * first + gradient
+    def direction(gradient, weight, mu, nu, step):
+        momentum = config.muon_momentum * mu + gradient
         update = gradient + config.muon_momentum * momentum
         whole = gather_matrices(update.astype(dtype), layout)
         assert whole.shape[1:] == spec.shape[1:], f"matrices of {whole.shape[1:]} where {spec} was declared"
         matrices = newton_schulz(whole.reshape(-1, inputs, outputs), config.muon_iterations, dtype)
         back = scatter_matrices(matrices.reshape(whole.shape).astype(dtype), layout, update.shape[0])
-        return scale * back.astype(jnp.float32), momentum, second
+        return scale * back.astype(jnp.float32), momentum, nu
 
-    return Rule(peak=config.muon_learning_rate, first=True, second=None, direction=direction)
+    return Rule(peak=config.muon_learning_rate, mu=True, nu=None, direction=direction)

@@ -9,16 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.mesh.axes import assert_varies_over
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.parameters import ParamSpec, Tree
+from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.optim.rule import is_stacked
 
 
-def squares(tree: Tree, layout: Tree, specs: Tree, own: Callable[[Any], Any] | None = None) -> Tree:
+def squares(tree: PyTree, layout: PyTree, specs: PyTree, own: Callable[[Any], Any] | None = None) -> PyTree:
     """Sum of the squares of each weight in float32, inside `shard_map`: [rows] of a stacked one, else a scalar.
 
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the
@@ -47,12 +47,12 @@ def squares(tree: Tree, layout: Tree, specs: Tree, own: Callable[[Any], Any] | N
     return structure.unflatten(sums[index] for index in range(len(leaves)))
 
 
-def squares_layout(layout: Tree, specs: Tree) -> Tree:
-    """Partition of what `squares` returns: a stacked weight's rows lie as they do in the weight."""
+def squares_layout(layout: PyTree, specs: PyTree) -> PyTree:
+    """Partition of what `squares` returns: a stacked weight's rows are split as they are in the weight."""
     return jax.tree.map(_rows, layout, specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
-def global_norm(sums: Tree, layout: Tree) -> Float[Array, ""]:
+def global_norm(sums: PyTree, layout: PyTree) -> Float[Array, ""]:
     """Euclidean norm of the whole tree from its `squares` and their layout, the same on every rank.
 
     One all-reduce of a scalar where rows are split.
@@ -65,7 +65,7 @@ def global_norm(sums: Tree, layout: Tree) -> Float[Array, ""]:
     return jnp.sqrt(sum(reduce_sum(value, sorted(axes)) for axes, value in totals.items()))
 
 
-def clip(tree: Tree, norm: Float[Array, ""], max_norm: float | None) -> Tree:
+def clip(tree: PyTree, norm: Float[Array, ""], max_norm: float | None) -> PyTree:
     """The tree times `min(1, max_norm / norm)`; dtypes stay. None clips nothing; a norm that is NaN makes all NaN."""
     if max_norm is None:
         return tree

@@ -1,21 +1,20 @@
-"""The optimizer: a rule for each weight, one step for all.
+"""The optimizer: a rule for each weight, which is updated by itself.
 
 To add an optimizer, write its rule in a file of its own (`rule.py` says what a rule is) and choose it in `_rule_of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.schema import OptimizerConfig
-from jaxpar.mesh.parameters import ParamSpec, Tree
+from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.adafactor import adafactor
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.average import next_average
@@ -27,88 +26,122 @@ from jaxpar.optim.schedule import Schedule, schedule
 
 
 class OptimizerState(NamedTuple):
-    """What the rules keep, placed like the master weights. The number of updates is the training step's to keep."""
+    """What the rules keep, placed like the master weights. The training step keeps the number of updates."""
 
-    first: Tree
-    """Adam's first moment, or the momentum of Muon or Lion, as `moments.py` has it rest; None in place of a weight
-    whose rule keeps none."""
-    second: Tree
-    """Adam's second moment likewise, or Adafactor's row and column means in float32; None where a rule keeps none."""
-    average: Tree
+    mu: PyTree
+    """Adam's first moment, or the momentum of Muon or Lion, in the stored form of `moments.py`; None in place of a
+    weight whose rule keeps none."""
+    nu: PyTree
+    """Adam's second moment likewise, or Adafactor's row and column means in float32; None if a rule keeps none."""
+    average: PyTree
     """Moving average of the weights in float32; None without `optimizer.ema`."""
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """Three pure functions; `make_optimizer` makes them."""
+class WeightOptimizer:
+    """The optimizer of one weight. It reads nothing of other weights."""
 
-    init: Callable[[Tree], OptimizerState]
-    """Master weights to the state before the first update: global arrays under `jit`, or shards; no communication."""
-    update: Callable[[Tree, OptimizerState, Tree, Int[Array, ""]], tuple[Tree, OptimizerState, dict[str, Array]]]
-    """`(gradients, state, master, step) -> (new master, new state, metrics)`, inside `shard_map`, on shards in
-    optimizer placement. `step` is the number of updates applied so far. Metrics are scalars, the same on every rank:
-    `learning_rate`, and `muon_learning_rate` under Muon."""
-    state_layout: Callable[[Tree], OptimizerState]
-    """PartitionSpecs of the master weights to PartitionSpecs of the state."""
+    rule: Rule
+    form: Form
+    """How moments are stored between updates."""
+    coded: bool
+    """Whether the second moment is shaped like the weight, and so stored as `form` too."""
+    decay: float
+    """Weight decay."""
+    ema: float | None
+    """Decay of the moving average; None keeps none."""
+    fraction: Schedule
+    """The learning rate as a fraction of the rule's peak."""
+
+    def init(self, master: Float[Array, "*shard"]) -> OptimizerState:
+        """The state before the first update: of a global array under `jit`, or of a shard; no communication."""
+        means = lambda dims: jnp.zeros([master.shape[dim] for dim in dims], jnp.float32)
+        mu = zeros(self.form, master, signed=True) if self.rule.mu else None
+        nu = zeros(self.form, master, signed=False) if self.coded else moments_of(self.rule, means)
+        return OptimizerState(mu, nu, None if self.ema is None else master.astype(jnp.float32))
+
+    def update(
+        self,
+        gradient: Float[Array, "*shard"],
+        state: OptimizerState,
+        master: Float[Array, "*shard"],
+        step: Int[Array, ""],
+    ) -> tuple[Float[Array, "*shard"], OptimizerState]:
+        """(new master weight, new state), inside `shard_map`, on shards in optimizer placement.
+
+        `step` is the number of updates applied so far. The update is computed in float32; moments are rounded once, at
+        the end.
+        """
+        rate = self.rule.peak * self.fraction(step)
+        mu = decode(self.form, state.mu) if self.rule.mu else None
+        nu = decode(self.form, state.nu) if self.coded else state.nu
+        direction, mu, nu = self.rule.direction(gradient.astype(jnp.float32), master, mu, nu, step)
+        mu = None if mu is None else encode(self.form, mu, step, signed=True)
+        nu = encode(self.form, nu, step, signed=False) if self.coded else nu
+        weight = master - rate * (direction + self.decay * master)
+        average = None if self.ema is None else next_average(state.average, weight, step, self.ema)
+        return weight, OptimizerState(mu, nu, average)
+
+    def state_layout(self, layout: PartitionSpec) -> OptimizerState:
+        """The partition of the master weight to those of the state."""
+        mu = layout_of(self.form, layout) if self.rule.mu else None
+        nu = layout_of(self.form, layout) if self.coded else moments_of(self.rule, lambda dims: only_dims(layout, dims))
+        return OptimizerState(mu, nu, None if self.ema is None else layout)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optimizers of all weights; `make_optimizer` makes it. Each weight is updated by its own."""
+
+    weights: tuple[WeightOptimizer, ...]
+    """In the order of the leaves of the specs."""
+    structure: Any
+    """Tree structure of the specs."""
+
+    def init(self, master: PyTree) -> OptimizerState:
+        """Master weights to the state before the first update: global arrays under `jit`, or shards."""
+        each = zip(self.weights, self.structure.flatten_up_to(master), strict=True)
+        return self._joined([optimizer.init(weight) for optimizer, weight in each])
+
+    def state_layout(self, layout: PyTree) -> OptimizerState:
+        """PartitionSpecs of the master weights to PartitionSpecs of the state."""
+        each = zip(self.weights, self.structure.flatten_up_to(layout), strict=True)
+        return self._joined([optimizer.state_layout(spec) for optimizer, spec in each])
+
+    def _joined(self, states: list[OptimizerState]) -> OptimizerState:
+        mu, nu, average = (self.structure.unflatten(part) for part in zip(*states, strict=True))
+        return OptimizerState(mu, nu, None if all(state.average is None for state in states) else average)
 
 
 def make_optimizer(
-    config: OptimizerConfig, *, steps: int, moments: str, specs: Tree, layout: Tree, fraction: Schedule | None = None
+    config: OptimizerConfig,
+    *,
+    steps: int,
+    moments: str,
+    specs: PyTree,
+    layout: PyTree,
+    fraction: Schedule | None = None,
 ) -> Optimizer:
     """The optimizer that `config` asks for, over a run of `steps` updates.
 
     `specs` has a ParamSpec and `layout` a PartitionSpec (optimizer placement) for each weight; `moments` is how
-    moments rest (`precision.moments`); they are updated in float32 and rounded once. Weights without `decay` in their
-    spec get no weight decay. The learning rate is `fraction` of its peak, by default the schedule of `config`.
+    moments are stored (`precision.moments`). Weights without `decay` in their spec get no weight decay. The learning
+    rate is `fraction` of its peak, by default the schedule of `config`.
     """
     described, structure = jax.tree.flatten(specs)
-    rules = [_rule_of(config, *leaf) for leaf in zip(described, structure.flatten_up_to(layout), strict=True)]
-    forms = [form_of(moments, spec) for spec in described]
-    whole = [rule.second == all_dims(spec) for rule, spec in zip(rules, described, strict=True)]
-    decays = [config.weight_decay if spec.decay else 0.0 for spec in described]
     fraction = schedule(config, steps) if fraction is None else fraction
 
-    def init(master: Tree) -> OptimizerState:
-        first, second = [], []
-        for rule, form, coded, weight in zip(rules, forms, whole, structure.flatten_up_to(master), strict=True):
-            means = lambda dims, shape=weight.shape: jnp.zeros([shape[dim] for dim in dims], jnp.float32)
-            first.append(zeros(form, weight, signed=True) if rule.first else None)
-            second.append(zeros(form, weight, signed=False) if coded else moments_of(rule, means))
-        average = None if config.ema is None else jax.tree.map(lambda weight: weight.astype(jnp.float32), master)
-        return OptimizerState(structure.unflatten(first), structure.unflatten(second), average)
+    def one(spec: ParamSpec, layout: PartitionSpec) -> WeightOptimizer:
+        rule = _rule_of(config, spec, layout)
+        decay = config.weight_decay if spec.decay else 0.0
+        return WeightOptimizer(rule, form_of(moments, spec), rule.nu == all_dims(spec), decay, config.ema, fraction)
 
-    def update(
-        gradients: Tree, state: OptimizerState, master: Tree, step: Int[Array, ""]
-    ) -> tuple[Tree, OptimizerState, dict[str, Array]]:
-        share = fraction(step)
-        arrays = zip(*map(structure.flatten_up_to, (master, gradients, state.first, state.second)), strict=True)
-        updated = [
-            _update_weight(rule, form, coded, rule.peak * share, decay, weight, gradient, first, second, step)
-            for rule, form, coded, decay, (weight, gradient, first, second) in zip(
-                rules, forms, whole, decays, arrays, strict=True
-            )
-        ]
-        weights, first, second = (structure.unflatten(leaves) for leaves in zip(*updated, strict=True))
-        average = None if config.ema is None else next_average(state.average, weights, step, config.ema)
-        metrics = {"learning_rate": config.learning_rate * share}
-        if config.name == "muon":
-            metrics["muon_learning_rate"] = config.muon_learning_rate * share
-        return weights, OptimizerState(first, second, average), metrics
-
-    def state_layout(layout: Tree) -> OptimizerState:
-        first, second = [], []
-        for rule, form, coded, spec in zip(rules, forms, whole, structure.flatten_up_to(layout), strict=True):
-            means = lambda dims, spec=spec: only_dims(spec, dims)
-            first.append(layout_of(form, spec) if rule.first else None)
-            second.append(layout_of(form, spec) if coded else moments_of(rule, means))
-        average = None if config.ema is None else layout
-        return OptimizerState(structure.unflatten(first), structure.unflatten(second), average)
-
-    return Optimizer(init, update, state_layout)
+    each = zip(described, structure.flatten_up_to(layout), strict=True)
+    return Optimizer(tuple(one(*leaf) for leaf in each), structure)
 
 
 def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
-    """The rule of a weight: that of `optimizer.name`, but AdamW beside Muon for all that is no layer's matrix."""
+    """The rule of a weight: that of `optimizer.name`; under Muon, AdamW for all that is not a layer's matrix."""
     if config.name == "lion":
         return lion(config)
     if config.name == "adafactor":
@@ -116,28 +149,3 @@ def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) ->
     if config.name == "muon" and spec.matrix:
         return muon(config, spec, layout)
     return adamw(config, spec)
-
-
-def _update_weight(
-    rule: Rule,
-    form: Form,
-    coded: bool,
-    rate: Float[Array, ""],
-    decay: float,
-    weight: Float[Array, "*shard"],
-    gradient: Float[Array, "*shard"],
-    first: Any,
-    second: Any,
-    step: Int[Array, ""],
-) -> tuple[Float[Array, "*shard"], Any, Any]:
-    """One weight's step, in float32; moments that rest as `form` are rounded once, at the end.
-
-    `coded` says that the second moment is shaped like the weight, and so rests as `form` too.
-    """
-    wide = decode(form, first) if rule.first else None
-    direction, wide, second = rule.direction(
-        gradient.astype(jnp.float32), weight, wide, decode(form, second) if coded else second, step
-    )
-    rounded = None if wide is None else encode(form, wide, step, signed=True)
-    second = encode(form, second, step, signed=False) if coded else second
-    return (weight - rate * (direction + decay * weight), rounded, second)

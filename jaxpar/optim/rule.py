@@ -1,4 +1,4 @@
-"""What an update rule is."""
+"""The definition of an update rule."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ type Moments = Dims | Mapping[str, Dims] | None
 class Rule:
     """How one weight's gradient becomes the direction in which the weight moves.
 
-    The optimizer does the rest alike for every rule: `weight -= rate * (direction + decay * weight)`, where the rate
-    follows the schedule up to `peak`.
+    The optimizer does the rest, the same for every rule: `weight -= rate * (direction + decay * weight)`, where the
+    rate follows the schedule up to `peak`.
     """
 
     peak: float
     """Peak learning rate."""
-    first: bool
-    """Whether the rule keeps a first moment, shaped like the weight."""
-    second: Moments
-    """What the rule keeps besides, in float32: for each array the dims of the weight that it has."""
+    mu: bool
+    """Whether the rule keeps a first moment (mu), shaped like the weight."""
+    nu: Moments
+    """What the rule keeps as nu, in float32: for each array the dims of the weight that it has."""
     direction: Callable[[Shard, Shard, Shard | None, Any, Int[Array, ""]], tuple[Shard, Shard | None, Any]]
-    """`(gradient, weight, first, second, step) -> (direction, first, second)`, all float32 and local shards, inside
-    `shard_map`; `step` counts the updates applied before this one. `first` and `second` are None where the rule keeps
+    """`(gradient, weight, mu, nu, step) -> (direction, mu, nu)`, all float32 and local shards, inside
+    `shard_map`; `step` counts the updates applied before this one. `mu` and `nu` are None where the rule keeps
     none."""
 
 
@@ -51,10 +51,10 @@ def all_dims(spec: ParamSpec) -> Dims:
 
 
 def moments_of(rule: Rule, make: Callable[[Dims], Any]) -> Any:
-    """`make(dims)` for each array that `rule` keeps as second moment, in the rule's own structure."""
-    return jax.tree.map(make, rule.second, is_leaf=lambda x: isinstance(x, tuple))
+    """`make(dims)` for each array that `rule` keeps as nu, in the rule's own structure."""
+    return jax.tree.map(make, rule.nu, is_leaf=lambda x: isinstance(x, tuple))
 
 
 def only_dims(layout: PartitionSpec, dims: Dims) -> PartitionSpec:
-    """How an array lies that has only these dims (ascending) of a weight that lies as `layout`."""
+    """The layout of an array that has only these dims (ascending) of a weight with `layout`."""
     return PartitionSpec(*(layout[dim] for dim in dims if dim < len(layout)))

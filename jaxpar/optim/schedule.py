@@ -14,9 +14,9 @@ type Schedule = Callable[[Int[Array, ""] | int], Float[Array, ""]]
 
 
 def schedule(config: OptimizerConfig, steps: int) -> Schedule:
-    """The learning rate as a fraction of its peak, for every rule alike.
+    """The learning rate as a fraction of its peak, the same for every rule.
 
-    Warm-up is `(t + 1) / warmup_steps`: the first update already moves, and update `warmup_steps - 1` has the peak.
+    Warm-up is `(t + 1) / warmup_steps`: the first update is not zero, and update `warmup_steps - 1` has the peak.
     After it, u goes from 0 to 1 between `warmup_steps` and `decay_steps` (null: `steps`). With f = `final_fraction`,
     cosine is `f + (1 - f) (1 + cos(pi u)) / 2`; linear is `1 - (1 - f) u`; wsd is 1, then falls linearly to f over the
     last `decay_fraction` of `decay_steps` (Hu et al. 2024, arXiv:2404.06395); constant is 1. The end value stays.
@@ -48,14 +48,25 @@ def rising(low: float, high: float, steps: int) -> Schedule:
     return fraction
 
 
-def learning_rate(config: OptimizerConfig, steps: int) -> Schedule:
-    """AdamW's learning rate at a step of a run of `steps` updates."""
-    fraction = schedule(config, steps)
-    return lambda step: config.learning_rate * fraction(step)
+def learning_rate(config: OptimizerConfig, steps: int, fraction: Schedule | None = None) -> Schedule:
+    """The learning rate at a step of a run of `steps` updates; under Muon, that of the weights that AdamW updates.
+
+    It is `fraction` of its peak, by default the schedule of `config`.
+    """
+    share = schedule(config, steps) if fraction is None else fraction
+    return lambda step: config.learning_rate * share(step)
+
+
+def muon_learning_rate(config: OptimizerConfig, steps: int, fraction: Schedule | None = None) -> Schedule | None:
+    """The learning rate of Muon's matrices likewise; None under another optimizer."""
+    if config.name != "muon":
+        return None
+    share = schedule(config, steps) if fraction is None else fraction
+    return lambda step: config.muon_learning_rate * share(step)
 
 
 def _progress(t: Float[Array, ""], start: float, end: float) -> Float[Array, ""]:
-    """From 0 at `start` to 1 at `end`, flat outside; a jump at `start` where there is nothing between them."""
+    """From 0 at `start` to 1 at `end`, flat outside; a jump at `start` if the two are equal."""
     if end <= start:
         return (t >= start).astype(jnp.float32)
     return jnp.clip((t - start) / (end - start), 0.0, 1.0)

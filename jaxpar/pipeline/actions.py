@@ -12,7 +12,7 @@ PATTERN = re.compile(r"(\d{1,9})([FBW])(\d{1,9})")
 
 
 class Kind(Enum):
-    """What an action does to a microbatch on a chunk of layers."""
+    """The kind of an action on a microbatch and a chunk of layers."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -25,7 +25,7 @@ class Kind(Enum):
 class Action:
     """One microbatch through one chunk of layers, in one direction.
 
-    `chunk` counts in the order of the model, over all ranks: chunk 0 holds the first layers, wherever it lies. The
+    `chunk` counts in the order of the model, over all ranks: chunk 0 holds the first layers, whatever its rank. The
     text form is that of torch.distributed.pipelining: `2F0` is the forward of microbatch 0 through chunk 2.
     """
 

@@ -1,8 +1,8 @@
-"""The error of a schedule that cannot be."""
+"""The error of an impossible schedule."""
 
 
 class ScheduleError(ValueError):
-    """A schedule that a user asked for, or wrote, cannot be: one sentence with the numbers and what was expected.
+    """A requested or written schedule is invalid: one sentence with the numbers and what was expected.
 
     It may be followed by a drawing of the schedule with the faulty cell marked.
     """

@@ -14,7 +14,7 @@ def lockstep_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
     """The ticks of a program that is the same on every rank: each tick is at most one F, then one B, then one W.
 
     What a rank makes in a tick, others can use from the next tick on; within its rank and tick, B can use what F made
-    and W what B made. Each kind keeps the order that it has in `orders`. A B waits for all F that stand before it (so
+    and W what B made. Each kind keeps the order that it has in `orders`. A B waits for all F before it in its order (so
     GPipe stays GPipe); F runs ahead of B, for a tick in which only other ranks go forward takes as long as one in
     which all do. W of all ranks run in the same ticks (`with_weights`), which are then as few as there are W on a rank.
 
@@ -68,7 +68,7 @@ def _one_by_one(orders: Sequence[Order], chunks: int) -> tuple[list[Tick], list[
 
 
 class _Lockstep:
-    """State of the list scheduling of F and B: what is done, and how far each rank has come in each kind."""
+    """State of the list scheduling of F and B: the actions done, and the position of each rank in each kind."""
 
     def __init__(self, orders: Sequence[Order], chunks: int):
         self.orders, self.chunks = orders, chunks
@@ -115,8 +115,8 @@ class _Lockstep:
 def with_weights(ticks: Sequence[Tick], weights: Sequence[Sequence[Action]]) -> tuple[Tick, ...]:
     """Ticks of F and B with W added: the k-th W of every rank in the first tick in which all ranks can do theirs.
 
-    Once a rank has gone forward for the last time, W wait until they can run tick after tick: ever less goes in
-    flight, so that no slots are needed for it, and a program has one loop with W more instead of many.
+    After the last forward of a rank, W wait until they can run tick after tick: fewer and fewer chunks are in flight,
+    so no slots are needed for this, and a program has one more loop with W instead of many.
     `weights[rank]` are the W of a rank in their order.
     """
     if not any(weights):

@@ -1,4 +1,4 @@
-"""The table of a schedule: who does what in which order, and in which tick. Pure data, no JAX."""
+"""The table of a schedule: the actions of each rank, in order and in ticks. Pure data, no JAX."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ type Tick = tuple[tuple[Action, ...], ...]
 
 
 def loop_placement(ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """The rank of each chunk when chunks go round and round: chunk mod ranks."""
+    """The rank of each chunk in a round-robin placement: chunk mod ranks."""
     return tuple(chunk % ranks for chunk in range(ranks * virtual_stages))
 
 
 def v_placement(ranks: int) -> tuple[int, ...]:
-    """The rank of each of 2 * ranks chunks that lie in a V: down the ranks and back, so that rank 0 has both ends."""
+    """The rank of each of 2 * ranks chunks placed in a V: down the ranks and back, so that rank 0 has both ends."""
     return (*range(ranks), *reversed(range(ranks)))
 
 
@@ -42,7 +42,7 @@ class Schedule:
     orders: tuple[Order, ...]
     """`orders[rank]`: the order in which the schedule was published; each rank takes its next action when it can."""
     ticks: tuple[Tick, ...]
-    """`ticks[t][rank]`: the same actions in uniform ticks, as a program runs them that is the same on every rank."""
+    """`ticks[t][rank]`: the same actions in uniform ticks, as run by a program that is the same on every rank."""
 
     @property
     def chunks(self) -> int:
@@ -56,7 +56,7 @@ class Schedule:
 
     @cached_property
     def chunks_of(self) -> tuple[tuple[int, ...], ...]:
-        """`chunks_of[rank]`: the chunks that lie on a rank, in the order of the model."""
+        """`chunks_of[rank]`: the chunks of a rank, in the order of the model."""
         return tuple(tuple(c for c, owner in enumerate(self.rank_of) if owner == rank) for rank in range(self.ranks))
 
     def runs(self) -> Iterator[tuple[frozenset[Kind], list[Tick]]]:

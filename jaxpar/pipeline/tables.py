@@ -2,14 +2,14 @@
 
 A line for each rank; its cells, from left to right, are the rank's actions, as in `2F0` (chunk 2, forward, microbatch
 0). Chunks count in the order of the model over all ranks, as in the CSV files of torch.distributed.pipelining. A
-schedule with any W splits the backward. Which rank has which chunk follows from the lines in which they stand.
+schedule with any W splits the backward. The line of a chunk's actions determines its rank.
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
 By default the cells of a line are an order: empty cells only align the columns, and the ticks are those of
 `lockstep_ticks`. After a first line `# ticks`, columns are ticks: a cell is empty or has at most one F, one B and one
-W, parted by spaces, and the order of a rank is that of its cells.
+W, separated by spaces, and the order of a rank is that of its cells.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Literal
 
 from jaxpar.pipeline.actions import Action, Kind, parse_action
+from jaxpar.pipeline.drawing.grid import cells_of_orders, cells_of_ticks, grid
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.grid import cells_of_orders, cells_of_ticks, grid
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.table import Schedule, Tick
 from jaxpar.pipeline.validation import validate, validate_orders
@@ -103,7 +103,7 @@ def _cells(rows: Sequence[tuple[int, list[str]]], name: str) -> Iterator[_Cell]:
 
 
 def _placement(cells: Sequence[_Cell], ranks: int, name: str) -> tuple[int, ...]:
-    """The rank of each chunk: that of the line in which it stands."""
+    """The rank of each chunk: that of its line."""
     first: dict[int, _Cell] = {}
     for cell in cells:
         other = first.setdefault(cell.action.chunk, cell)

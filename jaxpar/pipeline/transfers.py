@@ -1,4 +1,4 @@
-"""What goes from one rank to another, and when."""
+"""The transfers between ranks, and their ticks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Transfer:
     """An activation (made by F) or its gradient (made by B) on its way to the rank of the next chunk."""
 
     action: Action
-    """What made it."""
+    """The action that made it."""
     source: int
     """The rank that sends."""
     target: int
@@ -33,7 +33,7 @@ def user_of(action: Action, chunks: int) -> Action | None:
 
 
 def receiver(action: Action, schedule: Schedule) -> int | None:
-    """The rank that `action` sends to; None where it sends nothing, or the next chunk lies on the same rank."""
+    """The rank that `action` sends to; None where it sends nothing, or the next chunk is on the same rank."""
     user = user_of(action, schedule.chunks)
     if user is None or schedule.rank_of[user.chunk] == schedule.rank_of[action.chunk]:
         return None

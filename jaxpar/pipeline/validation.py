@@ -1,4 +1,4 @@
-"""Whether a schedule is one: each action once and in its place, after what it needs, and without a deadlock."""
+"""Validates a schedule: each action once and in its place, after its inputs, and without a deadlock."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxpar.pipeline.actions import Action, Kind
+from jaxpar.pipeline.drawing.grid import cells_of_orders, cells_of_ticks, grid
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.grid import cells_of_orders, cells_of_ticks, grid
 from jaxpar.pipeline.lockstep import stuck_at
 from jaxpar.pipeline.table import Schedule, needs
 from jaxpar.pipeline.transfers import receiver
@@ -16,13 +16,13 @@ from jaxpar.pipeline.transfers import receiver
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a schedule, and where."""
+    """An error in a schedule, with its place."""
 
     sentence: str
     table: Literal["orders", "ticks"]
     rank: int
     column: int
-    """A tick, or a place in the order of the rank; it may lie behind the end, where something is missing."""
+    """A tick, or a place in the order of the rank; past the end where an action is missing."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _refuse(schedule: Schedule, found: Iterator[Fault]) -> None:
 
 
 def _check_shape(schedule: Schedule) -> None:
-    """Raises ScheduleError where the tables have not the sizes that the schedule says: there is no grid to draw."""
+    """Raises ScheduleError where the tables do not have the schedule's sizes, so that there is no grid to draw."""
     ranks, each = schedule.ranks, schedule.virtual_stages
     if len(schedule.orders) != ranks or any(len(tick) != ranks for tick in schedule.ticks):
         raise ScheduleError(f"{schedule.name}: not every table has {ranks} ranks")
@@ -167,7 +167,7 @@ def _crowded_ticks(schedule: Schedule) -> Iterator[Fault]:
             indices = [kinds.index(action.kind) for action in actions]
             if indices != sorted(set(indices)):
                 last = _Placed(actions[-1], rank, column, "ticks")
-                yield last.fault("stands in a cell that has more than one F, B or W, or not in this order")
+                yield last.fault("is in a cell that has more than one F, B or W, or not in this order")
 
 
 def _too_early(schedule: Schedule, placed: list[_Placed]) -> Iterator[Fault]:

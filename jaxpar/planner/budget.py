@@ -1,8 +1,8 @@
 """Days and costs of a training run against the number of GPUs, the best layout at each (vTrain, arXiv:2312.12391).
 
-Beside them what the same compute would train best: 20 tokens a parameter and 6 FLOPs for each of both (Hoffmann et al.
-2022, arXiv:2203.15556). With a number of days, the same for what so many GPUs compute in them at the speed that they
-are predicted to reach, not at their peak: a budget of time buys a smaller model than the peak promises.
+Beside them it prints the compute-optimal size for the same compute: 20 tokens per parameter and 6 FLOPs per parameter
+and token (Hoffmann et al. 2022, arXiv:2203.15556). With a number of days, it prints the same for the compute of each
+number of GPUs in that time at the predicted speed, not at the peak, which would suggest a larger model.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rich.table import Table
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.counting import parameter_count
-from jaxpar.planner import words
-from jaxpar.planner.document import LARGEST_NUMBER
-from jaxpar.planner.found import Planned
+from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import gpu_numbers, planned_config, screen
-from jaxpar.planner.search import Search
-from jaxpar.planner.space import Space
+from jaxpar.planner.report import words
+from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
 
 DAY = 86400.0
 TOKENS_PER_PARAMETER = 20.0
 FLOPS = 6.0
-"""Of a parameter and token in training."""
+"""FLOPs per parameter and token in training."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One number of GPUs."""
+    """The results for one number of GPUs."""
 
     gpus: int
     layout: str
@@ -45,7 +45,7 @@ class Cost:
     tokens_per_s: float
     mfu: float
     optimal: dict[str, float] | None = None
-    """Parameters and tokens that so many GPUs train best in the days that were given, at this speed."""
+    """Compute-optimal parameters and tokens for these GPUs in the given days at this speed."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Budget:
             except UserError as error:
                 without[gpus] = str(error)
                 continue
-            found = planned.found
+            found = planned.candidate
             rate = found.time.tokens_per_s_per_gpu * gpus
             days = self.tokens / rate / DAY
             buys = None
@@ -136,17 +136,17 @@ class Budget:
             console.print(f"{gpus:,} GPUs are left out: {reason}", highlight=False, soft_wrap=True)
         if self.days is not None:
             console.print(
-                f"Sizes are at the MFU of {config.run.name}; plan the size that you choose to see its own.",
+                f"Sizes assume the MFU of {config.run.name}; plan the size that you choose to see its own.",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
         console.print(
-            f"The compute of {self.tokens:.3g} tokens suits {best['parameters']:.3g} parameters on "
-            f"{best['tokens']:.3g} tokens (20 each).",
+            f"The compute of {self.tokens:.3g} tokens is optimal for {best['parameters']:.3g} parameters on "
+            f"{best['tokens']:.3g} tokens (20 per parameter).",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
 
 def optimal(flops: float) -> dict[str, float]:
-    """Parameters and tokens that so many FLOPs train best."""
+    """Compute-optimal parameters and tokens for so many FLOPs."""
     parameters = sqrt(flops / FLOPS / TOKENS_PER_PARAMETER)
     return {"parameters": parameters, "tokens": TOKENS_PER_PARAMETER * parameters}

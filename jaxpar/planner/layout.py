@@ -1,4 +1,4 @@
-"""A layout: everything that decides how long a step of a given model takes on a given cluster."""
+"""A layout: everything that determines the time of a step of a given model on a given cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
 """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
 
 Precision = Literal["bfloat16", "float16", "float8", "float32"]
-"""Type in which matmuls multiply; between them float8 keeps bfloat16."""
+"""Type of matmuls; with float8, activations between them stay bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Layout:
     microbatch: int = 1
     """Sequences of a microbatch on one data rank (a data rank is one place of replica, fsdp and expert)."""
     schedule: str = "one-stage"
-    """Of `jaxpar.pipeline.schedules`."""
+    """A name of `jaxpar.pipeline.schedules`."""
     virtual_stages: int = 1
     zero: int = 0
     """ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 weights too."""
@@ -42,9 +42,9 @@ class Layout:
     offload_fraction: float = 0.0
     """Share of what a (microbatch, chunk) keeps that goes to the host's memory."""
     optimizer_offload: bool = False
-    """Whether the optimizer's state rests on the host and streams through the device."""
+    """Whether the optimizer's state is stored on the host and streams through the device."""
     sequence_parallel: bool = True
-    """Whether what lies between the blocks is split over the tensor ranks too."""
+    """Whether activations between the blocks are split over the tensor ranks too (sequence parallelism)."""
     precision: Precision = "bfloat16"
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
@@ -56,11 +56,11 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Ranks that have rows of their own."""
+        """Ranks with different rows (data ranks)."""
         return self.replica * self.fsdp * self.expert
 
     def first_layers(self, layers: int) -> Layout:
-        """With what the first so many layers of a chunk keep: a short one runs the first rows of the longest."""
+        """The layout of a chunk of so many layers: its `remat` is that of the first rows of the longest chunk."""
         if isinstance(self.remat, str):
             return self
         kept, left = [], layers

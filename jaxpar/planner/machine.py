@@ -1,40 +1,31 @@
-"""The machine at hand as a cluster: its GPUs, or the virtual devices of its CPU."""
+"""This machine as a cluster: its GPUs, or virtual devices of its CPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import quoted
+from jaxpar.distributed.devices import Device, devices_per_node
 from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.hardware.cluster import Cluster, Group, parse_cluster
 from jaxpar.hardware.host import host_memory
 from jaxpar.hardware.links import Link
-from jaxpar.mesh.devices import Device, devices_per_node
-from jaxpar.planner.hardware_model import AMPERE
 
 CPU = "cpu"
-"""Short name of what stands for a virtual device."""
+"""Short name of a virtual device."""
 
 CORE_FLOPS = 50e9
-"""Multiplications and additions a second of a core in float32: two 8-wide units at about 1.6 GHz; no claim, a scale."""
+"""Float32 FLOP/s of a core: two 8-wide FMA units at about 1.6 GHz; nominal, to set the scale."""
 MACHINE_BANDWIDTH = 20e9
 """Bytes a second of a machine's memory: two channels of DDR4."""
 
 
-CPU_MODEL = replace(
-    AMPERE, matmul_share=0.6, matmul_ramp=16.0, attention_share=0.2, memory_share=0.6, node_share=0.5,
-    network_share=0.5, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0, multiprocessors=1, exponentials=5e8,
-)  # fmt: skip
-"""What virtual devices reach of the nominal numbers: guesses, until `calibrate` has measured."""
-
-
 def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) -> Cluster:
-    """So many virtual CPU devices on each of `hosts` machines like this one, which share its cores and memory.
+    """`devices` virtual CPU devices on each of `hosts` machines like this one, sharing its cores and memory.
 
     Numbers are nominal, or those of a profile (`calibrate`). All devices of a machine compute at the same time, so each
     has a share of the cores and of the memory's bandwidth.
@@ -74,7 +65,7 @@ def cluster_at_hand(devices: Sequence[Device]) -> Cluster:
     gpu = gpu_of(devices[0].device_kind)
     if gpu is None:
         raise UserError(
-            f"parallel: auto needs to know the speed of {devices[0].device_kind}, which is not in the catalogue; write "
+            f"parallel: auto needs the speed of {devices[0].device_kind}, which is not in the catalogue; write "
             "a layout, for example parallel: {fsdp: -1}"
         )
     return parse_cluster(f"{gpu.short}:{len(devices) // each}x{each}")
@@ -89,11 +80,11 @@ def check_stage_kinds(stages: Sequence[Mapping[str, Any]], pipe: int, devices: S
         devices: those of the whole job. On CPUs, where a plan may be tried out, nothing is compared.
 
     Raises:
-        UserError: a stage would be elsewhere; the sentence says where.
+        UserError: a stage would be on another kind; the message names it.
     """
     if len({stage["gpu"] for stage in stages}) < 2 or devices[0].platform == "cpu" or len(devices) % pipe:
-        return  # the mesh says that devices are too few or too many
-    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))  # as a mesh has them
+        return  # the mesh reports too few or too many devices
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))  # in mesh order
     each = len(ordered) // pipe
     for rank in range(pipe):
         planned = [stage for stage in stages if stage["first"] <= rank][-1]
@@ -106,12 +97,12 @@ def check_stage_kinds(stages: Sequence[Mapping[str, Any]], pipe: int, devices: S
 
 
 def _names(kinds: Iterable[str]) -> str:
-    """What the catalogue calls them, where it knows them."""
+    """Their names in the catalogue, where it has them."""
     return " and ".join(sorted({kind if (gpu := gpu_of(kind)) is None else gpu.name for kind in kinds}))
 
 
 def named_cluster(text: str) -> Cluster:
-    """As `parse_cluster`; `cpu:hosts x devices` besides, which is machines like this one. Raises `UserError`."""
+    """Like `parse_cluster`, and also accepts `cpu:hosts x devices`: machines like this one. Raises `UserError`."""
     name, _, sizes = text.partition(":")
     if name.strip().lower() != CPU:
         return parse_cluster(text)

@@ -14,25 +14,27 @@ from jaxpar.compiler.compile import DEFAULT_CACHE
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import quoted
+from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.data import open_data
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
-from jaxpar.planner import words
-from jaxpar.planner.document import to_dict, write_document
-from jaxpar.planner.hardware_model import UNFITTED, HardwareModel, described
-from jaxpar.planner.html import write_page
+from jaxpar.layout import plan_file
+from jaxpar.layout.make_plan import with_vocab
+from jaxpar.planner.evidence.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.measured import PLACED, measured
-from jaxpar.planner.mixed import check_stages
+from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
-from jaxpar.planner.search import Search
-from jaxpar.planner.space import Space, parse_fixed
-from jaxpar.planner.text import print_plans
-from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
-from jaxpar.training.resolve import with_vocab
+from jaxpar.planner.report import words
+from jaxpar.planner.report.document import planned_file
+from jaxpar.planner.report.html import write_page
+from jaxpar.planner.report.text import print_plans
+from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.heterogeneous import check_stages
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space, parse_fixed
 
 PLAIN_WIDTH = 160
-"""Columns where there is no terminal: the widest table."""
+"""Columns of the output where there is no terminal: those of the widest table."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Planning:
         plans = search.best(self.top if nodes is None else max(self.top, PLACED))
         placed = len(plans)
         if nodes is not None:
-            plans = nodes.ranked(plans, search.clock)[: self.top]
+            plans = nodes.ranked(plans, search.timer)[: self.top]
         console = screen()
         verified: list[Verified] = []
         if self.verify:
@@ -77,17 +79,17 @@ class Planning:
             plans = [one.planned for one in verified]
             if not self.as_json:
                 print_verified(verified, console)
-        write_document(self.output, plans[0], self.cluster)
+        plan_file.write(self.output, planned_file(plans[0], self.cluster))
         if self.page is not None:
             write_page(self.page, plans, search.met, config.run.name, cluster.name)
         if self.as_json:
-            found = [to_dict(planned, self.cluster) for planned in plans]
-            for document, one in zip(found, verified, strict=False):
-                document["verified"] = one.to_dict()
+            found = [planned_file(planned, self.cluster).to_dict() for planned in plans]
+            for file, one in zip(found, verified, strict=False):
+                file["predicted"]["verified"] = one.to_dict()
             print(json.dumps(found, indent=2))
             return
         print_plans(plans, search.effort, console)
-        if stages := words.stages(plans[0], search.clock):
+        if stages := words.stages(plans[0], search.timer):
             console.print("Stages", style="bold")
             console.print("\n".join(f"  {line}" for line in stages), highlight=False, soft_wrap=True)
         if nodes is not None:
@@ -96,7 +98,7 @@ class Planning:
                 "\n".join(f"  {line}" for line in nodes.words(plans[0], placed)), highlight=False, soft_wrap=True
             )
         if self.show_model:
-            note = UNFITTED.get(cluster.gpu.short) if hardware is None else None
+            note = borrowed(cluster.gpu) if hardware is None else None
             print_model(search.reached, console, note)
         console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
         if self.page is not None:
@@ -113,7 +115,7 @@ def planned_config(config: Config) -> Config:
 
 
 def without_layout(config: Config) -> Config:
-    """`config` on one device, which keeps what the presets say."""
+    """`config` on one device, whose layers keep what the presets name."""
     memory = replace(
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=None,
@@ -121,13 +123,13 @@ def without_layout(config: Config) -> Config:
     return replace(config, parallel=ParallelConfig(), memory=memory)
 
 
-def best_plan(config: Config, cluster: Cluster) -> Config:
-    """The configuration with its best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
-    return Search(Space(planned_config(config), cluster)).best(1)[0].config
+def best_plan(config: Config, cluster: Cluster) -> Planned:
+    """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
+    return Search(Space(planned_config(config), cluster)).best(1)[0]
 
 
 def print_model(model: HardwareModel, console: Console, note: str | None = None) -> None:
-    """Every number that times rest on; under them whose they are, where they are not this GPU's own."""
+    """Every parameter of the time model; below them the GPU that they were fitted for, where it is another."""
     console.print("What a GPU reaches", style="bold")
     for name, value, unit, meaning in described(model):
         console.print(f"  {name:<24}{value:>12.4g} {unit:<32} {meaning}", highlight=False, soft_wrap=True)
@@ -137,7 +139,7 @@ def print_model(model: HardwareModel, console: Console, note: str | None = None)
 
 def print_validation(data: Path, *, as_json: bool) -> None:
     """The time model against published runs. Raises `UserError` for a file that cannot be used."""
-    from jaxpar.planner.validate import validate
+    from jaxpar.planner.evidence.validate import validate
 
     report = validate(data)
     if as_json:

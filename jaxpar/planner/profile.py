@@ -9,27 +9,27 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxpar.config import UserError
-from jaxpar.config.json_text import parse_json
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import read_text_file
+from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import did_you_mean, named
-from jaxpar.config.text_file import read_text_file
-from jaxpar.config.typed import shown
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.planner.document import is_number
-from jaxpar.planner.hardware_model import HardwareModel, hardware_of
-from jaxpar.planner.machine import CPU_MODEL, is_cpu
+from jaxpar.layout.plan_file import is_number
+from jaxpar.planner.machine import is_cpu
 
 MEASURED = ("device", "devices", "model", "links")
 """Keys that a profile must have."""
 LINKS = ("peak_flops", "memory_bandwidth", "node_bandwidth", "node_latency")
-"""What it must say of links."""
+"""Keys that its links must have."""
 ABOVE_ZERO = (
     *LINKS[:3], "matmul_share", "attention_share", "memory_share", "node_share", "network_share",
 )  # fmt: skip
-"""Numbers that times are divided by."""
+"""Parameters that times are divided by."""
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UserError` where no profile can be written; what is there stays."""
+    """Raise `UserError` where no profile can be written; an existing file stays as it is."""
     there = path.exists()
     try:
         path.open("a").close()
@@ -48,7 +48,7 @@ def write_profile(path: Path, profile: dict[str, Any]) -> None:
 
 
 def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
-    """What the GPUs of `cluster` reach by a profile, and the cluster with its measured links.
+    """The hardware parameters of a profile for the GPUs of `cluster`, and the cluster with the measured links.
 
     Raises:
         UserError: it cannot be read, is no profile, or is of another kind of device.
@@ -67,14 +67,13 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster]:
             "expected a "
             "profile of the same device"
         )
-    base = CPU_MODEL if is_cpu(cluster) else hardware_of(cluster.gpu)
     known = {one.name for one in fields(HardwareModel)}
     measured = {name: value for name, value in plain["model"].items() if name in known}
-    return replace(base, **measured), _linked(cluster, plain)
+    return replace(hardware_of(cluster.gpu), **measured), _linked(cluster, plain)
 
 
 def _check(path: Path, plain: Any) -> None:
-    """Raise `UserError` unless all keys are there, and all numbers can be."""
+    """Raise `UserError` unless all keys are present and all numbers are possible."""
     missing = [key for key in MEASURED if not isinstance(plain, dict) or key not in plain]
     if missing:
         raise UserError(

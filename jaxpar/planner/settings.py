@@ -1,4 +1,4 @@
-"""From a layout to the configuration that has it, and to the `Plan` that the trainer would make of that."""
+"""From a layout to its configuration, and to the `Plan` that the trainer would make of that."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.memory.remat import BASE, LAYERS, PRESETS, TREATMENTS, Treatment, layer_runs, remat_map
+from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import CPU
-from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
 
 ONE_STAGE = "one-stage"
 
@@ -21,7 +20,7 @@ type Runs = tuple[LayerRun, ...]
 
 
 def config_of(config: Config, layout: Layout) -> Config:
-    """`config` with everything that `layout` decides written out: nothing is left to `auto` but what costs nothing.
+    """`config` with everything that `layout` decides written out; `auto` stays only where it does not change the time.
 
     Args:
         config: its model, data, precision, optimizer and sizes of tiles are kept.
@@ -57,7 +56,7 @@ def _memory_of(memory: MemoryConfig, layout: Layout) -> MemoryConfig:
 
 
 def written(remat: Sequence[tuple[int, Sequence[tuple[str, str]]]]) -> dict[str, str | int] | tuple:
-    """Runs of layers as `memory.remat` has them: each the nearest preset and what differs from it."""
+    """Runs of layers in the form of `memory.remat`: each is the nearest preset and what differs from it."""
     entries, first = [], 0
     for layers, treatments in remat:
         base, changed = nearest_preset(dict(treatments))
@@ -67,16 +66,6 @@ def written(remat: Sequence[tuple[int, Sequence[tuple[str, str]]]]) -> dict[str,
     if len(entries) > 1:
         return tuple(entries)
     return {name: value for name, value in entries[0].items() if name != LAYERS}
-
-
-def nearest_preset(treatments: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """The preset that differs least, and how."""
-    bases = {preset: remat_map(preset, treatments) for preset in PRESETS}
-    changes = {
-        preset: {name: own for name, own in treatments.items() if own != base[name]} for preset, base in bases.items()
-    }
-    nearest = min(changes, key=lambda preset: len(changes[preset]))
-    return nearest, changes[nearest]
 
 
 def runs_of(remat: Remat, layers: int, names: Sequence[str]) -> Runs:
@@ -94,13 +83,13 @@ def of_all_names(own: Mapping[str, str], names: Sequence[str]) -> dict[str, Trea
 def as_remat(
     runs: Sequence[LayerRun], activations: Sequence[str]
 ) -> tuple[tuple[int, tuple[tuple[str, str], ...]], ...]:
-    """Runs as a layout has them, of the activations that the model's layers have."""
+    """Runs in the form of `Layout.remat`, with the activations of the model's layers."""
     return tuple((run.layers, tuple((name, run.activations[name]) for name in activations)) for run in runs)
 
 
 @dataclass(frozen=True)
 class _CPUDevice:
-    """What a choice of attention wants to know of a `jax.Device`."""
+    """The fields of a `jax.Device` that a choice of attention reads."""
 
     device_kind: str = "cpu"
     platform: str = "cpu"
@@ -112,11 +101,4 @@ def plan_on(config: Config, cluster: Cluster) -> tuple[Config, Plan]:
     Raises:
         UserError: jaxpar would not run it.
     """
-    if cluster.gpu.short != CPU:
-        return plan_for(config, cluster)
-    config = resolve_config(config, cluster.devices)
-    if config.model.vocab is None:
-        from jaxpar.data import open_data
-
-        config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
-    return config, make_plan(config, _CPUDevice(), cluster.gpus_per_host, cluster)
+    return plan_for(config, cluster, _CPUDevice() if cluster.gpu.short == CPU else None)

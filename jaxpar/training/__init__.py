@@ -1,1 +1,1 @@
-"""The step, the loop around it, evaluation and sampling."""
+"""Training: the step, the run loop, the run folder and the anomaly monitor."""

@@ -1,4 +1,4 @@
-"""How much each token of a text looks at each token before it: attention weights of a trained model, for a look.
+"""How much each token of a text attends to each earlier token: the attention weights of a trained model.
 
 The fast backends never form these weights, so they are computed here: on one device, with the decoder's own modules
 around a plain attention that keeps what it multiplies the values by.
@@ -7,7 +7,6 @@ around a plain attention that keeps what it multiplies the values by.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,25 +19,25 @@ from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.weights import with_weights
-from jaxpar.memory.filed import in_memory
+from jaxpar.layout.make_plan import make_plan
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.memory.disk_array import in_memory
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.layer_order import own_layers
+from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.materialize import to_storage
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, layer_of_kind
-from jaxpar.training.attend import mask_of
-from jaxpar.training.resolve import make_plan
-from jaxpar.training.step import TrainStep
+from jaxpar.training.run.run import Run
+from jaxpar.training.step.attend import mask_of
+from jaxpar.training.step.forward_backward import stages_of
+from jaxpar.training.step.train_step import TrainStep
 from pallas_kernels.masks import Mask, allowed
 
-if TYPE_CHECKING:
-    from jaxpar.training.trainer import Trainer
 
+def attention_weights(trainer: Run, tokens: np.ndarray, layer: int) -> Float[np.ndarray, "heads query key"]:
+    """The attention weights of each head of `layer` (from 0) for a text, with the trainer's current weights.
 
-def attention_weights(trainer: Trainer, tokens: np.ndarray, layer: int) -> Float[np.ndarray, "heads query key"]:
-    """What each head of `layer` (from 0) weighs the tokens of a text by, with the trainer's current weights.
-
-    Row q of a head sums to 1 over the tokens that q may see; all others are 0. The whole model must go on one device,
+    Row q of a head sums to 1 over the tokens that q may see; all others are 0. The whole model must fit on one device,
     and the run must be in one process.
 
     Args:
@@ -57,51 +56,57 @@ def attention_weights(trainer: Trainer, tokens: np.ndarray, layer: int) -> Float
     if jax.process_count() > 1:
         raise UserError("attention weights are computed in one process: restore the checkpoint in a run of its own")
     step = _on_one_device(trainer)
-    whole = jax.device_get(trainer.functions.saved_state.in_order(in_memory(trainer.state)).master)
-    weights = jax.device_put(whole, step.shardings(step.master_layout))
+    whole = jax.device_get(trainer.saved.in_order(in_memory(trainer.state)).master)
+    weights = jax.device_put(whole, shardings(step.mesh, step.layout.master))
     return np.asarray(_weights_function(step, layer)(weights, _row(np.asarray(tokens))))
 
 
-def _on_one_device(trainer: Trainer) -> TrainStep:
+def _on_one_device(trainer: Run) -> TrainStep:
     """The trainer's model on the first device of its mesh."""
     config = replace(trainer.config, parallel=ParallelConfig())
     device = trainer.mesh.devices.flat[0]
     plan = make_plan(config, device)
-    return TrainStep(config, plan, build_mesh(plan.axes, [device]))
+    return TrainStep(StepLayout(config, plan), build_mesh(plan.axes, [device]))
 
 
 def _row(tokens: np.ndarray) -> dict[str, np.ndarray]:
     """A batch [1, seq] of one document."""
     places = np.arange(len(tokens), dtype=np.int32)
-    arrays = {"tokens": tokens.astype(np.int32), "slots": places, "positions": places, "segments": np.ones_like(places)}
+    arrays = {
+        "tokens": tokens.astype(np.int32),
+        "indices": places,
+        "positions": places,
+        "segments": np.ones_like(places),
+    }
     return {name: array[None] for name, array in arrays.items()} | {"examples": np.zeros(1, np.int32)}
 
 
 def _weights_function(step: TrainStep, layer: int):
     """Compiled (master weights, row) -> weights [heads, query, key]."""
 
-    def function(master: Tree, row: Batch) -> jax.Array:
-        stages = step.stages(train=False)
-        weights = to_storage(master, step.placements)
+    layout = step.layout
+
+    def function(master: Weights, row: Batch) -> jax.Array:
+        stages = stages_of(layout, train=False)
+        weights = to_storage(master, layout.placements)
         x, tokens = stages.embed(weights, row), stages.token_context(row)
         kept = None
-        for number, (kind, place) in enumerate(step.order.slots[: layer + 1]):
-            model = kind_model(step.config.model, kind)
-            attention = _KeepingAttention(mask_of(step.config, model), model)
-            w = stages.loop.stack(kind).load(own_layers(weights["layers"], kind), place)
-            prototype = layer_of_kind(step.config, kind)
+        for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
+            model = kind_model(layout.config.model, kind)
+            attention = _KeepingAttention(mask_of(layout.config, model), model)
+            w = stages.loop.stack(kind).load(own_layers(weights[LAYERS], kind), place)
+            prototype = layer_of_kind(layout.config, kind)
             x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
             kept = attention.kept
         assert kept is not None
-        # One device holds everything; only the types do not know it yet.
+        # One device holds everything, but the types do not show that yet.
         return jax.lax.psum(kept[0], step.mesh.axis_names)
 
-    layouts = step.master_layout, PartitionSpec()
-    return jax.jit(step.shard_map(function, layouts, PartitionSpec()))
+    return step.compiled(function, (layout.master, PartitionSpec()), PartitionSpec())
 
 
 class _KeepingAttention:
-    """Softmax attention as it is written in the paper (arXiv:1706.03762, section 3.2.1), which keeps its weights."""
+    """Softmax attention as in the paper (arXiv:1706.03762, section 3.2.1) that keeps its weights."""
 
     def __init__(self, mask: Mask, model: ModelConfig) -> None:
         self._mask, self._softcap, self._scale = mask, model.attention_softcap, attention_scale(model)
@@ -115,6 +120,6 @@ class _KeepingAttention:
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) * self._scale
         if self._softcap is not None:
             scores = self._softcap * jnp.tanh(scores / self._softcap)
-        kept = allowed(self._mask, tokens.slots, tokens.slots, tokens.segments, tokens.segments)[:, None]
+        kept = allowed(self._mask, tokens.indices, tokens.indices, tokens.segments, tokens.segments)[:, None]
         self.kept = jax.nn.softmax(jnp.where(kept, scores, -jnp.inf), axis=-1)
         return jnp.einsum("bhqk,bkhd->bqhd", self.kept.astype(v.dtype), v)

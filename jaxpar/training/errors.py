@@ -1,4 +1,4 @@
-"""Why a run stops before its end through no mistake of the user's configuration."""
+"""The error of a run that stops early for a reason other than its configuration."""
 
 from __future__ import annotations
 

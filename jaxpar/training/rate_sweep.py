@@ -9,24 +9,23 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import COUNT
-from jaxpar.config.plan import Plan
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.schedule import rising
-from jaxpar.training.step import TrainStep
-from jaxpar.training.trainer import Trainer
+from jaxpar.training.run.run import Run
+from jaxpar.training.step.train_step import TrainStep
 
 FEWEST_STEPS = 20
 FIRST = 5
-"""Losses whose mean is where the sweep began; one whose last ones are well above that has diverged."""
+"""Losses whose mean is the starting loss; a sweep whose last ones are well above it has diverged."""
 ROSE = 0.05
-"""By how much above: while the rate is too low for anything, losses are as often above their beginning as below it."""
+"""By how much above: while the rate is too low to matter, losses are as often above the start as below it."""
 SMOOTHING = 1 / 40
 """Standard deviation of the smoothing, as a share of the sweep's steps."""
 FELL = 0.02
-"""A loss that fell by less than this share says nothing."""
+"""A loss that fell by less than this share gives no result."""
 
 type Progress = Callable[[int, float, float], None]
 """Called after each step with its number from 1, its rate and its loss."""
@@ -58,18 +57,11 @@ class Sweep:
     ended: str
     """Why the sweep ended."""
     suggestion: Suggestion | None
-    """None where the losses say nothing, and `ended` why."""
+    """None where the losses do not suffice for one; `ended` then has the reason."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON values."""
         return asdict(self)
-
-
-class _SweepStep(TrainStep):
-    """A step whose learning rate rises from `low` to the peak over `steps` updates."""
-
-    def __init__(self, config: Config, plan: Plan, mesh: Mesh, low: float, steps: int):
-        super().__init__(config, plan, mesh, rising(low, config.optimizer.learning_rate, steps))
 
 
 def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress: Progress) -> Sweep:
@@ -86,8 +78,9 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
         raise UserError(f"--steps: expected at least {FEWEST_STEPS}, got {steps}")
     if steps > COUNT:
         raise UserError(f"--steps: expected at most {COUNT}, got {steps}")
-    trainer = Trainer(_swept(config, high))
-    trainer.functions = _SweepStep(trainer.config, trainer.plan, trainer.mesh, low, steps)
+    trainer = Run(_swept(config, high))
+    fraction = rising(low, trainer.config.optimizer.learning_rate, steps)
+    trainer.functions = TrainStep(StepLayout(trainer.config, trainer.plan, fraction), trainer.mesh)
     rates, losses, ended = [], [], f"it took all its {steps} steps"
     for number in range(1, steps + 1):
         metrics = trainer.step()
@@ -104,12 +97,12 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
 
 
 def diverged(losses: Sequence[float]) -> bool:
-    """Whether the last losses of a sweep are so far above its first ones that larger rates say nothing more."""
+    """Whether the last losses of a sweep are so far above its first ones that larger rates add nothing."""
     return len(losses) > 2 * FIRST and float(np.median(losses[-FIRST:])) > (1 + ROSE) * float(np.mean(losses[:FIRST]))
 
 
 def judge(rates: Sequence[float], losses: Sequence[float], ended: str, config: Config) -> Sweep:
-    """What the losses of a sweep say. Those that are not finite are left out; they come last."""
+    """The result of a sweep from its losses. Non-finite losses, which come last, are left out."""
     finite = int(np.isfinite(losses).sum())
     rates, losses = list(rates[:finite]), list(losses[:finite])
     if finite < 2 * FIRST:
@@ -139,7 +132,7 @@ def judge(rates: Sequence[float], losses: Sequence[float], ended: str, config: C
 
 
 def _swept(config: Config, high: float) -> Config:
-    """`config` with `high` as its peak, without what a sweep has no use for."""
+    """`config` with `high` as its peak, without what a sweep does not use."""
     optimizer = config.optimizer
     if optimizer.name == "muon" and optimizer.learning_rate == 0:
         raise UserError("optimizer.learning_rate: expected more than 0: muon_learning_rate keeps its proportion to it")

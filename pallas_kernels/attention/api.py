@@ -21,8 +21,8 @@ from pallas_kernels.device import target
 from pallas_kernels.masks import Mask
 
 _LOG = logging.getLogger("pallas_kernels")
-_SLOTS = 2**31 - 1
-"""Slots are int32, and the greatest one stands for padding."""
+_INDICES = 2**31 - 1
+"""Indices are int32, and the greatest one stands for padding."""
 
 type Offset = int | Int[Array, ""] | Int[Array, " batch"]
 
@@ -53,11 +53,11 @@ def flash_attention(
         q: Queries, in bfloat16, float16 or float32; query head h uses KV head `h // (heads / kv_heads)`.
         k: Keys.
         v: Values; their width may differ from that of queries and keys.
-        causal: A query sees no key of a later slot. The slot of a token is its place plus the offset.
+        causal: A query sees no key of a later index. The index of a token is its place plus the offset.
         segment_ids: Document of each token, from 1, 0 for padding: a query sees the keys of its own document. One array
             where queries and keys are the same tokens, else one of each.
-        window: A query sees itself and the `window - 1` slots before it.
-        prefix: Slots from 0 that every query of the row sees, for all rows or each; lifts causality alone.
+        window: A query sees itself and the `window - 1` indices before it.
+        prefix: Indices from 0 that every query of the row sees, for all rows or each; lifts causality alone.
         softcap: Scores become `softcap * tanh(score / softcap)`.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
         q_offset: Slot of the first query, for all rows or each.
@@ -185,14 +185,14 @@ def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: 
                 raise ValueError(f"segment ids are integers, one for each {name} {x.shape[:2]}, not {found}: {shapes}")
     if prefix is not None:
         prefix = _per_row(prefix, q.shape[0], "a prefix", shapes)
-    q_slots, kv_slots = (_slots(offset, x, shapes) for offset, x in zip(offsets, (q, k), strict=True))
-    return Tokens(q_slots, kv_slots, segments[0], segments[1], prefix)
+    q_indices, kv_indices = (_indices(offset, x, shapes) for offset, x in zip(offsets, (q, k), strict=True))
+    return Tokens(q_indices, kv_indices, segments[0], segments[1], prefix)
 
 
-def _slots(offset: Offset, x: jax.Array, shapes: str) -> Int[Array, "batch tokens"]:
+def _indices(offset: Offset, x: jax.Array, shapes: str) -> Int[Array, "batch tokens"]:
     first = 0 if not isinstance(offset, int) else offset
-    if first < 0 or first + x.shape[1] > _SLOTS:
-        raise ValueError(f"slots are from 0 to {_SLOTS - 1}, got offset {first} and {x.shape[1]} tokens: {shapes}")
+    if first < 0 or first + x.shape[1] > _INDICES:
+        raise ValueError(f"indices are from 0 to {_INDICES - 1}, got offset {first} and {x.shape[1]} tokens: {shapes}")
     return _per_row(offset, x.shape[0], "an offset", shapes)[:, None] + np.arange(x.shape[1], dtype=np.int32)
 
 

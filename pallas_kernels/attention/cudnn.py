@@ -21,6 +21,7 @@ from pallas_kernels.attention.derivative import SAVED_NAMES
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import residuals_of, set_residuals
 
 VARIES = "its gradients are the same bits in every run only with --xla_gpu_deterministic_ops=true in XLA_FLAGS"
 
@@ -53,7 +54,7 @@ def supports(request: Request) -> str | None:
     if request.scale is not None and request.scale <= 0.0:
         return f"its kernels are asked for a scale of the scores above 0 alone, not {request.scale:g}"
     if not request.whole_rows:
-        return "its causal mask needs queries and keys of the same slots, which parts of a row have not"
+        return "its causal mask needs queries and keys of the same indices, which parts of a row have not"
     if request.lse:
         return "jax.nn.dot_product_attention drops the derivative through its log-sum-exp"
     return None
@@ -72,8 +73,8 @@ def attend(
     v: Float[Array, "batch seq kv_heads width"],
     *,
     mask: Mask,
-    q_slots: Int[Array, "batch seq"],
-    kv_slots: Int[Array, "batch seq"],
+    q_indices: Int[Array, "batch seq"],
+    kv_indices: Int[Array, "batch seq"],
     q_segments: Int[Array, "batch seq"] | None = None,
     kv_segments: Int[Array, "batch seq"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
@@ -82,7 +83,7 @@ def attend(
     query_block: int = 512,
     kv_block: int = 512,
 ) -> Float[Array, "batch seq heads width"]:
-    """Attention of whole rows whose slots are 0, 1, ...: slots, segments and block sizes are not read.
+    """Attention of whole rows whose indices are 0, 1, ...: indices, segments and block sizes are not read.
 
     Raises:
         ValueError: If the mask or the shapes are not what cuDNN computes (see `supports`).
@@ -92,7 +93,9 @@ def attend(
     if scale is not None and scale <= 0.0:
         raise ValueError(f"cuDNN attention needs a scale of the scores above 0, got {scale:g}")
     if q.shape[1] != k.shape[1]:
-        raise ValueError(f"cuDNN attention needs queries and keys of the same slots, got {q.shape[1]} and {k.shape[1]}")
+        raise ValueError(
+            f"cuDNN attention needs queries and keys of the same indices, got {q.shape[1]} and {k.shape[1]}"
+        )
     return _attention(_Settings(mask.causal, mask.window, scale), *vary_alike((q, k, v)))
 
 
@@ -114,7 +117,7 @@ def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> t
     out, pull = jax.vjp(lambda q, k, v: _fused(settings, q, k, v), q, k, v)
     named = checkpoint_name(out, output)
     keep = lambda residual: named if residual is out else checkpoint_name(residual, statistics)
-    pull.opaque_residuals = [keep(residual) if residual.size else residual for residual in pull.opaque_residuals]
+    set_residuals(pull, [keep(residual) if residual.size else residual for residual in residuals_of(pull)])
     return named, pull
 
 

@@ -1,7 +1,8 @@
 """The blocks that a tile visits as an interval of neighbours, where the order of tokens makes them one.
 
-Where slots grow by one from token to token, and documents follow each other, the blocks of keys that a tile of queries
-sees are neighbours, and so are those among them of which the mask keeps every pair; the same holds for tiles of keys.
+Where indices grow by one from token to token, and documents follow each other, the blocks of keys that a tile of
+queries sees are neighbours, and so are those among them of which the mask keeps every pair; the same holds for
+tiles of keys.
 Four numbers then say what a list would say with one for each block of the other side. They are right for any order of
 tokens, for what lies between the first and the last visited block is visited too, under the mask; how many blocks a
 window leaves a tile (`most_visited`) is right for neighbours alone.
@@ -55,7 +56,7 @@ def cut_block(index: Any, first: Any, inner: Any, whole: Any) -> Any:
 
 
 def most_visited(mask: Mask, tile: int, block: int) -> int | None:
-    """Blocks that a tile visits at most where slots grow by one from token to token; None where that is any number."""
+    """Blocks that a tile visits at most where indices grow by one from token to token; None if there is no bound."""
     if mask.window is None or not mask.causal or mask.prefix:
         return None
     return -(-(tile + mask.window - 1) // block) + 1

@@ -25,7 +25,7 @@ from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.masks import Mask, allowed, kept_blocks
 from pallas_kernels.varying import vary_over, varying_axes
 
-_PADDING_SLOT = jnp.iinfo(jnp.int32).max
+_PADDING_INDEX = jnp.iinfo(jnp.int32).max
 """Slot of the keys that only fill up the last block."""
 
 
@@ -35,8 +35,8 @@ def attention(
     v: Float[Array, "batch keys kv_heads value_width"],
     *,
     mask: Mask,
-    q_slots: Int[Array, "batch queries"],
-    kv_slots: Int[Array, "batch keys"],
+    q_indices: Int[Array, "batch queries"],
+    kv_indices: Int[Array, "batch keys"],
     q_segments: Int[Array, "batch queries"] | None = None,
     kv_segments: Int[Array, "batch keys"] | None = None,
     prefix_lengths: Int[Array, " batch"] | None = None,
@@ -53,11 +53,11 @@ def attention(
         k: Keys.
         v: Values; their width may differ from that of queries and keys.
         mask: What a query may see; the next five arguments are what it is decided by (see `pallas_kernels.masks`).
-        q_slots: Index of each query in its row, at least 0.
-        kv_slots: Index of each key in its row, at least 0.
+        q_indices: Index of each query in its row, at least 0.
+        kv_indices: Index of each key in its row, at least 0.
         q_segments: Document of each query; needed where the mask is segmented.
         kv_segments: Document of each key.
-        prefix_lengths: Slots of the prefix of each row; needed where the mask has a prefix.
+        prefix_lengths: Indices of the prefix of each row; needed where the mask has a prefix.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
         softcap: Scores become `softcap * tanh(score / softcap)`.
         query_block: Queries held at a time. Blocks are evened out, so they may be smaller.
@@ -74,7 +74,7 @@ def attention(
     """
     _check_shapes(q, k, v, query_block, kv_block)
     settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, query_block, kv_block)
-    tokens = Tokens(q_slots, kv_slots, q_segments, kv_segments, prefix_lengths)
+    tokens = Tokens(q_indices, kv_indices, q_segments, kv_segments, prefix_lengths)
     out, lse = KERNELS.attend(settings, q, k, v, tokens)
     return (out, lse) if return_lse else out
 
@@ -201,10 +201,10 @@ def _scores(
     scores = _einsum("bkqgd,bksd->bkqgs", q, k) * settings.scale
     if settings.softcap is not None:
         scores = settings.softcap * jnp.tanh(scores / settings.softcap)
-    (q_slots, q_segments), (kv_slots, kv_segments) = q_tokens, kv_tokens
-    pairs = allowed(settings.mask, q_slots, kv_slots, q_segments, kv_segments, prefix_lengths)
-    if not settings.mask.causal:  # a causal mask never reaches the padding's slot
-        pairs &= (kv_slots != _PADDING_SLOT)[:, None, :]
+    (q_indices, q_segments), (kv_indices, kv_segments) = q_tokens, kv_tokens
+    pairs = allowed(settings.mask, q_indices, kv_indices, q_segments, kv_segments, prefix_lengths)
+    if not settings.mask.causal:  # a causal mask never reaches the padding's index
+        pairs &= (kv_indices != _PADDING_INDEX)[:, None, :]
     return scores, pairs[:, None, :, None, :]
 
 
@@ -240,14 +240,14 @@ class _Cut:
         return self.keys.join(jnp.swapaxes(x, 2, 3))
 
     def tokens(self, mask: Mask, tokens: Tokens) -> tuple[tuple, tuple, jax.Array]:
-        """(slots, segments) of query blocks and of key blocks, and which pairs of blocks must be computed."""
-        q_slots = self.queries.split(tokens.q_slots, mode="edge")
-        kv_slots = self.keys.split(tokens.kv_slots, constant_values=_PADDING_SLOT)
+        """(indices, segments) of query blocks and of key blocks, and which pairs of blocks must be computed."""
+        q_indices = self.queries.split(tokens.q_indices, mode="edge")
+        kv_indices = self.keys.split(tokens.kv_indices, constant_values=_PADDING_INDEX)
         q_segments, kv_segments = None, None
         if tokens.q_segments is not None and tokens.kv_segments is not None:
             q_segments, kv_segments = self.queries.split(tokens.q_segments), self.keys.split(tokens.kv_segments)
-        kept = kept_blocks(mask, q_slots, kv_slots, q_segments, kv_segments, tokens.prefix_lengths)
-        return (q_slots, q_segments), (kv_slots, kv_segments), kept
+        kept = kept_blocks(mask, q_indices, kv_indices, q_segments, kv_segments, tokens.prefix_lengths)
+        return (q_indices, q_segments), (kv_indices, kv_segments), kept
 
     def if_kept[T](self, kept: jax.Array, compute: Callable[[T], T], state: T) -> T:
         """Skip a pair of blocks that the mask empties; the only pair is always computed."""

@@ -33,7 +33,7 @@ class Request:
     lse: bool = False
     """Whether the log-sum-exp is wanted too, with its derivative."""
     whole_rows: bool = True
-    """Whether queries and keys have the same slots, in their order."""
+    """Whether queries and keys have the same indices, in their order."""
     compute_capability: float | None = None
     """Of the GPU (9.0 is Hopper); None where there is none."""
 

@@ -24,10 +24,10 @@ class Settings:
     kv_block: int = 512
     """Keys that the plain JAX form holds at a time."""
     run: int | None = None
-    """Length of the runs of neighbouring slots that queries and keys are made of; None where they are one run."""
+    """Length of the runs of neighbouring indices that queries and keys are made of; None where they are one run."""
     neighbours: bool = False
-    """Queries are one run of neighbouring slots, and so are keys: slots grow by one from token to token. What a tile
-    visits is then an interval of blocks: Triton's kernels make no list of them, Mosaic's one without sorting."""
+    """Queries are one run of neighbouring indices, and so are keys: indices grow by one from token to token. What a
+    tile visits is then an interval of blocks: Triton's kernels make no list of them, Mosaic's one without sorting."""
     results: Literal["float32", "inputs"] = "float32"
     """Dtype of output and gradients: what parts are merged and summed in, or that of the inputs. The former is allowed
     where the latter is asked for."""
@@ -42,8 +42,8 @@ class Settings:
 class Tokens(NamedTuple):
     """What the mask is decided by (see `pallas_kernels.masks`)."""
 
-    q_slots: Int[Array, "batch queries"]
-    kv_slots: Int[Array, "batch keys"]
+    q_indices: Int[Array, "batch queries"]
+    kv_indices: Int[Array, "batch keys"]
     q_segments: Int[Array, "batch queries"] | None = None
     kv_segments: Int[Array, "batch keys"] | None = None
     prefix_lengths: Int[Array, " batch"] | None = None

@@ -63,7 +63,7 @@ class Work:
         return 2.0 * pairs * (value_width if product in _OF_VALUES else width)
 
     def pairs(self, queries: int, keys: int) -> float:
-        """Kept pairs of one row and head, if queries are spread evenly over the slots of the keys.
+        """Kept pairs of one row and head, if queries are spread evenly over the indices of the keys.
 
         Exact where queries and keys are a whole row. Where a rank has some of the queries, or one of the parts of a
         ring, it is the mean over ranks and parts; in a ring with a window, only about that. What is known at run time

@@ -58,16 +58,16 @@ def test_an_unknown_order_is_refused() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_work_is_what_the_mask_keeps_pair_by_pair_and_block_by_block(order: str, mask: Mask) -> None:
     segments = np.array([[1] * 7 + [2] * 1 + [3] * 11 + [0] * 5, [4] * 24], np.int32)
-    slots, ranks, block = sequence_order(order, 24, 4), 4, 4
+    indices, ranks, block = sequence_order(order, 24, 4), 4, 4
     tokens = Tokens.whole_rows(segments)
-    kept = pairs(mask, tokens)[:, slots][:, :, slots]
+    kept = pairs(mask, tokens)[:, indices][:, :, indices]
     by_rank = kept.reshape(2, ranks, -1).sum((0, 2))
-    assert np.array_equal(kept_pairs_per_rank(mask, segments, slots, ranks), by_rank)
-    blocks = blocks_per_rank(mask, segments, slots, ranks, block, block)  # parts of 6 are evened out to blocks of 3
+    assert np.array_equal(kept_pairs_per_rank(mask, segments, indices, ranks), by_rank)
+    blocks = blocks_per_rank(mask, segments, indices, ranks, block, block)  # parts of 6 are evened out to blocks of 3
     needed = kept.reshape(2, 8, 3, 8, 3).any((0, 2, 4)).reshape(ranks, -1).sum(1)
     assert (needed <= blocks).all() and (blocks <= 16).all()
     if not mask.segmented and order != "striped":
-        assert np.array_equal(needed, blocks), "the bounds of a block say all where its slots are neighbours"
+        assert np.array_equal(needed, blocks), "the bounds of a block say all where its indices are neighbours"
 
 
 def test_parts_that_leave_a_shorter_block_count_it_as_one() -> None:
@@ -82,8 +82,8 @@ def test_causal_work_of_zigzag_and_striped_ranks_differs_by_at_most_a_block(rank
     assert imbalance(kept_pairs_per_rank(Mask(), None, contiguous, ranks)) > 0.45
     assert np.ptp(kept_pairs_per_rank(Mask(), None, zigzag, ranks)) == 0
     assert 0 < np.ptp(kept_pairs_per_rank(Mask(), None, striped, ranks)) <= length
-    for slots in (zigzag, striped):
-        assert np.ptp(blocks_per_rank(Mask(), None, slots, ranks, block, block)) <= 1
+    for indices in (zigzag, striped):
+        assert np.ptp(blocks_per_rank(Mask(), None, indices, ranks, block, block)) <= 1
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -68,14 +68,14 @@ def segments_of(length: int) -> np.ndarray:
 
 @cache
 def program(strategy: str, ranks: int, order: str, settings: Settings) -> Any:
-    """Compiled (q, k, v, cotangent, slots, segments), each in the order of the ranks -> (out, dq, dk, dv)."""
+    """Compiled (q, k, v, cotangent, indices, segments), each in the order of the ranks -> (out, dq, dk, dv)."""
     mesh = jax.make_mesh(
         (1, 1, 1, 1, ranks, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:ranks]
     )
     function = attend("xla", strategy, layout_of(strategy, ranks, order))
 
-    def local(q, k, v, d_out, slots, segments):
-        row = RowTokens(slots, segments, gather_context(slots), gather_context(segments))
+    def local(q, k, v, d_out, indices, segments):
+        row = RowTokens(indices, segments, gather_context(indices), gather_context(segments))
         out, pull = jax.vjp(lambda q, k, v: function(settings, q, k, v, row), q, k, v)
         return out, *pull(d_out)
 
@@ -94,8 +94,8 @@ def found_and_expected(row: dict[str, Any], segments: np.ndarray) -> tuple[dict[
     heads, dtype = {"q": HEADS, "k": row["kv_heads"], "v": row["kv_heads"], "d_out": HEADS}, row.get("dtype", "float32")
     inputs = {name: rng.normal(size=(batch, length, n, width)).astype(dtype) for name, n in heads.items()}
     order = sequence_order(row["order"], length, ranks // layout_of(strategy, ranks, row["order"]).ulysses)
-    slots = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
-    placed = [array[:, order] for array in (*inputs.values(), slots, segments)]
+    indices = np.tile(np.arange(length, dtype=np.int32), (batch, 1))
+    placed = [array[:, order] for array in (*inputs.values(), indices, segments)]
     found = dict(zip(("out", "dq", "dk", "dv"), program(strategy, ranks, row["order"], options)(*placed), strict=True))
 
     kept = pairs(row["mask"], Tokens.whole_rows(segments))
@@ -202,9 +202,9 @@ def _traced(strategy: str, order: str, mask: Mask, saved: tuple[str, ...] | None
     mesh = jax.make_mesh((1, 1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:4])
     function = attend("xla", strategy, layout_of(strategy, 4, order))
 
-    def layer(q, k, v, slots, segments):
+    def layer(q, k, v, indices, segments):
         q, k, v = checkpoint_name(2.0 * q, "q"), checkpoint_name(2.0 * k, "kv"), checkpoint_name(2.0 * v, "kv")
-        row = RowTokens(slots, segments, jnp.tile(slots, 4), jnp.tile(segments, 4))  # only traced, so any will do
+        row = RowTokens(indices, segments, jnp.tile(indices, 4), jnp.tile(segments, 4))  # only traced, so any will do
         return (function(Settings(mask, 1.0), q, k, v, row) ** 2).sum()
 
     if saved is not None:

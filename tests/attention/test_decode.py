@@ -62,8 +62,8 @@ def inputs_of(case: Case) -> dict[str, np.ndarray]:
         "q": 3.0 * normal(rows, case.heads, 8),
         "k": normal(rows, LENGTH, case.kv_heads, 8),
         "v": normal(rows, LENGTH, case.kv_heads, case.value_width),
-        "q_slots": LENGTHS - 1,
-        "kv_slots": np.tile(order, (rows, 1)),
+        "q_indices": LENGTHS - 1,
+        "kv_indices": np.tile(order, (rows, 1)),
         "q_segments": np.full(rows, 2, np.int32),
         "kv_segments": np.where(np.tile(order, (rows, 1)) < 3, 1, 2).astype(np.int32),
     }
@@ -75,9 +75,9 @@ def mapped(case: Case) -> Any:
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
     specs = (QUERY, KEYS, KEYS, ROW, PLACES, ROW, PLACES)
     return jax.shard_map(
-        lambda q, k, v, q_slots, kv_slots, q_segments, kv_segments: tree_attention(
+        lambda q, k, v, q_indices, kv_indices, q_segments, kv_segments: tree_attention(
             q, k, v, mask=case.mask, softcap=case.softcap, kv_block=5,
-            q_slots=q_slots, kv_slots=kv_slots, q_segments=q_segments, kv_segments=kv_segments,
+            q_indices=q_indices, kv_indices=kv_indices, q_segments=q_segments, kv_segments=kv_segments,
         ),
         mesh=mesh, in_specs=specs, out_specs=QUERY,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def mapped(case: Case) -> Any:
 
 def expected(case: Case, inputs: dict[str, np.ndarray]) -> np.ndarray:
     tokens = Tokens(
-        *(inputs["q_slots"][:, None], inputs["kv_slots"], inputs["q_segments"][:, None], inputs["kv_segments"]),
+        *(inputs["q_indices"][:, None], inputs["kv_indices"], inputs["q_segments"][:, None], inputs["kv_segments"]),
         prefix_lengths=np.zeros(len(LENGTHS), np.int32),
     )
     q, kept = inputs["q"][:, None], pairs(case.mask, tokens)
@@ -142,7 +142,7 @@ def test_it_makes_one_maximum_and_one_sum_of_the_bytes_in_its_docstring() -> Non
 
 def test_keys_that_are_the_same_on_all_ranks_are_refused() -> None:
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    function = partial(tree_attention, mask=Mask(), q_slots=np.zeros(1, int), kv_slots=np.zeros((1, 4), int))
+    function = partial(tree_attention, mask=Mask(), q_indices=np.zeros(1, int), kv_indices=np.zeros((1, 4), int))
     whole = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
     with pytest.raises(ValueError, match="the same on all ranks"):
         jax.make_jaxpr(whole)(np.zeros((1, 2, 8)), np.zeros((1, 4, 1, 8)), np.zeros((1, 4, 1, 8)))

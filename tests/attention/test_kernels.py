@@ -27,8 +27,8 @@ def test_strategies_call_the_kernels_on_parts_of_rows(backend: str, strategy: st
     function = attend(backend, strategy, ContextLayout("zigzag", ulysses))
     settings = Settings(Mask(segmented=True), 0.125)
 
-    def local(q: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array, segments: jax.Array):
-        row = RowTokens(slots, segments, gather_context(slots), gather_context(segments))
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, indices: jax.Array, segments: jax.Array):
+        row = RowTokens(indices, segments, gather_context(indices), gather_context(segments))
         out, pull = jax.vjp(lambda q, k, v: function(settings, q, k, v, row), q, k, v)
         return out, *pull(out)
 

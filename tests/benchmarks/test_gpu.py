@@ -147,7 +147,7 @@ def test_what_the_registry_supports_has_to_run(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_row_in_zigzag_parts_with_padding_is_attended_as_on_paper():
     case = Case("zigzag", 32, 8, 4, 2, batch=2, packed=7, padding=5, ranks=2, dtype="float32")
-    assert case.slots().tolist() == [*range(8), *range(24, 32), *range(8, 16), *range(16, 24)]
+    assert case.indices().tolist() == [*range(8), *range(24, 32), *range(8, 16), *range(16, 24)]
     segments = case.segments()
     assert segments is not None and (segments == 0).sum(1).tolist() == [5, 5]
     arrays = case.arrays()

@@ -11,7 +11,7 @@ from benchmarks.pipeline_actions import durations
 from benchmarks.pipeline_steps import Case, Sizes, measure
 from jaxpar.pipeline.lockstep import branching_ticks
 from jaxpar.pipeline.schedules import make_schedule
-from jaxpar.pipeline.simulate import simulate
+from jaxpar.pipeline.timing.simulate import simulate
 
 TINY = Sizes(pipe=2, microbatches=2, layers=2, embed=16, mlp=16, vocab=32, sequence=8)
 

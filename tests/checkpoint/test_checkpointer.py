@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
-from tests.checkpoint.states import host_state, like, mesh_of, put
+from tests.checkpoint.states import Moments, host_state, like, mesh_of, put
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
@@ -215,3 +215,16 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(checkpointer, tmp_path):
         checkpoints.save(1, {"x": jnp.ones(1)}, {})
     with refused("/file", "cannot be read", "Not a directory", error=CheckpointError):
         checkpoints.latest()
+
+
+def test_parts_that_had_another_name_in_an_earlier_release_are_restored(saved, checkpointer, reports):
+    """Moments were `first` and `second` before they were `mu` and `nu`."""
+    before, mesh = host_state(), mesh_of(fsdp=4)
+    mu, nu = before["optimizer"]
+    now = before | {"optimizer": {"mu": mu, "nu": nu}}
+    former = {f"optimizer/{new}": f"optimizer/{old}" for new, old in zip(("mu", "nu"), Moments._fields, strict=True)}
+    renamed = Checkpointer(saved, keep_last=1, keep_every=None, report=reports.append, former=former)
+    assert_same_bits(renamed.restore(7, like(now, mesh)), now)
+    renamed.close()
+    with refused("no leaf optimizer/mu", error=CheckpointError):
+        checkpointer(saved).restore(7, like(now, mesh))

@@ -20,9 +20,10 @@ from jaxpar.compiler.compile import compile_step, plan_for
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, load_config
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES
-from jaxpar.planner.memory import MemoryModel
-from jaxpar.training.step import TrainStep
+from jaxpar.training.step.train_step import TrainStep
 from tests.small_run import small
 from tests.traced import SENT, mesh_of, operations
 
@@ -66,15 +67,14 @@ def inspected(config: Config, cluster: str = CLUSTER) -> tuple[Analysis, Report]
     with (CACHE / f"{hashlib.sha256(f'{config} {cluster}'.encode()).hexdigest()[:16]}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         compilation = compile_step(config, where, cache=CACHE)
-    analysis = Analysis(compilation, where)
+    analysis = Analysis(compilation, where, strict=True)
     return analysis, make_report(analysis, "small")
 
 
 def assert_planned(config: Config, cluster: str, analysis: Analysis, report: Report) -> None:
-    """The planner's closed form of memory is within a twentieth of what XLA allocates for a compiled step."""
+    """The estimate is within a twentieth of what XLA allocates for a compiled step."""
     filled, _ = plan_for(config, parse_cluster(cluster))
-    planned = MemoryModel(filled).of_plan(filled, analysis.compilation.plan)
-    assert planned.device == pytest.approx(report.allocated_bytes, rel=0.05)
+    assert estimate_memory(filled, analysis.compilation.plan).device == pytest.approx(report.allocated_bytes, rel=0.05)
 
 
 @cache
@@ -97,11 +97,13 @@ INTEGERS = {"s32": "int32", "pred": "bool"}
 
 
 def asked(config: Any, plan: Any) -> Counter[tuple[str, str]]:
-    """Bytes that one device sends, by verb and axes, from the traced step and the formulas of the verbs."""
+    """Bytes that one device sends, by collective and axes, from the traced step and the formulas of the collectives."""
     mesh = mesh_of(**dict(plan.axes))
-    step = TrainStep(config, plan, mesh)
+    step = TrainStep(StepLayout(config, plan), mesh)
     sent: Counter[tuple[str, str]] = Counter()
-    for equation, times in operations(step.train, step.abstract_state(), step.abstract_batch()):
+    for equation, times in operations(
+        step.train, step.layout.abstract_state(step.mesh), step.layout.abstract_batch(step.mesh)
+    ):
         kind = equation.primitive.name
         if kind not in SENT:
             continue
@@ -110,21 +112,21 @@ def asked(config: Any, plan: Any) -> Counter[tuple[str, str]]:
             axis for axis in AXES if axis in (named if isinstance(named, tuple) else (named,)) and mesh.shape[axis] > 1
         ]
         scopes = str(equation.source_info.name_stack).replace("(", "/").replace(")", "/").split("/")
-        verbs = {*DUALS, *DUALS.values(), "reduce_sum", "reduce_max", "shift_stage", "sum_over_stages"}
-        verb = next(scope for scope in reversed(scopes) if scope in verbs)
+        collectives = {*DUALS, *DUALS.values(), "reduce_sum", "reduce_max", "shift_stage", "sum_over_stages"}
+        collective = next(scope for scope in reversed(scopes) if scope in collectives)
         if kind == "reduce_scatter":
-            verb = DUALS.get(verb, verb)
+            collective = DUALS.get(collective, collective)
         elif kind == "all_gather":
-            verb = {dual: name for name, dual in DUALS.items()}.get(verb, verb)
+            collective = {dual: name for name, dual in DUALS.items()}.get(collective, collective)
         ranks = prod(mesh.shape[axis] for axis in axes)
         arrays = [v.aval for v in equation.invars if v.aval.dtype.name not in INTEGERS.values()]
         size = sum(array.size * array.dtype.itemsize for array in arrays)
-        sent[verb, "+".join(axes)] += times * SENT[kind](size, ranks)
+        sent[collective, "+".join(axes)] += times * SENT[kind](size, ranks)
     return +sent
 
 
 def sent(report: Report) -> dict[tuple[str, str], float]:
-    """Bytes that one device sends in the compiled program, by verb and axes."""
+    """Bytes that one device sends in the compiled program, by collective and axes."""
     found: dict[tuple[str, str], float] = {}
     for row in report.collectives:
         if row.dtype not in INTEGERS:

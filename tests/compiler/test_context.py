@@ -13,12 +13,12 @@ from jaxpar.attention import CONTEXT_STRATEGIES, ContextLayout
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.training.resolve import attention_request
+from jaxpar.layout.choices.attention import attention_request
 from tests.compiler.inspected import INTEGERS, inspected, wide
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
 CLUSTER = "h100:1x8"
-VERBS = ("gather_context", "scatter_context", "shift_context", "exchange_heads", "exchange_sequence")
+COLLECTIVES = ("gather_context", "scatter_context", "shift_context", "exchange_heads", "exchange_sequence")
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "allgather": {"parallel": {"context": 8}, "model": {"kv_heads": 2}},
@@ -47,7 +47,7 @@ def test_a_device_sends_what_the_formula_of_its_strategy_says(name: str):
     config = wide(**sections | {"parallel": sections["parallel"] | {"context_strategy": strategy}})
     resolved, plan = plan_for(config, parse_cluster(CLUSTER))
     _, report = inspected(config, CLUSTER)
-    found = sum(row.bytes for row in report.collectives if row.verb in VERBS and row.dtype not in INTEGERS)
+    found = sum(row.bytes for row in report.collectives if row.verb in COLLECTIVES and row.dtype not in INTEGERS)
 
     (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
     request = replace(attention_request(resolved, jax.devices()[0], plan.runs), ulysses=plan.ulysses)
@@ -56,8 +56,12 @@ def test_a_device_sends_what_the_formula_of_its_strategy_says(name: str):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("strategy", "verbs"), [("ring", ("shift_context",)), ("allgather", ("gather_context",))])
-def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(strategy: str, verbs: tuple[str, ...]):
+@pytest.mark.parametrize(
+    ("strategy", "collectives"), [("ring", ("shift_context",)), ("allgather", ("gather_context",))]
+)
+def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(
+    strategy: str, collectives: tuple[str, ...]
+):
     config = load_config(LLAMA)
     model = replace(config.model, layers=4)  # of 32, whose weights no GPU could hold whole
     # Under ZeRO-3 gathers of weights go over the same links in each layer, and some wait for one another.
@@ -66,7 +70,7 @@ def test_at_128k_tokens_of_llama_keys_and_values_travel_behind_the_attention(str
     attention = replace(config.attention, backend="xla")
     _, report = inspected(replace(config, model=model, parallel=parallel, data=data, attention=attention), CLUSTER)
     assert report.fits, "of a step that does not fit the schedule means nothing"
-    rows = [row for row in report.collectives if row.verb in verbs and row.dtype not in INTEGERS]
+    rows = [row for row in report.collectives if row.verb in collectives and row.dtype not in INTEGERS]
     needed, exposed = sum(row.seconds for row in rows), sum(row.exposed_s for row in rows)
     assert needed > 1e-3
     assert exposed < 0.05 * needed

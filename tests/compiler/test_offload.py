@@ -9,12 +9,11 @@ import pytest
 
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config
+from jaxpar.layout.memory.host import offloaded_bytes
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.pipeline_offload import memory_bytes
 from jaxpar.pipeline.actions import Kind
-from jaxpar.training.host_memory import offloaded_bytes
-from jaxpar.training.step import TrainStep
 from tests.compiler.inspected import assert_planned, inspected, wide
-from tests.traced import mesh_of
 
 pytestmark = pytest.mark.long
 
@@ -70,7 +69,7 @@ def test_the_reported_peak_is_the_devices_however_much_lies_on_the_host():
     analysis, _ = compiled(False, "layer_input")
     memory = analysis.compilation.memory
     of_host = replace(analysis.compilation, memory=replace(memory, peak=3 * memory.total_allocation))
-    report = make_report(Analysis(of_host, analysis.cluster), "small")
+    report = make_report(replace(analysis, compilation=of_host), "small")
     assert report.peak_bytes == sum(size for kind, size in report.classes.items() if kind != "host")
     assert report.peak_bytes == pytest.approx(memory.peak, rel=1e-4)
 
@@ -109,12 +108,12 @@ def test_the_memory_of_a_pipeline_falls_with_the_fraction(alpha: float, exposed:
     their way: the one that computes and the next one. Where only two layers of a chunk go (alpha 0.25), XLA unrolls
     their loop and normalises both as soon as a tick that only drains begins: there the copies are waited for."""
     analysis, report = inspected(fraction_of(alpha), "h100:1x8")
-    step = TrainStep(fraction_of(alpha), analysis.compilation.plan, mesh_of(pipe=4, fsdp=2))
-    units, layer = step.program.slots["stash"], 1536 * TOKENS * BFLOAT
+    layout = StepLayout(fraction_of(alpha), analysis.compilation.plan)
+    units, layer = layout.program.slots["stash"], 1536 * TOKENS * BFLOAT
     unit = 8 * layer
     kept = memory_bytes(0, unit, units, alpha, transit=2 * layer / (alpha * unit))
     assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
-    assert analysis.compilation.memory.host_temp == offloaded_bytes(step) == alpha * units * unit
+    assert analysis.compilation.memory.host_temp == offloaded_bytes(layout.config, layout.plan) == alpha * units * unit
     if alpha > 0.25:
         assert_planned(fraction_of(alpha), "h100:1x8", analysis, report)
     assert_copies_are_hidden(analysis, but_for=exposed)
@@ -126,12 +125,16 @@ def test_a_pipeline_moves_a_chunk_in_every_tick_and_keeps_as_many_as_it_has_slot
     input comes back for it."""
     names = "layer_input", "query"
     analysis, report = compiled(True, *names)
-    step = TrainStep(config_of(True, *names), analysis.compilation.plan, mesh_of(**SIZES))
-    chunk, program = LAYERS // 2 * 2 * INPUT, step.program
+    layout = StepLayout(config_of(True, *names), analysis.compilation.plan)
+    chunk, program = LAYERS // 2 * 2 * INPUT, layout.program
     runs = [(loop.repeats * run.ticks, run.kinds) for loop in program.loops for run in loop.runs]
     ticks = {kind: sum(times for times, kinds in runs if kind in kinds) for kind in Kind}
     found = moved(report)
     assert found["to_host"] == ticks[Kind.FORWARD] * chunk
     again = found["from_host"] - ticks[Kind.BACKWARD] * chunk
     assert 0 <= again <= ticks[Kind.FORWARD] * INPUT and again % INPUT == 0
-    assert analysis.compilation.memory.host_temp == offloaded_bytes(step) == program.slots["stash"] * chunk
+    assert (
+        analysis.compilation.memory.host_temp
+        == offloaded_bytes(layout.config, layout.plan)
+        == program.slots["stash"] * chunk
+    )

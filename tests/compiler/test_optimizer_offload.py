@@ -9,13 +9,12 @@ import pytest
 
 from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import Config
+from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
+from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
+from jaxpar.layout.memory.state_storage import streamed_bytes
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import PIECE_BYTES
-from jaxpar.training.memory_estimate import estimate_memory, estimated_bytes
-from jaxpar.training.resting_state import streamed_bytes
-from jaxpar.training.step import TrainStep
-from jaxpar.training.weights_away import away_gradient_bytes, layer_bytes
 from tests.compiler.inspected import inspected, wide
-from tests.traced import mesh_of
 
 pytestmark = pytest.mark.long
 
@@ -37,13 +36,13 @@ def compiled(offload: str, weights: str = "none") -> tuple[Analysis, Report]:
     return inspected(config_of(offload, weights), "h100:1x1")
 
 
-def step_of(offload: str, weights: str = "none") -> TrainStep:
-    return TrainStep(config_of(offload, weights), compiled(offload, weights)[0].compilation.plan, mesh_of())
+def layout_of(offload: str, weights: str = "none") -> StepLayout:
+    return StepLayout(config_of(offload, weights), compiled(offload, weights)[0].compilation.plan)
 
 
 def state_of(offload: str) -> tuple[int, int]:
     """Bytes to the device and back, as counted from shapes."""
-    return streamed_bytes(step_of(offload))
+    return streamed_bytes(layout_of(offload))
 
 
 def test_the_state_goes_there_and_back_once_and_the_weights_once_more():
@@ -87,24 +86,24 @@ def test_copies_are_asynchronous_and_a_piece_goes_back_while_another_comes():
 
 def test_weights_and_gradients_of_layers_that_rest_on_the_host_leave_the_device():
     """All but those of the layers that pass. The host has the gradients besides; no buffer is there twice."""
-    step, (analysis, report) = step_of("host", "host"), compiled("host", "host")
+    layout, (analysis, report) = layout_of("host", "host"), compiled("host", "host")
     resident, away = compiled("host")[0].compilation.memory, analysis.compilation.memory
-    layer = layer_bytes(step)
-    assert step.layers_away == LAYERS
+    layer = layer_bytes(layout)
+    assert layout.plan.host_layers == LAYERS
     fallen = resident.total_allocation - away.total_allocation
     assert fallen == pytest.approx(LAYERS * (layer.weights + layer.gradients), rel=0.05)
     assert away.host_argument == away.host_alias == resident.host_argument
-    assert away.host_temp == pytest.approx(away_gradient_bytes(step), abs=64)
-    assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.1)
-    assert estimate_memory(step).host == pytest.approx(report.host_bytes, abs=1024)
+    assert away.host_temp == pytest.approx(host_gradient_bytes(layout), abs=64)
+    assert estimated_bytes(layout.config, layout.plan) == pytest.approx(report.allocated_bytes, rel=0.1)
+    assert estimate_memory(layout.config, layout.plan).host == pytest.approx(report.host_bytes, abs=1024)
 
 
 def test_layers_come_for_forward_and_backward_and_gradients_go_without_waiting():
     """XLA may keep a layer that it has just sent."""
     analysis, report = compiled("host", "host")
     moved = {row.verb: row.bytes for row in report.collectives if row.axis == "host"}
-    there, back = streamed_bytes(step_of("host", "host"))
-    layer = layer_bytes(step_of("host", "host"))
+    there, back = streamed_bytes(layout_of("host", "host"))
+    layer = layer_bytes(layout_of("host", "host"))
     assert there - layer.gradients - 2**20 <= moved["from_host"] <= there
     assert moved["to_host"] == pytest.approx(back, abs=64)
     copies = [o for o in analysis.schedule.overlaps if o.movement.transfer.channel == "host"]
@@ -112,6 +111,6 @@ def test_layers_come_for_forward_and_backward_and_gradients_go_without_waiting()
 
 
 def test_state_in_files_leaves_gradients_as_results_which_the_estimate_knows():
-    step, (_, report) = step_of("file"), compiled("file")
-    assert estimated_bytes(step) == pytest.approx(report.allocated_bytes, rel=0.05)
-    assert estimate_memory(step).gradients > 0.9 * report.classes["gradients"]
+    layout, (_, report) = layout_of("file"), compiled("file")
+    assert estimated_bytes(layout.config, layout.plan) == pytest.approx(report.allocated_bytes, rel=0.05)
+    assert estimate_memory(layout.config, layout.plan).gradients > 0.9 * report.classes["gradients"]

@@ -11,13 +11,12 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import layer_matmul_parameters
+from jaxpar.layout.memory.estimate import chunk_bytes
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.simulate import simulate
-from jaxpar.training.activation_memory import chunk_bytes
-from jaxpar.training.step import TrainStep
+from jaxpar.pipeline.timing.simulate import simulate
 from tests.compiler.inspected import CLUSTER, asked, inspected, sent, wide
-from tests.traced import mesh_of
 
 FSDP = {"fsdp": 2, "tensor": 2, "zero": 3}
 PIPELINES: dict[str, dict[str, Any]] = {
@@ -39,29 +38,30 @@ def config_of(name: str) -> Any:
     return wide(**{**sections, "parallel": parallel, "model": {"layers": 12}, "data": {"batch_size": 16}})
 
 
-def step_of(name: str) -> TrainStep:
-    """The step that was compiled, over a mesh of virtual devices."""
+def layout_of(name: str) -> StepLayout:
+    """Of the step that was compiled."""
     config, plan = plan_for(config_of(name), parse_cluster(CLUSTER))
-    return TrainStep(config, plan, mesh_of(**dict(plan.axes)))
+    return StepLayout(config, plan)
 
 
-def expected_flops(step: TrainStep) -> float:
+def expected_flops(layout: StepLayout) -> float:
     """Executed ticks times a chunk's FLOPs, with the loss in the ticks that have it; remat's work is not in it."""
-    model, axes, plan = step.config.model, step.plan.axes, step.plan
-    tokens = plan.microbatch_rows * step.config.data.sequence_length
+    model, axes, plan = layout.config.model, layout.plan.axes, layout.plan
+    sequence = layout.config.data.sequence_length
+    tokens = plan.microbatch_rows * sequence
     matmuls = 2 * layer_matmul_parameters(model) * tokens / axes.tensor
-    attention = 4 * model.heads * (model.embed // model.heads) * tokens * step.config.data.sequence_length / axes.tensor
-    splits = step.schedule.splits_backward
+    attention = 4 * model.heads * (model.embed // model.heads) * tokens * sequence / axes.tensor
+    splits = layout.schedule.splits_backward
     work = {
         Kind.FORWARD: matmuls + attention,
         Kind.BACKWARD: (1 if splits else 2) * matmuls + 2 * attention,
         Kind.WEIGHT: matmuls,
     }
-    layers = step.order.layers_per_chunk
+    layers = layout.order.layers_per_chunk
     assert model.vocab is not None
     head = 6 * model.embed * model.vocab * tokens / axes.tensor / (axes.pipe if plan.pipe_ends == "shared" else 1)
     total = 0.0
-    for loop in step.program.loops:
+    for loop in layout.program.loops:
         for run in loop.runs:
             total += loop.repeats * run.ticks * (layers * sum(work[kind] for kind in run.kinds) + head * run.head)
     return total
@@ -70,26 +70,30 @@ def expected_flops(step: TrainStep) -> float:
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_runs_sends_and_keeps_what_its_table_says(name: str):
-    step = step_of(name)
+    layout = layout_of(name)
     _, report = inspected(config_of(name))
-    assert report.flops - report.recompute_flops == pytest.approx(expected_flops(step), rel=0.02)
-    found, wanted = sent(report), asked(step.config, step.plan)
+    assert report.flops - report.recompute_flops == pytest.approx(expected_flops(layout), rel=0.02)
+    found, wanted = sent(report), asked(layout.config, layout.plan)
     assert found.keys() == wanted.keys()
-    for verb, size in wanted.items():
-        assert ALMOST * size <= found[verb] <= size, verb
-    peak = max(simulate(step.schedule, mode="lockstep").peak_in_flight)
-    if step.plan.remat != "full" and not step.schedule.splits_backward:
-        assert report.classes["saved_activations"] == pytest.approx(peak * chunk_bytes(step).stash, rel=0.05)
+    for collective, size in wanted.items():
+        assert ALMOST * size <= found[collective] <= size, collective
+    peak = max(simulate(layout.schedule, mode="lockstep").peak_in_flight)
+    if layout.plan.remat != "full" and not layout.schedule.splits_backward:
+        assert report.classes["saved_activations"] == pytest.approx(
+            peak * chunk_bytes(layout.config, layout.plan).stash, rel=0.05
+        )
 
 
-def shard_bytes(step: TrainStep, parts: tuple[str, ...]) -> int:
+def shard_bytes(layout: StepLayout, parts: tuple[str, ...]) -> int:
     """Bytes of the shards of a device's weights that a gather over fsdp joins, in bfloat16."""
     total = 0
     for part in parts:
-        roles = (step.placements.compute.layout[part], step.placements.optimizer.layout[part])
-        for spec, compute, sharded in zip(jax.tree.leaves(step.specs[part]), *map(jax.tree.leaves, roles), strict=True):
+        roles = (layout.placements.compute.layout[part], layout.placements.optimizer.layout[part])
+        for spec, compute, sharded in zip(
+            jax.tree.leaves(layout.specs[part]), *map(jax.tree.leaves, roles), strict=True
+        ):
             if added_dim(compute, sharded) is not None:
-                total += 2 * prod(local_shape(spec.shape, sharded, step.plan.axes))
+                total += 2 * prod(local_shape(spec.shape, sharded, layout.plan.axes))
     return total
 
 
@@ -103,15 +107,15 @@ def shard_bytes(step: TrainStep, parts: tuple[str, ...]) -> int:
 )
 def test_how_often_a_layer_is_gathered(name: str, times: float):
     """Ends are gathered once. One rank of two sends its shards to the other."""
-    step, (_, report) = step_of(name), inspected(config_of(name))
-    ends = shard_bytes(step, ("embedding", "final_norm", "head"))
-    assert sent(report)["gather_weight", "fsdp"] == times * shard_bytes(step, ("layers",)) + ends
+    layout, (_, report) = layout_of(name), inspected(config_of(name))
+    ends = shard_bytes(layout, ("embedding", "final_norm", "head"))
+    assert sent(report)["gather_weight", "fsdp"] == times * shard_bytes(layout, ("layers",)) + ends
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["zb-h1", "gpipe"], ids=["ZeRO-1", "ZeRO-2"])
 def test_weights_are_gathered_and_gradients_reduced_once_a_batch(name: str):
-    step, (_, report) = step_of(name), inspected(config_of(name))
-    everything = shard_bytes(step, ("embedding", "final_norm", "head", "layers"))
+    layout, (_, report) = layout_of(name), inspected(config_of(name))
+    everything = shard_bytes(layout, ("embedding", "final_norm", "head", "layers"))
     assert sent(report)["gather_weight", "fsdp"] == everything
     assert sent(report)["scatter_gradient", "fsdp"] == 2 * everything  # float32

@@ -15,12 +15,10 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import matmul_parameters
+from jaxpar.layout.memory.estimate import chunk_bytes, estimate_memory
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import layer_shape
-from jaxpar.mesh.build import abstract_mesh
-from jaxpar.training.activation_memory import chunk_bytes
-from jaxpar.training.memory_estimate import estimate_memory
-from jaxpar.training.step import TrainStep
 from tests.compiler.inspected import assert_planned, inspected
 
 LLAMA = ("configs/llama3_8b.yaml", ("parallel.replica=1",), "h100:1x8")
@@ -37,37 +35,37 @@ MODELS = {"llama3-8b": LLAMA, "gpt3-175b": GPT}
 CLASSES = ("weights", "gradients", "optimizer", "saved_activations")
 
 
-def step_of(model: str, remat: str) -> TrainStep:
-    """The training step, traced only."""
+def layout_of(model: str, remat: str) -> StepLayout:
+    """Of the training step."""
     file, settings, cluster = MODELS[model]
     config = load_config(file, [*settings, f"memory.remat={remat}", "attention.backend=xla"])
-    config, plan = plan_for(config, parse_cluster(cluster))
-    return TrainStep(config, plan, abstract_mesh(plan.axes))
+    return StepLayout(*plan_for(config, parse_cluster(cluster)))
 
 
 @cache
 def compiled(model: str, remat: str = "gemm_last") -> tuple[Analysis, Report]:
     """It compiled."""
-    return inspected(step_of(model, remat).config, MODELS[model][2])
+    return inspected(layout_of(model, remat).config, MODELS[model][2])
 
 
-def closed_form(preset: str, step: TrainStep) -> int:
+def closed_form(preset: str, layout: StepLayout) -> int:
     """Bytes of a layer and microbatch."""
-    plan: Plan = step.plan
-    return CLOSED_FORMS[preset](layer_shape(step.config, plan.axes, plan.microbatch_rows))
+    plan: Plan = layout.plan
+    return CLOSED_FORMS[preset](layer_shape(layout.config, plan.axes, plan.microbatch_rows))
 
 
 @pytest.mark.parametrize(("model", "saved"), [("llama3-8b", 0.43), ("gpt3-175b", 0.37)])
 def test_gemm_last_keeps_less_than_none_by(model: str, saved: float):
-    kept = {preset: chunk_bytes(step_of(model, preset)).stash for preset in ("none", "gemm_last")}
+    layouts = {preset: layout_of(model, preset) for preset in ("none", "gemm_last")}
+    kept = {preset: chunk_bytes(own.config, own.plan).stash for preset, own in layouts.items()}
     assert 1 - kept["gemm_last"] / kept["none"] >= saved
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_the_program_keeps_as_much_as_the_closed_form_says(model: str):
-    step, (_, report) = step_of(model, "gemm_last"), compiled(model)
-    kept = step.program.slots["stash"] * step.order.layers_per_chunk * closed_form("gemm_last", step)
+    layout, (_, report) = layout_of(model, "gemm_last"), compiled(model)
+    kept = layout.program.slots["stash"] * layout.order.layers_per_chunk * closed_form("gemm_last", layout)
     assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
 
 
@@ -75,9 +73,9 @@ def test_the_program_keeps_as_much_as_the_closed_form_says(model: str):
 @pytest.mark.parametrize("model", MODELS)
 def test_each_class_of_memory_is_what_shapes_say(model: str):
     """Temporaries are not among them: XLA fuses and orders them as it likes, and they are a tenth at most."""
-    step, (analysis, report) = step_of(model, "gemm_last"), compiled(model)
-    estimate = estimate_memory(step)
-    assert_planned(step.config, MODELS[model][2], analysis, report)
+    layout, (analysis, report) = layout_of(model, "gemm_last"), compiled(model)
+    estimate = estimate_memory(layout.config, layout.plan)
+    assert_planned(layout.config, MODELS[model][2], analysis, report)
     found = {name: getattr(estimate, name) / report.classes[name] for name in CLASSES}
     assert found == pytest.approx(dict.fromkeys(CLASSES, 1.0), abs=0.05)
     assert estimate.device == pytest.approx(report.allocated_bytes, rel=0.05)
@@ -87,7 +85,7 @@ def test_each_class_of_memory_is_what_shapes_say(model: str):
 @pytest.mark.long
 def test_the_program_under_gemm_last_keeps_43_percent_less_than_under_none_and_multiplies_no_more():
     none, gemm_last = (compiled("llama3-8b", remat)[1] for remat in ("none", "gemm_last"))
-    assert_planned(step_of("llama3-8b", "none").config, LLAMA[2], *compiled("llama3-8b", "none"))
+    assert_planned(layout_of("llama3-8b", "none").config, LLAMA[2], *compiled("llama3-8b", "none"))
     assert 1 - gemm_last.classes["saved_activations"] / none.classes["saved_activations"] >= 0.43
     assert none.compiler_recomputes == 0
     assert gemm_last.flops == none.flops
@@ -96,8 +94,8 @@ def test_the_program_under_gemm_last_keeps_43_percent_less_than_under_none_and_m
 @pytest.mark.long
 def test_the_program_of_gpt3_keeps_37_percent_less_than_none_would():
     """That would be 54 GiB of 86, which no GPU of 80 GB holds: XLA's program would not be that of `none`."""
-    step, (_, report) = step_of("gpt3-175b", "none"), compiled("gpt3-175b")
-    would_keep = step.program.slots["stash"] * step.order.layers_per_chunk * closed_form("none", step)
+    layout, (_, report) = layout_of("gpt3-175b", "none"), compiled("gpt3-175b")
+    would_keep = layout.program.slots["stash"] * layout.order.layers_per_chunk * closed_form("none", layout)
     assert 1 - report.classes["saved_activations"] / would_keep >= 0.37
 
 
@@ -117,8 +115,8 @@ def test_no_matmul_but_attentions_own_runs_twice(model: str):
 @pytest.mark.long
 def test_the_whole_step_multiplies_what_the_model_asks_for():
     """Under 2% more was promised; it is nothing."""
-    step, (_, report) = step_of("llama3-8b", "gemm_last"), compiled("llama3-8b")
-    rows, part, length = step.batch_shape
-    tokens = rows * part * length / step.plan.axes.devices
-    asked = 6 * matmul_parameters(step.config.model, padded_vocab(step.config.model)) * tokens
+    layout, (_, report) = layout_of("llama3-8b", "gemm_last"), compiled("llama3-8b")
+    rows, part, length = layout.batch_shape
+    tokens = rows * part * length / layout.plan.axes.devices
+    asked = 6 * matmul_parameters(layout.config.model, padded_vocab(layout.config.model)) * tokens
     assert report.flops_by_kind["matmul"] == pytest.approx(asked, rel=1e-4)

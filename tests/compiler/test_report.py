@@ -10,15 +10,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from jaxpar.compiler.report import Report
-from jaxpar.compiler.report.clock import transfer_seconds
+from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.difference import memory_rows, traffic_rows
 from jaxpar.compiler.report.layer_schedule import layer_schedules
 from jaxpar.compiler.report.memory_classes import CLASSES
 from jaxpar.compiler.report.memory_timeline import memory_timeline
 from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
-from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.observe.amounts import operations, seconds, size
 from tests.compiler.inspected import hsdp
@@ -62,7 +61,7 @@ def test_weights_are_gathered_twice_per_microbatch_within_a_node_in_bfloat16():
     passes = 2 * MICROBATCHES * LAYERS * WEIGHTS_OF_A_LAYER + 2 * MICROBATCHES * TABLE
     assert (row.axis, row.kind, row.dtype, row.crosses_nodes) == ("fsdp", "all-gather", "bf16", False)
     assert row.bytes == passes * 2 * (FSDP - 1) / FSDP
-    assert row.seconds == pytest.approx(row.bytes / 450e9)
+    assert row.seconds > row.bytes / (450e9 * HOPPER.node_share)
     assert 0 <= row.exposed_s <= row.seconds
 
 
@@ -71,16 +70,10 @@ def test_gradients_cross_nodes_once_over_replicas():
     rows = [row for row in report.collectives if row.verb == "reduce_sum" and row.axis == "replica"]
     assert sum(row.bytes for row in rows) == (LAYERS * WEIGHTS_OF_A_LAYER + 2 * TABLE) / FSDP * 4  # 2 x (2 - 1) / 2
     assert all(row.crosses_nodes for row in rows)
-    assert sum(row.seconds for row in rows) == pytest.approx(sum(row.bytes for row in rows) / 50e9)
+    assert sum(row.seconds for row in rows) > sum(row.bytes for row in rows) / (50e9 * HOPPER.network_share)
 
 
-def test_a_group_with_several_gpus_in_each_host_uses_all_their_network_cards():
-    analysis, _ = hsdp()
-    movement = next(m for m in analysis.movements if m.crosses_nodes and m.axes == ("replica", "fsdp"))
-    assert transfer_seconds(movement, parse_cluster("h100:2x4")) == movement.sent_bytes / (4 * 50e9)
-
-
-def test_exposed_time_is_a_share_of_the_roofline_time():
+def test_exposed_time_is_a_share_of_the_time_of_a_step():
     analysis, report = hsdp()
     assert report.exposed_seconds == pytest.approx(sum(row.exposed_s for row in report.collectives))
     assert report.exposed_fraction == pytest.approx(report.exposed_seconds / report.step_seconds)
@@ -135,6 +128,21 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_name_can_break_it():
     assert "</script><b>" not in page
     assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
     assert page.count("<svg") == 3
+
+
+def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_the_page():
+    analysis, before = hsdp()
+    program = analysis.compilation.program
+    opcode = next(name for name in ("negate", "exponential", "sqrt") if f" {name}(" in program)
+    renamed = replace(analysis.compilation, program=program.replace(f" {opcode}(", " frobnicate("))
+    lenient = Analysis(renamed, analysis.cluster, strict=False)
+    report = make_report(lenient, "small")
+    note = "that this release does not know"
+    assert [one for one in report.notes if note in one and one.endswith("as memory traffic: frobnicate")]
+    for shown in (told(report), report.to_json(), html_page(lenient, report)):
+        assert shown.count(note) == 1
+    assert (report.flops, report.collectives) == (before.flops, before.collectives)
+    assert not any(note in one for one in before.notes)
 
 
 def test_the_screen_answers_first_whether_it_fits():

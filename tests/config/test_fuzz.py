@@ -1,6 +1,6 @@
 """Seven thousand broken configurations: each loads and resolves, or is refused in one sentence. Never a traceback.
 
-Three thousand indexes of token folders are broken in `tests/data/test_token_index.py`.
+Three thousand indexes of token folders are broken in `tests/data/tokens/test_token_index.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax
 import pytest
 
 from jaxpar.config import UserError, config_to_yaml, load_config, virtual_devices_needed
-from jaxpar.config.sections import SECTIONS
-from jaxpar.config.typed import field_types, type_names
-from jaxpar.config.yaml_text import parse_document, parse_value
+from jaxpar.config.reading.sections import SECTIONS
+from jaxpar.config.reading.typed import field_types, type_names
+from jaxpar.config.reading.yaml_text import parse_document, parse_value
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
-from jaxpar.training.resolve import make_plan, resolve_config, with_vocab
+from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 
 TEXTS, DRAWN = 2500, 4500
 """Cases: texts with letters changed, and documents of drawn keys and values."""

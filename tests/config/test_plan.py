@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from jaxpar.config.axes import AXES, axis_sizes
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
+from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.schema import ParallelConfig
 from tests.sentences import refused
 
@@ -30,16 +32,20 @@ PLAN = Plan(
 )
 
 
+def read(written: object) -> Plan:
+    return record_from_plain(Plan, written, "plan")
+
+
 def plain() -> dict:
-    return json.loads(PLAN.to_json())
+    return json.loads(json.dumps(asdict(PLAN)))
 
 
 def test_a_plan_survives_json():
-    assert Plan.from_json(PLAN.to_json()) == PLAN
+    assert read(plain()) == PLAN
 
 
 def test_a_plan_can_be_a_key():
-    assert {PLAN: 1}[Plan.from_json(PLAN.to_json())] == 1
+    assert {PLAN: 1}[read(plain())] == 1
 
 
 def test_axis_sizes_read_like_a_mapping_in_mesh_order():
@@ -63,7 +69,7 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (("microbatches",), 10**400, f"plan.microbatches: expected a number of at most 64 bits, got {10**76}..."),
         (("microbatch_rows",), 10**18, f"plan.microbatch_rows: must be at most 2^24, got {10**18}"),
         (("stage_layers",), [10**9], "plan.stage_layers: must be at most 10000, got 1000000000"),
-        (("optimizer_resident",), -1, "plan.optimizer_resident: must be at least 0, got -1"),
+        (("host_layers",), -1, "plan.host_layers: must be at least 0, got -1"),
         (("zero",), True, "plan.zero: expected 0, 1, 2 or 3, got true"),
         (("axes",), 8, "plan.axes: expected a mapping, got 8"),
         (("axes", "fsdp"), 0, "plan.axes.fsdp: must be at least 1, got 0"),
@@ -87,7 +93,7 @@ def test_a_wrong_key_or_value_is_one_sentence(path, value, sentence):
         at = at[name]
     at[path[-1]] = value
     with pytest.raises(UserError) as caught:
-        Plan.from_json(json.dumps(changed))
+        read(changed)
     assert str(caught.value) == sentence
 
 
@@ -95,19 +101,4 @@ def test_a_missing_key_is_named():
     changed = plain()
     del changed["dtypes"]["storage"]
     with refused("plan.dtypes", "storage", "missing"):
-        Plan.from_json(json.dumps(changed))
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("{", ("plan:1:", "not valid JSON")),
-        ("[]", ("plan: ", "expected a mapping", "got []")),
-        ('{"zero": 1, "zero": 2}', ("plan: ", "zero", "twice")),
-        ('{"zero": 1' + 5000 * "0" + "}", ("plan: ", "not usable JSON", "thousands of digits")),
-        ("[" * 100_000, ("plan: ", "not usable JSON", "nests too deep")),
-    ],
-)
-def test_text_that_is_not_a_plan_is_one_sentence(text, parts):
-    with refused(*parts):
-        Plan.from_json(text)
+        read(changed)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from jaxpar.config import Config, UserError, load_config, resolve_axes
+from jaxpar.config import validate as validate_module
 from jaxpar.config.bounds import BOUNDS
-from jaxpar.config.overrides import with_overrides
-from jaxpar.config.sections import SECTIONS
-from jaxpar.config.typed import field_types
+from jaxpar.config.reading.overrides import with_overrides
+from jaxpar.config.reading.sections import SECTIONS
+from jaxpar.config.reading.typed import field_types
 from jaxpar.config.validate import profile_steps
 from jaxpar.layers.checks import validate
+from jaxpar.training.run.trainer import Trainer
 from tests.sentences import refused
+from tests.small_run import small
 
 
 def refusal(*overrides: str) -> str:
@@ -63,6 +68,19 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
             "memory.remat: expected none, full, selective, gemm_last, auto, a mapping or a list, got 'ful'; did you "
             "mean full?",
         ),
+        (
+            "model.kinds.local.window=128",
+            "model.kinds.local.window: no such key; a mapping is written as a whole, as in "
+            "model.kinds={local: {window: ...}}",
+        ),
+        (
+            "memory.remat.query=save",
+            "memory.remat.query: no such key; a mapping is written as a whole, as in memory.remat={query: ...}",
+        ),
+        ("model.layers.first=3", "model.layers.first: no such key; did you mean layers?"),
+        ("model.kinds={1: {}}", "model.kinds: expected names of its entries that are text, got 1"),
+        ("model.kinds={global: }", "model.kinds.global: expected a mapping, got null; did you mean {}?"),
+        ("model.pattern=[a, b]", "model.pattern: expected a mapping or null, got [a, b]; did you mean {unit: [a, b]}?"),
         ("run.name=a/b", "run.name: expected the name of one folder, got 'a/b'; put parent folders in run.dir"),
         ("run.name=..", "run.name: expected the name of one folder, got '..'; put parent folders in run.dir"),
         (
@@ -135,7 +153,7 @@ def test_every_number_has_a_largest_value():
         ),
         (
             ["data.source=tokens", "data.path=a", "data.sources={b: 1, c: 2}"],
-            "data.path: 'a' stands beside data.sources, which names 2 folders; expected one of the two keys, and null "
+            "data.path: 'a' is given with data.sources, which names 2 folders; expected one of the two keys, and null "
             "for the other",
         ),
         (["model.head_dim=31"], "model.head_dim: rotary embeddings need an even width, got 31"),
@@ -255,7 +273,7 @@ def test_every_number_has_a_largest_value():
         ),
         (
             ["distributed.secret_file=''"],
-            "distributed.secret_file: expected the path of a file with the job's secret, got nothing",
+            "distributed.secret_file: expected the path of a file with the job's secret, got an empty text",
         ),
         (
             ["distributed.coordinator=localhost"],
@@ -294,6 +312,26 @@ def test_a_free_axis_is_checked_once_its_size_is_known():
     validate(config)
     with refused("model.heads: 8", "not divisible by parallel.tensor"):
         validate(replace(config, parallel=resolve_axes(config.parallel, 16)))
+
+
+def test_each_rule_is_run_once_on_the_way_to_a_plan(monkeypatch: pytest.MonkeyPatch):
+    ran: Counter[str] = Counter()
+
+    def counted(rule: Callable[[Config], None]) -> Callable[[Config], None]:
+        def run(config: Config) -> None:
+            ran[rule.__name__] += 1
+            rule(config)
+
+        return run
+
+    rules = validate_module._RULES
+    monkeypatch.setattr(validate_module, "_RULES", tuple((facts, counted(rule)) for facts, rule in rules))
+    Trainer(small(parallel={"fsdp": 8}))
+    assert ran == dict.fromkeys((rule.__name__ for _, rule in rules), 1)
+    ran.clear()
+    Trainer(small(parallel={"fsdp": 2, "tensor": -1}, model={"vocab": None}))
+    learnt = {"tensor": 1, "vocab": 1}
+    assert ran == {rule.__name__: 1 + sum(learnt.get(fact, 0) for fact in facts) for facts, rule in rules}
 
 
 def test_the_known_axes_are_checked_beside_a_free_one():

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from jaxpar.data.prepare import Options, prepare
-from jaxpar.data.token_folder import TokenFolder
+from jaxpar.data.tokens.token_folder import TokenFolder
 
 END = "<|endoftext|>"
 WORDS = ("the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are", "as", "with")

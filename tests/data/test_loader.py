@@ -15,7 +15,7 @@ from jaxpar.data.packing import PackedRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.synthetic import SyntheticRows
 
-FIELDS = {"tokens", "labels", "mask", "segments", "positions", "slots", "examples"}
+FIELDS = {"tokens", "labels", "mask", "segments", "positions", "indices", "examples"}
 
 
 def packed_rows() -> PackedRows:

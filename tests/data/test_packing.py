@@ -27,20 +27,20 @@ def reference_row(stream: TokenStream, length: int, packed: bool, seed: int, exa
     for document in permutation(len(stream.starts), seed, epoch, 0):
         laid += [(int(stream.tokens[i]), document) for i in range(bounds[document], bounds[document + 1])]
     first = int(permutation(len(stream) // length, seed, epoch, 1)[place]) * length
-    row: dict[str, list[int]] = {name: [] for name in ("tokens", "labels", "mask", "segments", "positions", "slots")}
+    row: dict[str, list[int]] = {name: [] for name in ("tokens", "labels", "mask", "segments", "positions", "indices")}
     segment, position = 1, 0
-    for slot in range(length):
-        token, document = laid[first + slot]
-        if packed and slot > 0 and document != laid[first + slot - 1][1]:
+    for index in range(length):
+        token, document = laid[first + index]
+        if packed and index > 0 and document != laid[first + index - 1][1]:
             segment, position = segment + 1, 0
-        following = laid[first + slot + 1] if first + slot + 1 < len(laid) else None
+        following = laid[first + index + 1] if first + index + 1 < len(laid) else None
         scored = following is not None and (following[1] == document or not packed)
         row["tokens"].append(token)
         row["labels"].append(following[0] if following is not None and scored else 0)
         row["mask"].append(int(scored))
         row["segments"].append(segment)
         row["positions"].append(position)
-        row["slots"].append(slot)
+        row["indices"].append(index)
         position += 1
     return row
 
@@ -96,7 +96,7 @@ def test_rows_that_are_not_packed_are_one_segment():
     assert row["labels"].tolist() == [8, 9, 1, 2, 3]
     assert row["mask"].tolist() == [1] * 5
     assert row["segments"].tolist() == [1] * 5
-    assert row["positions"].tolist() == row["slots"].tolist() == [0, 1, 2, 3, 4]
+    assert row["positions"].tolist() == row["indices"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_seeds_and_epochs_differ_in_the_order_of_documents_and_of_rows():

@@ -57,7 +57,7 @@ def execute(name: str, home: Path) -> Any:
     folder = {"metadata": {"path": str(FOLDER)}}
     client = NotebookClient(
         notebook,
-        timeout=PATIENCE_S,
+        timeout=int(PATIENCE_S),
         kernel_name="python3",
         resources=folder,
         extra_arguments=["--log-level=ERROR"],  # it would warn that it is heard on a port of this machine

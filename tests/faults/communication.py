@@ -43,9 +43,9 @@ COMMUNICATION = (
     Fault(
         name="doubled_loss",
         says="The reported loss is summed over the ranks that split the vocabulary too, which all hold the same one.",
-        file="jaxpar/training/step.py",
+        file="jaxpar/training/step/forward_backward.py",
         old="return reduce_sum(nll, [axis for axis in AXES if axis not in alike])",
-        new='return reduce_sum(jax.lax.pcast(nll, alike, to="varying"), AXES)',
+        new='import jax; return reduce_sum(jax.lax.pcast(nll, alike, to="varying"), AXES)',
         caught_by=(parity(tensor=2, fsdp=4), pipeline_parity(pipe_ends="shared")),
     ),
     Fault(

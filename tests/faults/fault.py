@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import json
@@ -12,11 +13,11 @@ from typing import Any, Literal
 
 from tests.attention import test_context
 from tests.covering import Row
-from tests.training import test_parity, test_pipeline_parity
+from tests.training.parity import test_parity, test_pipeline_parity
 
 ROOT = Path(__file__).parents[2]
 RED = Path(__file__).with_name("red.json")
-WHEN = re.compile(rb"^@pytest\.mark\.(matrix|long|release)\b.*\n", re.MULTILINE)
+WHEN = re.compile(r"^@pytest\.mark\.(matrix|long|release)\b.*\n", re.MULTILINE)
 """Marks that say when a test runs, and nothing of what it proves."""
 
 
@@ -38,15 +39,37 @@ class Fault:
 
     @property
     def digest(self) -> str:
-        """Of the fault, of the file that it is put in, and of the tests that must notice it, whenever these run."""
+        """Of the fault, of the code that it is put in, and of the tests that must notice it, whenever these run.
+
+        Of the code itself, wherever it stands: not of comments, docstrings and imports.
+        """
         tests = sorted({name.split("::")[0] for name in self.caught_by})
-        content = [WHEN.sub(b"", (ROOT / name).read_bytes()) for name in (self.file, *tests)]
-        return hashlib.sha256(repr((self, content)).encode()).hexdigest()[:16]
+        names = sorted(name.split("::")[1] for name in self.caught_by)
+        code = [code_of((ROOT / name).read_text()) for name in (self.file, *tests)]
+        said = (self.name, self.old, self.new, self.found, names, code)
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
     @property
     def known_red(self) -> bool:
         """Whether it turned its tests red as all of that is now."""
         return red_digests().get(self.name) == self.digest
+
+
+def code_of(text: str) -> str:
+    """What a Python file does, without comments, docstrings, imports and the marks that say when a test runs."""
+    tree = ast.parse(WHEN.sub("", text))
+    for node in ast.walk(tree):
+        for part in ("body", "orelse", "finalbody"):
+            lines = getattr(node, part, None)
+            if isinstance(lines, list):
+                setattr(node, part, [line for line in lines if not _says_nothing(line)])
+    return ast.dump(tree)
+
+
+def _says_nothing(line: ast.stmt) -> bool:
+    if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
+        return isinstance(line.value.value, str)
+    return isinstance(line, ast.Import | ast.ImportFrom)
 
 
 def red_digests() -> dict[str, str]:
@@ -65,13 +88,13 @@ def record_red(fault: Fault) -> None:
 def parity(**wanted: Any) -> str:
     """The id of a row of the parity matrix with these values of its factors (a tuple: any of them)."""
     name = test_parity._name(_row(test_parity.ROWS, wanted))
-    return f"tests/training/test_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
+    return f"tests/training/parity/test_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
 
 
 def pipeline_parity(**wanted: Any) -> str:
     """The same of the pipelines' matrix."""
     name = test_pipeline_parity._name(_row(test_pipeline_parity.ROWS, wanted))
-    return f"tests/training/test_pipeline_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
+    return f"tests/training/parity/test_pipeline_parity.py::test_loss_and_gradients_equal_one_device[{name}]"
 
 
 def context(**wanted: Any) -> str:

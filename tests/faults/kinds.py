@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 GOLDEN = "tests/model/test_goldens.py::test_logits_equal_those_of_transformers[gemma3-one_device]"
-REPORTS = "tests/training/test_kinds.py::test_what_layers_report_is_counted_once"
+REPORTS = "tests/training/parity/test_kinds.py::test_what_layers_report_is_counted_once"
 
 KINDS = (
     Fault(
@@ -27,7 +27,7 @@ KINDS = (
     Fault(
         name="local_layers_see_everything",
         says="The attention of every kind has the window of the whole model.",
-        file="jaxpar/training/attend.py",
+        file="jaxpar/training/step/attend.py",
         old="mask_of(config, model),",
         new="mask_of(config, config.model),",
         caught_by=(GOLDEN,),
@@ -43,7 +43,7 @@ KINDS = (
     Fault(
         name="padding_reports",
         says="A rank that has nothing to do in a tick counts what the layers of its idle forward report.",
-        file="jaxpar/pipeline/executor.py",
+        file="jaxpar/pipeline/execution/executor.py",
         old="total + jnp.where(counts, new[name], 0)",
         new="total + new[name]",
         caught_by=(f"{REPORTS}[pipe-zb-h1]",),

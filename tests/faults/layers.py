@@ -19,7 +19,7 @@ LAYERS = (
         name="residuals_of_another_layer",
         says="The backward of every layer reads the activations that the first layer saved.",
         file="jaxpar/model/layer_loop.py",
-        old="x, residuals = in_order(at(stash, slot, row - first, instead=brought))",
+        old="x, residuals = in_order(at(stash, slot, row - first, instead=fetched))",
         new="x, residuals = at(stash.inputs, slot, row - first), in_order(at(stash.residuals, slot, 0))",
         caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
     ),
@@ -74,7 +74,7 @@ LAYERS = (
     Fault(
         name="tokens_not_in_the_ranks_order",
         says="Rows are permuted for the context ranks, but the labels stay where they were.",
-        file="jaxpar/training/batches.py",
+        file="jaxpar/training/step/batches.py",
         old="return mine if per_row else mine[..., self.order[index[2]]]",
         new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
         caught_by=(parity(context=2, context_strategy="ring", context_order="striped"),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault, parity
 
-REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 TILED_LOSS = "tests/model/test_tiled_loss.py::test_loss_and_gradients_equal_the_whole_in_float64"
 TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_whole_in_float64"
 
@@ -21,9 +21,9 @@ LOSS = (
     Fault(
         name="mean_of_the_ranks_means",
         says="Gradients are divided by a rank's own count of unmasked tokens, not by the global one.",
-        file="jaxpar/training/step.py",
+        file="jaxpar/training/step/forward_backward.py",
         old="seed = scale / jnp.maximum(count, 1.0)",
-        new='seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
+        new='import jax; seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
         caught_by=(f"{REFERENCE}[window_biases]",),
     ),
     Fault(
@@ -87,11 +87,11 @@ LOSS = (
     Fault(
         name="microbatch_counted_twice",
         says="The first of several microbatches runs in the place of the second.",
-        file="jaxpar/pipeline/program.py",
+        file="jaxpar/pipeline/execution/program.py",
         old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
         new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',
         caught_by=(
-            "tests/pipeline/test_executor.py::"
+            "tests/pipeline/execution/test_executor.py::"
             "test_a_batch_in_four_microbatches_has_the_loss_and_gradients_of_the_whole",
         ),
     ),

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-PARETO, CHUNKS = "tests/memory/test_pareto.py", "tests/memory/test_chunks.py"
+PARETO = "tests/memory/test_pareto.py"
+ESTIMATE = "tests/layout/memory/test_estimate.py"
 MOMENTS = "tests/optim/test_moments.py"
-FILED = "tests/training/test_filed_rows.py::test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout"
+DISK_ROWS = (
+    "tests/training/residency/test_disk_rows.py::test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout"
+)
 
 MEMORY = (
     Fault(
         name="host_bytes_for_nothing",
-        says="A choice is dropped from the front for one that takes more of the host's memory.",
+        says="A choice is dropped from the frontier for one that takes more of the host's memory.",
         file="jaxpar/memory/pareto.py",
         old="if not (kept[own : len(found), 1:] <= block[i, 1:]).all(axis=1).any():",
         new="if not (kept[own : len(found), 1:2] <= block[i, 1:2]).all(axis=1).any():",
         caught_by=(f"{PARETO}::test_the_front_of_a_layer_is_what_trying_everything_leaves",),
-    ),
-    Fault(
-        name="nearest_use_evicted",
-        says="The chunk planner evicts the group that is used next of all.",
-        file="jaxpar/memory/chunks.py",
-        old="free.sort(key=lambda group: -self._distance(group, place))",
-        new="free.sort(key=lambda group: self._distance(group, place))",
-        caught_by=(f"{CHUNKS}::test_as_few_groups_are_loaded_as_any_plan_can",),
     ),
     Fault(
         name="half_a_log_sum_exp",
@@ -32,6 +27,14 @@ MEMORY = (
         old="width = lambda one: FLOAT32_BYTES if one.float32 else self.item_bytes",
         new="width = lambda one: self.item_bytes",
         caught_by=("tests/memory/test_closed_forms.py::test_a_form_is_the_sum_of_what_its_preset_saves[none-grouped]",),
+    ),
+    Fault(
+        name="a_weight_counted_twice",
+        says="A weight's bytes are counted twice in the estimate of memory.",
+        file="jaxpar/layout/memory/weights.py",
+        old="weights = tuple(weights)",
+        new="weights = (*(own := tuple(weights)), own[0])",
+        caught_by=(f"{ESTIMATE}::test_each_weight_and_its_state_count_once[ZeRO-3, two microbatches]",),
     ),
     Fault(
         name="small_second_moments_vanish",
@@ -52,9 +55,9 @@ MEMORY = (
     Fault(
         name="layers_restored_from_the_next",
         says="Layers that rest in files are restored each with what was saved of the next one.",
-        file="jaxpar/training/filed_rows.py",
+        file="jaxpar/training/residency/disk_rows.py",
         old="read((slice(number, number + count), *region[1:]))",
         new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",
-        caught_by=(f"{FILED}[100-two chunks a rank, uneven]",),
+        caught_by=(f"{DISK_ROWS}[100-two chunks a rank, uneven]",),
     ),
 )

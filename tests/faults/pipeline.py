@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault, pipeline_parity
 
-EXECUTOR = "tests/pipeline/test_executor.py::test_gradients_and_reports_are_summed_over_the_microbatches"
+EXECUTOR = "tests/pipeline/execution/test_executor.py::test_gradients_and_reports_are_summed_over_the_microbatches"
 
 PIPELINE = (
     Fault(
         name="slot_reused_too_early",
         says="A slot of the stash is given away in the tick in which it is read last; that tick's forward comes first.",
-        file="jaxpar/pipeline/slots.py",
+        file="jaxpar/pipeline/execution/slots.py",
         old="while busy and busy[0][0] < lifetimes[name].first:",
         new="while busy and busy[0][0] <= lifetimes[name].first:",
         caught_by=(f"{EXECUTOR}[interleaved, uneven]",),
@@ -18,7 +18,7 @@ PIPELINE = (
     Fault(
         name="transfer_a_tick_late",
         says="What a rank sends is put away a tick after it came, when something else comes.",
-        file="jaxpar/pipeline/executor.py",
+        file="jaxpar/pipeline/execution/executor.py",
         old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
         new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
         "tables = {name: late(name, table)[ticks] for name, table in self.program.rows.items()}",
@@ -27,7 +27,7 @@ PIPELINE = (
     Fault(
         name="weight_gradient_dropped",
         says="The matrices' gradients of the first microbatch are computed and not added.",
-        file="jaxpar/pipeline/program.py",
+        file="jaxpar/pipeline/execution/program.py",
         old='row = {"counts": 1, "chunk": chunk, "kept": slot("kept")}',
         new='row = {"counts": int(action.microbatch > 0), "chunk": chunk, "kept": slot("kept")}',
         caught_by=(f"{EXECUTOR}[zb-h1, recomputing]",),
@@ -35,7 +35,7 @@ PIPELINE = (
     Fault(
         name="every_rank_feeds_the_embedding",
         says="The gradient of a chunk's input goes to the embedding on every pipeline rank, not on the first alone.",
-        file="jaxpar/pipeline/executor.py",
+        file="jaxpar/pipeline/execution/executor.py",
         old='into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)',
         new="into_embedding = jnp.where(counts, dx, 0)",
         caught_by=(f"{EXECUTOR}[gpipe]",),
@@ -43,7 +43,7 @@ PIPELINE = (
     Fault(
         name="every_rank_counts_its_loss",
         says="Each pipeline rank counts the loss of what it has in hand, not the last one alone.",
-        file="jaxpar/pipeline/executor.py",
+        file="jaxpar/pipeline/execution/executor.py",
         old="mine = True if self._shares_ends else counts",
         new="mine = True",
         caught_by=(pipeline_parity(pipe_ends="last", pipe_ticks="uniform"),),
@@ -51,7 +51,7 @@ PIPELINE = (
     Fault(
         name="labels_of_another_microbatch",
         says="Where all ranks share the head, the last rank's output meets the labels of what the first rank has.",
-        file="jaxpar/pipeline/executor.py",
+        file="jaxpar/pipeline/execution/executor.py",
         old='"last": self.program.last_rank}',
         new='"last": self.program.schedule.rank_of[0]}',
         caught_by=(pipeline_parity(pipe_ends="shared", schedule=("gpipe", "zb-h1"), model="gpt2"),),
@@ -67,7 +67,7 @@ PIPELINE = (
     Fault(
         name="repeated_forward_overwrites",
         says="A rank that has nothing to do, and no slot free, repeats a forward on another input than it had.",
-        file="jaxpar/pipeline/executor.py",
+        file="jaxpar/pipeline/execution/executor.py",
         old='x = jnp.where(row["f_source"] == STASHED, stashed, x)',
         new="pass",
         caught_by=(f"{EXECUTOR}[gpipe]",),

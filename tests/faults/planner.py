@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-KINDS = "tests/planner/test_kinds.py"
+KINDS = "tests/planner/search/test_kinds.py"
 
 PLANNER = (
     Fault(
         name="a_padded_layer_counted",
         says="The planner counts the time of a slot that only pads a chunk where a branch leaves it out.",
-        file="jaxpar/planner/time_step.py",
+        file="jaxpar/planner/step_time/step.py",
         old="run = slots if why not in (None, GATHERED) else own",
         new="run = slots",
         caught_by=(f"{KINDS}::test_a_slot_that_pads_a_chunk_takes_time_where_it_runs_alone[left out]",),
@@ -18,7 +18,7 @@ PLANNER = (
     Fault(
         name="a_padded_row_without_memory",
         says="The planner leaves rows that only pad the stacks out of a chunk's weights and activations.",
-        file="jaxpar/planner/chunks.py",
+        file="jaxpar/planner/step_time/chunks.py",
         old="return common_sequence(chunk_kinds(model, lengths))",
         new="return max(chunk_kinds(model, lengths), key=len)",
         caught_by=(f"{KINDS}::test_rows_that_pad_are_updated_like_any_other",),
@@ -26,9 +26,17 @@ PLANNER = (
     Fault(
         name="a_local_layer_priced_with_the_global_window",
         says="The planner times the layers of every kind as those of the model without its kinds.",
-        file="jaxpar/planner/layer_times.py",
+        file="jaxpar/planner/step_time/layer_times.py",
         old="for kind, own in kind_models(model).items()",
         new="for kind, own in dict.fromkeys(kind_models(model), model).items()",
         caught_by=(f"{KINDS}::test_a_layer_attends_to_the_window_of_its_kind",),
+    ),
+    Fault(
+        name="copies_of_both_directions_in_turn",
+        says="The clock of compiled programs lets copies from the host wait for those that go there.",
+        file="jaxpar/compiler/program/attribution.py",
+        old='return self.kind if self.transfer.channel == "host" else "wire"',
+        new='return "to_host" if self.transfer.channel == "host" else "wire"',
+        caught_by=("tests/compiler/program/test_schedule.py::test_copies_to_and_from_the_host_go_at_the_same_time",),
     ),
 )

@@ -8,10 +8,12 @@ PREPARED = (
     Fault(
         name="tokens_not_checked",
         says="A block of tokens is not compared with its sum before it is used.",
-        file="jaxpar/data/sharded_tokens.py",
+        file="jaxpar/data/tokens/sharded_tokens.py",
         old="if block_sum(content) != self._sums[block].tobytes():",
         new="if len(block_sum(content)) != len(self._sums[block].tobytes()):",
-        caught_by=("tests/data/test_sharded_tokens.py::test_a_damaged_block_is_not_given_out_and_the_others_are",),
+        caught_by=(
+            "tests/data/tokens/test_sharded_tokens.py::test_a_damaged_block_is_not_given_out_and_the_others_are",
+        ),
     ),
     Fault(
         name="sources_begin_anew",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault, parity
 
-REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 MASKS = "tests/pallas_kernels/test_masks.py"
 
 TOKENS = (
@@ -12,8 +12,8 @@ TOKENS = (
         name="window_off_by_one",
         says="A window of n tokens sees n + 1.",
         file="pallas_kernels/masks.py",
-        old="kept &= q_slot - kv_slot < mask.window",
-        new="kept &= q_slot - kv_slot <= mask.window",
+        old="kept &= q_index - kv_index < mask.window",
+        new="kept &= q_index - kv_index <= mask.window",
         caught_by=(f"{MASKS}::test_a_window_of_one_sees_the_token_itself_alone",),
     ),
     Fault(
@@ -30,7 +30,7 @@ TOKENS = (
     Fault(
         name="segments_ignored_by_the_step",
         says="The step asks for attention without segments although the data is packed.",
-        file="jaxpar/training/attend.py",
+        file="jaxpar/training/step/attend.py",
         old="segmented=config.data.packed",
         new="segmented=False",
         caught_by=(f"{REFERENCE}[window_biases]",),

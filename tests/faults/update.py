@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-REFERENCE = "tests/training/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
-OFFLOADED = "tests/training/test_optimizer_offload.py::test_the_state_is_the_same_bits_as_on_the_device"
+REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
+OFFLOADED = "tests/training/residency/test_optimizer_offload.py::test_the_state_is_the_same_bits_as_on_the_device"
 
 UPDATE = (
     Fault(
@@ -30,15 +30,17 @@ UPDATE = (
     Fault(
         name="loss_scale_left_in",
         says="Under float16 gradients are not divided by the loss scale.",
-        file="jaxpar/training/step.py",
-        old="jax.tree.map(lambda g: g / scale, to_optimizer(gradients, self.placements))",
-        new="to_optimizer(gradients, self.placements)",
-        caught_by=("tests/training/test_float16.py::test_scaled_loss_and_gradients_equal_float64_to_half_precision",),
+        file="jaxpar/training/residency/on_device.py",
+        old="jax.tree.map(lambda g: g / scale, to_optimizer(accumulated, self.layout.placements))",
+        new="to_optimizer(accumulated, self.layout.placements)",
+        caught_by=(
+            "tests/training/parity/test_float16.py::test_scaled_loss_and_gradients_equal_float64_to_half_precision",
+        ),
     ),
     Fault(
         name="step_without_numbers_applied",
         says="A step whose gradients are not finite is applied.",
-        file="jaxpar/training/weight_update.py",
+        file="jaxpar/training/residency/weight_update.py",
         old="jnp.where(facts.finite, a, b)",
         new="a",
         caught_by=("tests/precision/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
@@ -54,7 +56,7 @@ UPDATE = (
     Fault(
         name="moments_of_another_piece",
         says="Of a weight in files, every piece is updated with the moments of the first.",
-        file="jaxpar/training/filed_update.py",
+        file="jaxpar/training/residency/on_disk.py",
         old="    return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)",
         new="    read = lambda first: jax.tree.map(lambda leaf: leaf.read(first, piece.rows), weight)\n"
         "    return read(piece.first)._replace(optimizer=read(0).optimizer)",
@@ -72,8 +74,8 @@ UPDATE = (
         name="weight_decay_on_norms",
         says="Norms and biases are pulled towards zero like matrices.",
         file="jaxpar/optim/optimizer.py",
-        old="decays = [config.weight_decay if spec.decay else 0.0 for spec in described]",
-        new="decays = [config.weight_decay for spec in described]",
+        old="decay = config.weight_decay if spec.decay else 0.0",
+        new="decay = config.weight_decay",
         caught_by=("tests/optim/test_optimizer.py::test_decay_moves_only_the_weights_that_ask_for_it",),
     ),
     Fault(
@@ -87,64 +89,68 @@ UPDATE = (
     Fault(
         name="own_sleep_blamed_on_others",
         says="A process that was stopped for a while takes the others for silent when it goes on.",
-        file="jaxpar/mesh/watch.py",
+        file="jaxpar/distributed/watch.py",
         old="self._forgive(now - woke)",
         new="woke = now",
         caught_by=(
-            "tests/mesh/test_watch.py::"
+            "tests/distributed/test_watch.py::"
             "test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_others",
         ),
     ),
     Fault(
         name="those_who_wait_are_blamed",
         says="Of processes that do not get on, those whose time is up are named, and not the one they wait for.",
-        file="jaxpar/mesh/verdicts.py",
+        file="jaxpar/distributed/verdicts.py",
         old="return [sign for sign in signs if sign.mark.count == first]",
         new="return [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
-        caught_by=("tests/mesh/test_verdicts.py::test_the_one_behind_is_named_also_when_it_has_more_time_itself",),
+        caught_by=(
+            "tests/distributed/test_verdicts.py::test_the_one_behind_is_named_also_when_it_has_more_time_itself",
+        ),
     ),
     Fault(
         name="savers_are_hurried",
         says="A process that still saves has no longer than a step while the others wait for it in the next one.",
-        file="jaxpar/mesh/verdicts.py",
+        file="jaxpar/distributed/verdicts.py",
         old="return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s",
         new="return mark.limit_s",
-        caught_by=("tests/mesh/test_verdicts.py::test_those_in_a_step_wait_longer_for_one_that_saves",),
+        caught_by=("tests/distributed/test_verdicts.py::test_those_in_a_step_wait_longer_for_one_that_saves",),
     ),
     Fault(
         name="coordinators_end_passed_on",
         says="JAX's client hears at once that process 0 is gone, and aborts before anybody can say who died.",
-        file="jaxpar/mesh/relay.py",
-        old="while _read(client):  # The service is gone, and the client need not know.",
+        file="jaxpar/distributed/rendezvous/relay.py",
+        old="while _read(client):  # The service is gone, and the client must not notice.",
         new="while False:",
-        caught_by=("tests/mesh/test_relay.py::test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not",),
+        caught_by=(
+            "tests/distributed/rendezvous/test_relay.py::test_bytes_pass_in_both_directions_and_the_end_of_the_service_does_not",
+        ),
     ),
     Fault(
         name="launcher_over_what_is_written",
         says="JAX's variables win over what the user wrote.",
-        file="jaxpar/mesh/job.py",
+        file="jaxpar/distributed/job.py",
         old="_variable(environment, key) if value is None else value",
         new="_variable(environment, key) or value",
-        caught_by=("tests/mesh/test_job.py::test_what_is_written_makes_a_job",),
+        caught_by=("tests/distributed/test_job.py::test_what_is_written_makes_a_job",),
     ),
     Fault(
         name="left_out_batches_come_back",
         says="A run that is continued after a rollback uses the batches again that the rollback left out.",
-        file="jaxpar/training/loop.py",
+        file="jaxpar/training/run/loop.py",
         old='self.trainer.left_out = tuple(facts["left_out"])',
         new="self.trainer.left_out = ()",
         caught_by=(
-            "tests/training/test_lookout.py::"
+            "tests/training/monitor/test_anomaly_monitor.py::"
             "test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses",
         ),
     ),
     Fault(
         name="average_not_evaluated",
         says="The weights are evaluated where the moving average of them is asked for.",
-        file="jaxpar/training/trainer.py",
+        file="jaxpar/training/run/run.py",
         old="self.state.optimizer.average if average else self.state.master",
         new="self.state.master",
-        caught_by=("tests/training/test_average.py::test_evaluation_uses_the_average_where_it_is_asked_to",),
+        caught_by=("tests/training/run/test_average.py::test_evaluation_uses_the_average_where_it_is_asked_to",),
     ),
     Fault(
         name="damage_not_noticed",

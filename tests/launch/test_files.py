@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from jaxpar.config import load_config
-from jaxpar.mesh.launchers import KUBERNETES_PORT, find_launch
+from jaxpar.distributed.launchers import KUBERNETES_PORT, find_launch
 from tests.launch.loading import ROOT
 
 LAUNCH = ROOT / "launch"

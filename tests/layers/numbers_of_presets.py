@@ -14,24 +14,24 @@ from typing import Any
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig, PrecisionConfig
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.layer import head_time, layer_case, layer_time
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
+from jaxpar.cost.recomputation import layer_costs, operation_flops
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.costs import layer_costs, operations, speeds_on
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.memory.pipeline_offload import rank_parameters, working_bytes
 from jaxpar.memory.remat import PRESETS as REMATS
 from jaxpar.memory.remat import remat_map
 from jaxpar.model.flops import flops_per_step
-from jaxpar.planner.hardware_model import hardware_of
-from jaxpar.planner.kept import kept_bytes
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.mechanisms import GENERATIONS
-from jaxpar.planner.time_layer import head_time, layer_case, layer_time
-from jaxpar.planner.time_messages import network_of
-from jaxpar.planner.time_model import step_time
-from jaxpar.planner.time_operations import device_of
-from jaxpar.planner.time_update import orthogonal_seconds
+from jaxpar.planner.step_time.kept import kept_bytes
+from jaxpar.planner.step_time.model import step_time
+from jaxpar.planner.step_time.update import orthogonal_seconds
 
 MODEL_NAMES = (
     "gpt2-124m", "llama3-1b", "llama3-8b", "llama3-70b", "qwen3-0.6b", "qwen3-8b", "mistral-7b", "gpt3-175b",
@@ -99,10 +99,10 @@ def _memory(name: str, axes: AxisSizes, rows: int, sequence: int, dtype: Any) ->
         model=MODELS[name], data=DataConfig(sequence_length=sequence), precision=PrecisionConfig(compute=dtype)
     )
     shape = layer_shape(config, axes, rows)
-    costs = layer_costs(shape, speeds_on(parse_cluster("h100:4x8"), axes, dtype))
+    costs = layer_costs(shape, parse_cluster("h100:4x8"))
     return {
         "bytes": activation_bytes(shape),
-        "operations": [[o.name, list(o.outputs), o.flops, o.moved, o.sent, o.sent_context] for o in operations(shape)],
+        "operations": operation_flops(shape),
         "costs": [
             [[list(r.outputs), r.seconds] for r in costs.recomputations],
             [costs.forward_seconds, costs.backward_seconds, costs.forward_flops],

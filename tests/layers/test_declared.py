@@ -16,8 +16,14 @@ from jaxpar.config import UserError, load_config
 from jaxpar.config.counting import head_dim
 from jaxpar.config.kinds import ALIKE, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
+from jaxpar.config.plan import LayerRun
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig, Pattern
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.layer import layer_case, layer_time
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.activations import name_activation
 from jaxpar.layers.context import TokenContext
@@ -28,17 +34,12 @@ from jaxpar.layers.linear import recording
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.layers.weights import specs_of, with_weights
-from jaxpar.memory.remat import cheap, of_core
+from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, windows
-from jaxpar.planner.hardware_model import hardware_of
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.mechanisms import GENERATIONS
-from jaxpar.planner.time_layer import layer_case, layer_time
-from jaxpar.planner.time_messages import network_of
-from jaxpar.planner.time_operations import device_of
-from jaxpar.planner.time_step import Layers, Steps
-from jaxpar.planner.time_update import ADAMW
+from jaxpar.planner.step_time.step import Layers, Steps
+from jaxpar.planner.step_time.update import ADAMW
 from pallas_kernels.attention.derivative import SAVED_NAMES
 from tests.traced import mesh_of, operations
 
@@ -59,9 +60,9 @@ def traced(model: ModelConfig) -> tuple[set[str], dict[str, Any]]:
     groups: dict[str, Any] = {}
 
     def program(weights: Any, x: jax.Array) -> jax.Array:
-        slots = jnp.broadcast_to(jnp.arange(SEQUENCE), (ROWS, SEQUENCE))
-        cos, sin = rotary_tables(slots, frequencies(model, head_dim(model)))
-        tokens = vary(TokenContext(slots, slots, slots, slots, slots[:, 0], cos, sin))
+        indices = jnp.broadcast_to(jnp.arange(SEQUENCE), (ROWS, SEQUENCE))
+        cos, sin = rotary_tables(indices, frequencies(model, head_dim(model)))
+        tokens = vary(TokenContext(indices, indices, indices, indices, indices[:, 0], cos, sin))
         layer: Any = with_weights(prototype, vary(weights))
         return layer(
             vary(x), jnp.int32(0), tokens, lambda q, k, v, tokens: q * (k.sum() + v.sum()), True, recording(groups)
@@ -139,18 +140,37 @@ def test_the_time_of_an_average_layer_is_that_of_its_kinds():
     for what in ("forward", "backward"):
         seconds = {name: getattr(one, what).seconds for name, one in layers.items()}
         assert seconds["all"] == pytest.approx((2 * seconds["plain"] + seconds["wide"]) / 3)
-    slots = ("plain", "wide", "plain")
-    kept = layers["all"].kept("gemm_last", slots)
-    again = layers["all"].again("full", slots)
+    indices = ("plain", "wide", "plain")
+    kept = layers["all"].kept("gemm_last", indices)
+    again = layers["all"].again("full", indices)
     for kind in KINDS:
         alone = layers[kind]
         assert kept[kind] == alone.kept("gemm_last", ())[ALIKE]
         assert again[kind] == alone.again("full", ())[ALIKE]
 
 
-def test_a_name_that_no_part_of_the_model_has_is_refused():
-    asked = ["model.activation=gelu", "memory.remat={mlp_gate: save}"]
-    with pytest.raises(UserError, match=r"memory\.remat: 'mlp_gate' is no activation; .* mlp_up, mlp_hidden"):
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("model.activation=gelu", "mlp_gate"), ("model.norm_placement=sandwich", "attention_residual")],
+)
+def test_a_remat_map_may_name_what_only_other_models_layers_have(model: str, name: str):
+    def runs(written: str) -> tuple[LayerRun, ...]:
+        config = load_config(QUICKSTART, [model, f"memory.remat={written}"])
+        return layer_runs(config.memory.remat, activation_names(config.model), config.model.layers)
+
+    (run,) = runs(f"{{query: recompute, {name}: save}}")
+    assert (run,) == runs("{query: recompute}")
+    assert name not in run.activations
+    with pytest.raises(UserError, match=rf"memory\.remat\.{name}: expected save, recompute or offload, got 'keep'"):
+        runs(f"{{{name}: keep}}")
+
+
+def test_a_name_that_no_part_has_is_refused():
+    asked = ["model.activation=gelu", "memory.remat={mlp_gates: save}"]
+    with pytest.raises(UserError, match=r"memory\.remat: 'mlp_gates' is no activation; did you mean mlp_gate"):
+        plan_for(load_config(QUICKSTART, asked), parse_cluster("h100:1x8"))
+    asked[1] = "memory.remat={nothing_like_it: save}"
+    with pytest.raises(UserError, match=r"'nothing_like_it' is no activation; .* mlp_up, mlp_hidden"):
         plan_for(load_config(QUICKSTART, asked), parse_cluster("h100:1x8"))
 
 

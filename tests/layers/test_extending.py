@@ -16,22 +16,20 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, ModelConfig, UserError, load_config
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import AxisSizes
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.costs import layer_costs, speeds_on
 from jaxpar.memory.layer_shape import activation_bytes, layer_shape
 from jaxpar.memory.remat import remat_map
-from jaxpar.mesh.build import abstract_mesh
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.mechanisms import GENERATIONS
-from jaxpar.planner.time_model import step_time
-from jaxpar.training.activation_memory import chunk_bytes
-from jaxpar.training.step import TrainStep
+from jaxpar.planner.step_time.model import step_time
 from tests.reference import decoder64
 from tests.small_run import SmallRun, small
+from tests.traced_bytes import traced_bytes
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
@@ -67,8 +65,8 @@ def plain_feed_forward(x: Any, weights: Any, options: Any) -> Any:
 def test_its_loss_is_that_of_a_plain_computation(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decoder64, "feed_forward", plain_feed_forward)
     run = SmallRun(small(model={"layers": 1, "activation": name, "mlp_bias": True}, parallel={"tensor": 2}))
-    master = run.step.initial_state().master
-    total, tokens = run.step.evaluate(run.step.readable_weights(master), run.batch(0))
+    master = run.step.residency.initial_state().master
+    total, tokens = run.step.evaluate(run.step.residency.readable(master), run.batch(0))
     wanted = decoder64.loss(run.by_layer(master), asdict(run.config.model), run.rows(0))
     assert float(total / tokens) == pytest.approx(wanted, rel=1e-6)
 
@@ -92,7 +90,7 @@ def test_counts_bytes_and_costs_follow(name: str):
     assert activation_bytes(shape)["mlp_squared"] == activation_bytes(other)["mlp_activated"]
     for preset, form in CLOSED_FORMS.items():
         assert form(shape) == form(other), preset
-    costs, others = (layer_costs(one, speeds_on(CLUSTER, axes)) for one in (shape, other))
+    costs, others = (layer_costs(one, CLUSTER) for one in (shape, other))
     assert costs.forward_seconds == pytest.approx(others.forward_seconds)
 
 
@@ -113,5 +111,5 @@ def test_a_traced_step_keeps_what_the_declaration_says(name: str, preset: str):
     asked = [f"model.activation={name}", "attention.backend=xla", "memory.mlp_tiles=1", f"memory.remat={preset}"]
     config, plan = plan_for(load_config(QUICKSTART, [*asked, "parallel.tensor=2"]), CLUSTER)
     form = CLOSED_FORMS[preset](layer_shape(config, plan.axes, plan.microbatch_rows))
-    kept = chunk_bytes(TrainStep(config, plan, abstract_mesh(plan.axes))).stash
+    kept = traced_bytes(config, plan).stash
     assert kept == max(plan.stage_layers) * form

@@ -17,10 +17,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig
+from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.memory.costs import LayerCosts, Recomputation, layer_costs, speeds_on
+from jaxpar.memory.costs import LayerCosts, Recomputation
 from jaxpar.memory.layer_shape import layer_shape
-from jaxpar.memory.pareto import NothingFits, Point, alike_front, cheapest, layer_front, point_of
+from jaxpar.memory.pareto import NothingFits, Point, alike_frontier, cheapest, layer_frontier, point_of
 from jaxpar.memory.remat import PRESETS, remat_map
 
 type Triple = tuple[int, int, int]
@@ -29,7 +30,7 @@ type Triple = tuple[int, int, int]
 def model_costs(model: str = "llama3-8b", axes: AxisSizes | None = None) -> LayerCosts:
     axes = axes or AxisSizes(fsdp=8)
     shape = layer_shape(Config(model=MODELS[model], data=DataConfig(sequence_length=8192)), axes, rows=1)
-    return layer_costs(shape, speeds_on(parse_cluster("h100:8x8"), axes))
+    return layer_costs(shape, parse_cluster("h100:8x8"))
 
 
 @st.composite
@@ -68,10 +69,10 @@ def undominated(points: list[Triple]) -> set[Triple]:
 @settings(deadline=None, max_examples=60)
 @given(small_costs(most=4), st.booleans())
 def test_the_front_of_a_layer_is_what_trying_everything_leaves(costs: LayerCosts, offload: bool):
-    front = layer_front(costs, offload=offload)
-    assert {triple(p) for p in front} == undominated([triple(p) for p in everything(costs, offload)])
-    assert len({triple(p) for p in front}) == len(front)
-    for point in front:
+    frontier = layer_frontier(costs, offload=offload)
+    assert {triple(p) for p in frontier} == undominated([triple(p) for p in everything(costs, offload)])
+    assert len({triple(p) for p in frontier}) == len(frontier)
+    for point in frontier:
         assert point_of(costs, point.named(costs)) == point
 
 
@@ -104,25 +105,27 @@ def test_the_cheapest_choice_is_what_trying_everything_finds(costs: LayerCosts, 
 def test_each_preset_is_searched_and_none_beats_the_front(model: str, preset: str):
     costs = model_costs(model)
     own = point_of(costs, remat_map(preset, costs.sizes))
-    assert any(point.dominates(own) for point in layer_front(costs))
-    assert any(point.dominates(own) for point in alike_front(costs))
+    assert any(point.dominates(own) for point in layer_frontier(costs))
+    assert any(point.dominates(own) for point in alike_frontier(costs))
     runs = cheapest(costs, 32, 32 * own.device_bytes)
     assert sum(n * point_of(costs, treatments).picoseconds for n, treatments in runs) <= 32 * own.picoseconds
 
 
-def test_the_ends_of_the_front_are_none_and_full():
+def test_the_ends_of_the_front_are_full_and_none_but_for_what_a_fused_kernel_makes_again_for_nothing():
     costs = model_costs()
-    front = alike_front(costs)
-    assert front[0] == point_of(costs, remat_map("full", costs.sizes))
-    assert front[-1] == point_of(costs, remat_map("none", costs.sizes))
-    assert [p.picoseconds for p in front] == sorted((p.picoseconds for p in front), reverse=True)
+    frontier = alike_frontier(costs)
+    assert frontier[0] == point_of(costs, remat_map("full", costs.sizes))
+    free = {"mlp_activated": "recompute"}
+    assert frontier[-1] == point_of(costs, remat_map("none", costs.sizes) | free)  # pyright: ignore[reportOperatorIssue]
+    assert [p.picoseconds for p in frontier] == sorted((p.picoseconds for p in frontier), reverse=True)
 
 
 def test_host_memory_is_used_for_as_much_as_a_layer_hides():
     costs = model_costs()
     hidden = costs.host_bandwidth * costs.forward_seconds
     everything = sum(costs.sizes.values())
-    ((_, treatments),) = cheapest(costs, 1, round(everything - 0.9 * hidden), everything)
+    worth = everything - costs.sizes["mlp_activated"]  # which costs nothing to make again
+    ((_, treatments),) = cheapest(costs, 1, round(worth - 0.9 * hidden), everything)
     point = point_of(costs, treatments)
     assert point.seconds == 0
     assert 0.9 * hidden <= point.host_bytes <= hidden
@@ -140,7 +143,7 @@ def test_layers_that_offload_more_come_first():
 
 def test_what_cannot_fit_says_how_much_the_least_takes():
     costs = model_costs()
-    with pytest.raises(NothingFits, match="keeps 2147483648 bytes at least") as caught:
+    with pytest.raises(NothingFits, match="keeps at least 2147483648 bytes") as caught:
         cheapest(costs, 32, 10**9)
     assert caught.value.least_bytes == 32 * costs.sizes["layer_input"]
     assert isinstance(caught.value, UserError)
@@ -172,10 +175,10 @@ def test_more_kinds_of_layers_would_gain_next_to_nothing(share: float, host_shar
     costs = model_costs()
     layers, everything = 32, sum(model_costs().sizes.values())
     budget, host = (round(part * layers * everything) for part in (share, host_share))
-    points = np.array([triple(p) for p in layer_front(costs, offload=host > 0)], float).T
+    points = np.array([triple(p) for p in layer_frontier(costs, offload=host > 0)], float).T
     least = linprog(
         points[1], A_ub=points[[0, 2]], b_ub=[budget, host], A_eq=np.ones((1, points.shape[1])), b_eq=[layers]
     ).fun
     runs = cheapest(costs, layers, budget, host)
     found = sum(n * point_of(costs, treatments).picoseconds for n, treatments in runs)
-    assert least * (1 - 1e-9) <= found <= 1.02 * least
+    assert least * (1 - 1e-9) <= found <= 1.04 * least

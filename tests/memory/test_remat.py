@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema import MemoryConfig, ModelConfig
-from jaxpar.config.typed import field_types
 from jaxpar.layers.declared import activation_names
 from jaxpar.memory.remat import PRESETS, layer_runs, offloaded, remat_map
 from tests.small_run import SmallRun, small, worst_difference
@@ -105,7 +105,7 @@ def test_a_list_says_it_for_the_layers_of_each_map_and_leaves_the_others_to_gemm
         ),
         (
             [{"layers": "0-3"}, {"layers": "3-4"}],
-            "memory.remat[1].layers: layer 3 stands in an earlier map too; expected each once",
+            "memory.remat[1].layers: layer 3 is in an earlier map too; expected each once",
         ),
         (
             [{"layers": 0}, {"layers": 1, "qeury": "save"}],
@@ -144,7 +144,9 @@ def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:
     """How often each operation runs in a training step of two layers."""
     run = SmallRun(small(model={"layers": 2} | model, memory={"remat": remat}))
     counts: Counter[str] = Counter()
-    for equation, times in operations(run.step.train, run.step.abstract_state(), run.step.abstract_batch()):
+    for equation, times in operations(
+        run.step.train, run.step.layout.abstract_state(run.step.mesh), run.step.layout.abstract_batch(run.step.mesh)
+    ):
         counts[equation.primitive.name] += times
     return counts
 

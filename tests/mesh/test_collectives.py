@@ -1,4 +1,4 @@
-"""The verbs: what they compute, the bytes their docstrings promise, and what they refuse."""
+"""The collectives: what they compute, the bytes their docstrings promise, and what they refuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "reduce_sum": ({"axes": ("fsdp", "context", "tensor")}, ("fsdp", "context", "tensor")),
     "reduce_max": ({"axes": ("context",)}, ("context",)),
 }
-"""A verb's arguments and the axes that it works over."""
+"""A collective's arguments and the axes that it works over."""
 WHOLE = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(np.float32)
 LAYOUT = P("fsdp", ("context", "tensor"))
 
@@ -54,7 +54,7 @@ def parts() -> np.ndarray:
     return WHOLE.reshape(2, 1, 2, 2, 2, 4).transpose(0, 2, 3, 1, 4, 5)
 
 
-def verb(name: str) -> Any:
+def collective(name: str) -> Any:
     return partial(getattr(collectives, name), **CASES[name][0])
 
 
@@ -63,9 +63,9 @@ def test_the_program_sends_the_bytes_of_the_docstring(name: str):
     documented = collectives.reduce_sum if name == "reduce_max" else getattr(collectives, name)
     formula = re.search(r"Sends `([^`]*)` bytes", documented.__doc__)
     assert formula, "the docstring has no formula"
-    sent = sent_bytes(mesh_of(**SIZES), on_the_mesh(verb(name)), WHOLE)
+    sent = sent_bytes(mesh_of(**SIZES), on_the_mesh(collective(name)), WHOLE)
     n = prod(SIZES[axis] for axis in CASES[name][1])
-    assert len(sent) == 1, "a verb is one collective"
+    assert len(sent) == 1, "it is one collective of JAX"
     assert sum(sent.values()) == eval(formula[1], {"x": WHOLE.nbytes // 8, "n": n}) > 0
 
 
@@ -82,7 +82,7 @@ def test_the_program_sends_the_bytes_of_the_docstring(name: str):
     ],
 )
 def test_each_rank_gets_what_the_docstring_says(name: str, wanted: Any):
-    found = np.asarray(jax.jit(on_the_mesh(verb(name)))(WHOLE))
+    found = np.asarray(jax.jit(on_the_mesh(collective(name)))(WHOLE))
     expected = wanted(parts())
     np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-6, atol=1e-6)
 
@@ -119,8 +119,8 @@ def test_a_sum_over_ranks_that_all_hold_the_same_value_is_refused(name: str):
 
 @pytest.mark.parametrize("name", ["gather_sequence", "scatter_sequence", "gather_context"])
 def test_a_verb_refuses_a_value_that_all_ranks_hold_alike(name: str):
-    verb = getattr(collectives, name)
-    program = jax.shard_map(verb, mesh=mesh_of(**SIZES), in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=True)
+    collective = getattr(collectives, name)
+    program = jax.shard_map(collective, mesh=mesh_of(**SIZES), in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=True)
     with refused(f"{name} over", "same on all ranks", error=ValueError):
         jax.eval_shape(program, jax.ShapeDtypeStruct((8, 8, 8), jnp.float32))
 
@@ -147,11 +147,11 @@ def test_handing_on_to_a_stage_sends_the_bytes_of_the_docstring():
 
 
 @pytest.mark.parametrize(
-    ("verb", "axis"), [(collectives.sum_over_stages, "pipe"), (collectives.sum_over_heads, "tensor")]
+    ("collective", "axis"), [(collectives.sum_over_stages, "pipe"), (collectives.sum_over_heads, "tensor")]
 )
-def test_what_ranks_sum_each_may_use_differently_and_their_gradients_are_summed_too(verb: Any, axis: str):
+def test_what_ranks_sum_each_may_use_differently_and_their_gradients_are_summed_too(collective: Any, axis: str):
     def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y, pullback = jax.vjp(verb, x)
+        y, pullback = jax.vjp(collective, x)
         return y, pullback(x**2)[0]
 
     mesh = mesh_of(**{axis: 4})
@@ -159,16 +159,18 @@ def test_what_ranks_sum_each_may_use_differently_and_their_gradients_are_summed_
     y, dx = jax.jit(mapped)(STAGES)
     np.testing.assert_array_equal(y, [10] * 4)
     np.testing.assert_array_equal(dx, [30] * 4)
-    formula = re.search(r"Sends `([^`]*)` bytes", str(verb.__doc__))
+    formula = re.search(r"Sends `([^`]*)` bytes", str(collective.__doc__))
     assert formula
-    sent = sent_bytes(mesh, jax.shard_map(verb, mesh=mesh, in_specs=P(axis), out_specs=P(axis)), STAGES)
+    sent = sent_bytes(mesh, jax.shard_map(collective, mesh=mesh, in_specs=P(axis), out_specs=P(axis)), STAGES)
     assert sum(sent.values()) == eval(formula[1], {"x": STAGES.nbytes // 4, "n": 4})
 
 
 @pytest.mark.parametrize(
-    "verb", [partial(collectives.shift_stage, by=1, wrap=False), collectives.sum_over_stages], ids=["shift", "sum"]
+    "collective",
+    [partial(collectives.shift_stage, by=1, wrap=False), collectives.sum_over_stages],
+    ids=["shift", "sum"],
 )
-def test_a_value_that_all_stages_hold_alike_is_not_sent_among_them(verb: Any):
-    program = jax.shard_map(verb, mesh=mesh_of(pipe=4), in_specs=P(), out_specs=P("pipe"))
+def test_a_value_that_all_stages_hold_alike_is_not_sent_among_them(collective: Any):
+    program = jax.shard_map(collective, mesh=mesh_of(pipe=4), in_specs=P(), out_specs=P("pipe"))
     with refused("over ('pipe',)", "same on all ranks of ['pipe']", error=ValueError):
         jax.eval_shape(program, jax.ShapeDtypeStruct((4,), jnp.float32))

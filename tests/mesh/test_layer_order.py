@@ -86,6 +86,14 @@ def test_initial_weights_are_those_of_the_layer_wherever_it_lies(rank_of: tuple[
     assert not np.delete(found, order.stacks[ALIKE].row_of_layer, axis=0).any(), "padding is zero"
 
 
+@pytest.mark.parametrize("last", [(), ("b",)], ids=["of_one_kind", "with_another_at_the_end"])
+def test_long_chunks_of_which_one_has_the_others_layers_are_not_compared_pair_by_pair(last: tuple[str, ...]):
+    """20,000 by 19,999 pairs would take 3 GB and minutes."""
+    longer, shorter = ("a",) * 20_000 + last, ("a",) * 19_999
+    assert common_sequence([shorter, longer]) == longer
+    assert LayerOrder.of_kinds((0, 1), [shorter, longer]).layers_per_chunk == len(longer)
+
+
 KINDS = st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=5).map(tuple), min_size=1, max_size=4)
 
 

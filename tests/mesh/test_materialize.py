@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, vary, varying_axes
-from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, local_shape, place
 from tests.traced import mesh_of, sent_bytes
@@ -44,20 +44,20 @@ def loss(w: Any, x: jax.Array) -> jax.Array:
 
 
 def gradients(placements: Placements) -> Any:
-    """Jitted (master, input) -> gradients in optimizer placement of sum(output^2), and what the sinks looked like."""
+    """Jitted (master, input) -> gradients in optimizer placement of sum(output^2), and the accumulators' types."""
     layout = placements.optimizer.layout
 
     def program(master: Any, x: jax.Array) -> Any:
         weights = to_storage(master, placements)["mlp"]
-        sinks = zero_sinks(weights, placements, part="mlp")
+        accumulators = zero_accumulators(weights, placements, part="mlp")
 
-        def objective(sinks: Any) -> jax.Array:
-            y = loss(materialize(weights, sinks, placements, part="mlp"), vary(x))
+        def objective(accumulators: Any) -> jax.Array:
+            y = loss(materialize(weights, accumulators, placements, part="mlp"), vary(x))
             return jnp.sum(jax.lax.psum(y, "tensor") ** 2)
 
-        value, pullback = jax.vjp(objective, sinks)
+        value, pullback = jax.vjp(objective, accumulators)
         (found,) = pullback(vary(jnp.ones_like(value), varying_axes(value)))
-        assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, sinks)
+        assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, accumulators)
         return to_optimizer({"mlp": found}, placements)
 
     return jax.shard_map(program, mesh=MESH, in_specs=(layout, ROWS), out_specs=layout)
@@ -86,12 +86,12 @@ def test_sinks_are_float32_zeros_in_gradient_placement(zero: int):
 
     def program(master: Any) -> None:
         weights = to_storage(master, placements)["mlp"]
-        for name, sink in zero_sinks(weights, placements, part="mlp").items():
+        for name, accumulator in zero_accumulators(weights, placements, part="mlp").items():
             spec = SPECS["mlp"][name]
             assert weights[name].shape == local_shape(spec.shape, placements.storage.layout["mlp"][name], SIZES)
-            assert sink.shape == local_shape(spec.shape, placements.gradient.layout["mlp"][name], SIZES)
-            assert (weights[name].dtype, sink.dtype) == (jnp.bfloat16, jnp.float32)
-            assert varying_axes(sink) == set(AXES), "or it would be summed over an axis in every microbatch"
+            assert accumulator.shape == local_shape(spec.shape, placements.gradient.layout["mlp"][name], SIZES)
+            assert (weights[name].dtype, accumulator.dtype) == (jnp.bfloat16, jnp.float32)
+            assert varying_axes(accumulator) == set(AXES), "or it would be summed over an axis in every microbatch"
 
     layout = placements.optimizer.layout
     jax.eval_shape(jax.shard_map(program, mesh=MESH, in_specs=(layout,), out_specs=None), WEIGHTS)
@@ -103,11 +103,11 @@ def test_materialized_weights_are_whole_in_compute_dtype_and_take_no_gradient_th
 
     def program(master: Any) -> Any:
         weights = to_storage(master, placements)["mlp"]
-        sinks = zero_sinks(weights, placements, part="mlp")
-        whole = materialize(weights, sinks, placements, part="mlp")
+        accumulators = zero_accumulators(weights, placements, part="mlp")
+        whole = materialize(weights, accumulators, placements, part="mlp")
         assert {leaf.dtype for leaf in jax.tree.leaves(whole)} == {jnp.dtype(jnp.bfloat16)}
         assert (whole["up"].shape, whole["down"].shape) == ((16, 6), (6, 16))
-        value = lambda w: materialize(w, sinks, placements, part="mlp")["up"].astype(jnp.float32).sum()
+        value = lambda w: materialize(w, accumulators, placements, part="mlp")["up"].astype(jnp.float32).sum()
         return {"mlp": jax.grad(value)(weights)}
 
     found = jax.jit(jax.shard_map(program, mesh=MESH, in_specs=(layout,), out_specs=layout))(WEIGHTS)

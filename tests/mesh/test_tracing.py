@@ -49,7 +49,7 @@ def test_arrays_of_an_enclosing_trace_are_refused():
     def outer(x: jax.Array) -> jax.Array:
         return TracedOnce(lambda y: x * y)(x)
 
-    with pytest.raises(AssertionError, match="beside its arguments"):
+    with pytest.raises(AssertionError, match="other than its arguments"):
         jax.make_jaxpr(outer)(jnp.float32(1))
 
 

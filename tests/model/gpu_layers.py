@@ -12,14 +12,15 @@ from jax import lax
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.linear import untapped
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.materialize import gather, sink_gradients
+from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.placements import bytes_per_device
-from jaxpar.pipeline.executor import Gradients
-from jaxpar.training import step as training_step
-from jaxpar.training.resolve import make_plan, resolve_config
-from jaxpar.training.step import TrainStep
+from jaxpar.pipeline.execution.executor import Gradients
+from jaxpar.training.step import forward_backward
+from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
 from tests.small_run import small
 
@@ -30,7 +31,7 @@ def measure(*cases: str) -> dict[str, Any]:
     """Facts of the step compiled under each remat preset, or with `plain_scan`: see `facts_of`."""
     facts = {case: facts_of(case) for case in cases if case != "plain_scan"}
     if "plain_scan" in cases:
-        with mock.patch.object(training_step, "execute", execute_plainly):
+        with mock.patch.object(forward_backward, "execute", execute_plainly):
             facts["plain_scan"] = facts_of("none")
     return facts
 
@@ -51,9 +52,9 @@ def facts_of(remat: str) -> dict[str, Any]:
     )
     config = resolve_config(config, DEVICES)
     plan = make_plan(config, devices[0])
-    step = TrainStep(config, plan, build_mesh(plan.axes, devices))
-    compiled = compile_for_gpu(step.train, step.abstract_state(), step.abstract_batch())
-    layers, roles = step.specs["layers"], step.placements
+    step = TrainStep(StepLayout(config, plan), build_mesh(plan.axes, devices))
+    compiled = compile_for_gpu(step.train, step.layout.abstract_state(step.mesh), step.layout.abstract_batch(step.mesh))
+    layers, roles = step.layout.specs["layers"], step.layout.placements
     held = lambda role: bytes_per_device(layers, type(role)(role.layout["layers"], role.dtype), plan.axes)
     return {
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
@@ -64,37 +65,37 @@ def facts_of(remat: str) -> dict[str, Any]:
 
 
 def execute_plainly(
-    program: Any, stages: Any, weights: Any, sinks: Any, microbatches: Any, seed: jax.Array
+    program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seed: jax.Array
 ) -> Gradients:
     """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
     data = jax.tree.map(lambda a: a[0], microbatches)
 
-    def objective(sinks: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = scan_layers(stages.loop, weights["layers"], sinks["layers"], x, stages.token_context(data))
-        return stages.loss(weights, sinks, x, data)
+    def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = scan_layers(stages.loop, weights["layers"], accumulators["layers"], x, stages.token_context(data))
+        return stages.loss(weights, accumulators, x, data)
 
-    value, pullback, nll = jax.vjp(objective, sinks, stages.embed(weights, data), has_aux=True)
+    value, pullback, nll = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
     gradients, dx = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
     return Gradients(stages.embed_gradients(weights, data, dx, gradients), nll, {})
 
 
-def scan_layers(loop: Any, weights: Any, sinks: Any, x: jax.Array, tokens: Any) -> jax.Array:
+def scan_layers(loop: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:
     """A scan that gathers."""
 
     @jax.custom_vjp
-    def load(w: Any, sink: Any) -> Any:
+    def load(w: Any, accumulator: Any) -> Any:
         return gather(w, loop.placements, part="layers", unstacked=True)
 
     load.defvjp(
-        lambda w, sink: (load(w, sink), None),
-        lambda _, dw: (None, sink_gradients(dw, loop.placements, part="layers", unstacked=True)),
+        lambda w, accumulator: (load(w, accumulator), None),
+        lambda _, dw: (None, to_accumulators(dw, loop.placements, part="layers", unstacked=True)),
     )
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
-        index, w, sink = layer
-        return loop.kinds[ALIKE].apply(load(w, sink), x, index, tokens[ALIKE], untapped)[0], None
+        index, w, accumulator = layer
+        return loop.kinds[ALIKE].apply(load(w, accumulator), x, index, tokens[ALIKE], untapped)[0], None
 
-    return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, sinks))[0]
+    return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, accumulators))[0]
 
 
 @dataclass(frozen=True)

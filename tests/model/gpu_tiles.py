@@ -9,15 +9,18 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxpar.config import load_config
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES, SEQUENCE_AXES, vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
-from jaxpar.mesh.materialize import zero_sinks
+from jaxpar.mesh.materialize import zero_accumulators
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import unreduced_axes
-from jaxpar.training.resolve import make_plan, resolve_config
-from jaxpar.training.step import TrainStep
+from jaxpar.training.residency.mapped import mapped
+from jaxpar.training.step.forward_backward import stages_of
+from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
 
 TOKENS = 32768
@@ -39,7 +42,7 @@ def temporaries(part: str, tiles: int, tensor: int, *more: str) -> int:
     devices = h100s(f"1x1x{tensor}")
     config = resolve_config(load_config(None, [*options, *more]), tensor)
     plan = make_plan(config, devices[0])
-    step = TrainStep(config, plan, build_mesh(plan.axes, devices))
+    step = TrainStep(StepLayout(config, plan), build_mesh(plan.axes, devices))
     compiled = compile_for_gpu(jax.jit(gradients(step, {"head": head, "layer": layer}[part])), *arguments(step))
     return compiled.memory_analysis().temp_size_in_bytes
 
@@ -49,11 +52,16 @@ ACTIVATIONS = PartitionSpec(("pipe", *DATA_AXES), SEQUENCE_AXES)
 
 def arguments(step: TrainStep) -> tuple[Any, Any, Any, Any]:
     """Shapes of weights in storage placement, of an input, of a batch, and of a number."""
-    layout, model = step.shardings(step.placements.storage.layout), step.config.model
+    layout, model = shardings(step.mesh, step.layout.placements.storage.layout), step.layout.config.model
     shape = lambda shape, dtype, sharding: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    weights = map_specs(lambda spec, sharding: shape(spec.shape, jnp.bfloat16, sharding), step.specs, layout)
-    x = shape((1, TOKENS, model.embed), jnp.bfloat16, step.shardings(ACTIVATIONS))
-    return weights, x, step.abstract_batch(), shape((), jnp.float32, step.shardings(PartitionSpec()))
+    weights = map_specs(lambda spec, sharding: shape(spec.shape, jnp.bfloat16, sharding), step.layout.specs, layout)
+    x = shape((1, TOKENS, model.embed), jnp.bfloat16, shardings(step.mesh, ACTIVATIONS))
+    return (
+        weights,
+        x,
+        step.layout.abstract_batch(step.mesh),
+        shape((), jnp.float32, shardings(step.mesh, PartitionSpec())),
+    )
 
 
 def gradients(step: TrainStep, part: Any) -> Any:
@@ -61,31 +69,35 @@ def gradients(step: TrainStep, part: Any) -> Any:
 
     Of no others: XLA would use the memory of results that are zeros for temporaries.
     """
-    table = "embedding" if step.config.model.tied else "head"
+    table = "embedding" if step.layout.config.model.tied else "head"
     parts = {head: ("final_norm", table), layer: ("layers",)}[part]
-    layout = {name: step.placements.compute.layout[name] for name in parts}
+    layout = {name: step.layout.placements.compute.layout[name] for name in parts}
 
     def program(weights: Any, x: jax.Array, batch: Any, number: jax.Array) -> Any:
         data = jax.tree.map(lambda a: a[0], batch)
-        sinks = {name: zero_sinks(weights[name], step.placements, part=name) for name in parts}
-        found, dx = part(step.stages(train=True), weights, sinks, vary(x), data, number)
+        accumulators = {name: zero_accumulators(weights[name], step.layout.placements, part=name) for name in parts}
+        found, dx = part(stages_of(step.layout, train=True), weights, accumulators, vary(x), data, number)
         return jax.tree.map(lambda g, where: reduce_sum(g, unreduced_axes(where)), found, layout), dx
 
-    layouts = step.placements.storage.layout, ACTIVATIONS, step.batch_layout(), PartitionSpec()
-    return step.shard_map(program, layouts, (layout, ACTIVATIONS))
+    layouts = step.layout.placements.storage.layout, ACTIVATIONS, step.layout.batch, PartitionSpec()
+    return mapped(program, step.mesh, step.layout.plan.dtypes.compute, layouts, (layout, ACTIVATIONS))
 
 
-def head(stages: Any, weights: Any, sinks: Any, x: jax.Array, batch: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+def head(
+    stages: Any, weights: Any, accumulators: Any, x: jax.Array, batch: Any, number: jax.Array
+) -> tuple[Any, jax.Array]:
     """Of `number` times the loss."""
-    objective = lambda sinks, x: stages.loss(weights, sinks, x, batch)
-    value, pullback, _ = jax.vjp(objective, sinks, x, has_aux=True)
+    objective = lambda accumulators, x: stages.loss(weights, accumulators, x, batch)
+    value, pullback, _ = jax.vjp(objective, accumulators, x, has_aux=True)
     return pullback(vary(number, varying_axes(value)))
 
 
-def layer(stages: Any, weights: Any, sinks: Any, x: jax.Array, batch: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+def layer(
+    stages: Any, weights: Any, accumulators: Any, x: jax.Array, batch: Any, number: jax.Array
+) -> tuple[Any, jax.Array]:
     """Of `number` times the sum of the squares of the layers' output, halved."""
     loop, tokens, chunk = stages.loop, stages.token_context(batch), Chunk(weights["layers"], 0, 0)
     y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(chunk.stack, x, tokens, 1), 0)
     dy = (number * y).astype(y.dtype)
-    dx, found, _ = loop.backward(chunk, dy, tokens, stash, 0, Chunk(sinks["layers"], 0, 0))
+    dx, found, _ = loop.backward(chunk, dy, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0))
     return {"layers": found}, dx

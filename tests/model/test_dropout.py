@@ -1,4 +1,4 @@
-"""Dropout is a function of the global token: of its example, slot and place in the model, and of nothing else."""
+"""Dropout is a function of the global token: of its example, index and place in the model, and of nothing else."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ SLOTS = np.tile(np.arange(SEQUENCE, dtype=np.int32), (ROWS, 1))
 ONES = np.ones((ROWS, SEQUENCE, EMBED), np.float32)
 
 
-def dropped(x: Any = ONES, examples: Any = EXAMPLES, slots: Any = SLOTS, *, seed: int = 0, site: int = 3) -> jax.Array:
-    return dropout(x, RATE, seed=seed, site=site, examples=examples, slots=slots)
+def dropped(
+    x: Any = ONES, examples: Any = EXAMPLES, indices: Any = SLOTS, *, seed: int = 0, site: int = 3
+) -> jax.Array:
+    return dropout(x, RATE, seed=seed, site=site, examples=examples, indices=indices)
 
 
 def test_about_the_rate_is_zeroed_and_the_rest_scaled_so_that_the_mean_stays():
@@ -31,7 +33,7 @@ def test_about_the_rate_is_zeroed_and_the_rest_scaled_so_that_the_mean_stays():
 
 
 def test_nothing_happens_at_rate_zero():
-    np.testing.assert_array_equal(dropout(ONES, 0.0, seed=0, site=0, examples=EXAMPLES, slots=SLOTS), ONES)
+    np.testing.assert_array_equal(dropout(ONES, 0.0, seed=0, site=0, examples=EXAMPLES, indices=SLOTS), ONES)
 
 
 @pytest.mark.parametrize(

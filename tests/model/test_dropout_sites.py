@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.materialize import to_storage
+from jaxpar.training.residency.mapped import mapped
+from jaxpar.training.step.forward_backward import stages_of
 from tests.given_weights import place
 from tests.small_run import SmallRun, small
 
@@ -30,7 +32,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 
 def weights_that_count(step: Any) -> Any:
     """Embedding 1, then 2, 4, 8, ... for the attention and MLP biases of layer after layer."""
-    weights = jax.tree.map(lambda leaf: np.zeros(leaf.shape), step.abstract_state().master)
+    weights = jax.tree.map(lambda leaf: np.zeros(leaf.shape), step.layout.abstract_state(step.mesh).master)
     weights["embedding"]["tokens"][:] = 1
     for layer in range(LAYERS):
         weights["layers"]["attention"]["output_bias"][layer] = 2 ** (1 + 2 * layer)
@@ -42,16 +44,22 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
     """Whether each place keeps each element: [place, row, token, embed]."""
     model = {"layers": LAYERS, "dropout": RATE, "attention_bias": True, "mlp_bias": True}
     run = SmallRun(small(model=model, parallel=layout))
-    stages = run.step.stages(train=train)
+    stages = stages_of(run.step.layout, train=train)
 
     def activations(master: Any, batch: Any) -> jax.Array:
-        weights = to_storage(master, run.step.placements)
+        weights = to_storage(master, run.step.layout.placements)
         microbatch = jax.tree.map(lambda a: a[0], batch)
         x = stages.run_layers(weights, stages.embed(weights, microbatch), microbatch)
         return jax.lax.psum(x, "pipe")  # of size 1
 
     sequence = PartitionSpec(DATA_AXES, ("context", "tensor"))
-    function = run.step.shard_map(activations, (run.step.master_layout, run.step.batch_layout()), sequence)
+    function = mapped(
+        activations,
+        run.step.mesh,
+        run.config.precision.compute,
+        (run.step.layout.master, run.step.layout.batch),
+        sequence,
+    )
     placed = np.asarray(jax.jit(function)(place(run.step, weights_that_count(run.step)), run.batch(0)))
     found = placed[:, np.argsort(run.place.order)]  # tokens back in their natural order
     counts = np.rint(found * (1 - RATE if train else 1)).astype(int)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
+from jaxpar.training.step.forward_backward import stages_of
 from tests.small_run import SmallRun, small
 
 LENGTH, ROWS, COTANGENT = 512, 8, 1e-3
@@ -19,16 +20,16 @@ def embedding_gradient(run: SmallRun, batch):
     step = run.step
 
     def gradient(master, batch):
-        stages = step.stages(train=False)
-        weights = to_storage(master, step.placements)
-        sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in weights.items()}
+        stages = stages_of(step.layout, train=False)
+        weights = to_storage(master, step.layout.placements)
+        accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in weights.items()}
         row = jax.tree.map(lambda a: a[0], batch)
         x = jax.eval_shape(stages.embed, weights, row)
-        found = stages.embed_gradients(weights, row, vary(jnp.full(x.shape, COTANGENT, x.dtype)), sinks)
-        return to_optimizer(found, step.placements)
+        found = stages.embed_gradients(weights, row, vary(jnp.full(x.shape, COTANGENT, x.dtype)), accumulators)
+        return to_optimizer(found, step.layout.placements)
 
-    mapped = step.shard_map(gradient, (step.master_layout, step.batch_layout()), step.master_layout)
-    return jax.device_get(jax.jit(mapped)(step.initial_state().master, batch)["embedding"])
+    function = step.compiled(gradient, (step.layout.master, step.layout.batch), step.layout.master)
+    return jax.device_get(function(step.residency.initial_state().master, batch)["embedding"])
 
 
 @pytest.mark.parametrize("axes", [{}, {"tensor": 4, "fsdp": 2}], ids=["one device", "split vocabulary"])
@@ -44,7 +45,7 @@ def test_thousands_of_equal_tokens_all_count_in_bfloat16(axes, token):
     )
     rows = run.rows(0)
     found = embedding_gradient(
-        run, run.place(rows | {"tokens": np.full_like(rows["tokens"], token), "positions": rows["slots"]})
+        run, run.place(rows | {"tokens": np.full_like(rows["tokens"], token), "positions": rows["indices"]})
     )
     term = float(jnp.bfloat16(COTANGENT))
     wanted = np.zeros_like(found["tokens"])

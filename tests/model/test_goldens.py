@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.materialize import to_storage, zero_sinks
-from jaxpar.mesh.parameters import Tree
+from jaxpar.mesh.materialize import to_storage, zero_accumulators
+from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.training.step import TrainStep
+from jaxpar.training.step.forward_backward import stages_of
+from jaxpar.training.step.train_step import TrainStep
 from tests.given_weights import as_decoder, place
 from tests.goldens.loading import NAMES, load
 from tests.reference.decoder64 import plain_batch
@@ -30,16 +31,16 @@ LAYOUTS = {"one_device": {}, "split": {"fsdp": 2, "context": 2, "tensor": 2, "co
 def logits(step: TrainStep) -> Any:
     """Compiled (master weights, batch [1, row, seq]) -> logits [row, seq, padded vocabulary]."""
 
-    def function(master: Tree, batch: Batch) -> jax.Array:
-        stages = step.stages(train=False)
-        weights = to_storage(master, step.placements)
-        sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in weights.items()}
+    def function(master: Weights, batch: Batch) -> jax.Array:
+        stages = stages_of(step.layout, train=False)
+        weights = to_storage(master, step.layout.placements)
+        accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in weights.items()}
         microbatch = jax.tree.map(lambda a: a[0], batch)
         x = stages.run_layers(weights, stages.embed(weights, microbatch), microbatch)
-        return reduce_sum(vary(stages.logits(weights, sinks, x)), ("pipe",))
+        return reduce_sum(vary(stages.logits(weights, accumulators, x)), ("pipe",))
 
-    layouts = step.master_layout, step.batch_layout()
-    return jax.jit(step.shard_map(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor")))
+    layouts = step.layout.master, step.layout.batch
+    return step.compiled(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -21,7 +21,7 @@ from jaxpar.layers.linear import Tap
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
-from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.layer_kind import Keep, LayerKind
@@ -44,7 +44,7 @@ POLICIES = {
 def layer(w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap | None = None) -> Output:
     """A small residual layer that depends on its weights, its number and its tokens."""
     up = checkpoint_name((x * w["scale"]) @ w["up"], "mlp_up")
-    share = (1 + index) / (2 + tokens.slots[..., None])
+    share = (1 + index) / (2 + tokens.indices[..., None])
     return x + share * (jnp.tanh(up) @ w["down"]), {}
 
 
@@ -86,8 +86,8 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
         stash = loop.stash(weights, vary(x), tokens, 1)
         chunk = Chunk(weights, 0, 0)
         y, stash, _ = loop.forward(chunk, vary(x), tokens, stash, 0)
-        sinks = Chunk(zero_sinks(weights, placements, part="layers"), 0, 0)
-        dx, gradients, _ = loop.backward(chunk, vary(dy), tokens, stash, 0, sinks)
+        accumulators = Chunk(zero_accumulators(weights, placements, part="layers"), 0, 0)
+        dx, gradients, _ = loop.backward(chunk, vary(dy), tokens, stash, 0, accumulators)
         alone = loop.run(chunk, vary(x), tokens)
         return alike(y), alike(alone), alike(dx), to_optimizer({"layers": gradients}, placements)
 
@@ -146,7 +146,7 @@ def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
 @pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("zero", [0, 3])
 def test_layers_that_keep_different_things_are_a_loop_each(zero: int):
-    """One layer, two, one and two again; inputs of some in host memory, so that they are brought ahead."""
+    """One layer, two, one and two again; inputs of some in host memory, so that they are fetched ahead."""
     all_of, none_of, up = POLICIES["keep_all"], POLICIES["keep_none"], POLICIES["keep_up"]
     equals_a_plain_loop(zero, Keep(1, none_of), Keep(2, up, True), Keep(1, all_of), Keep(2, none_of, True))
 
@@ -177,7 +177,7 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
         weights, tokens = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(1))}
         loop, gradients = (
             LayerLoop({ALIKE: LayerKind(layer, (Keep(order.layers_per_chunk),))}, placements, order),
-            zero_sinks(weights, placements, part="layers"),
+            zero_accumulators(weights, placements, part="layers"),
         )
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
         stash, no, yes = loop.stash(weights, vary(x), tokens, 3), jnp.bool(False), jnp.bool(True)
@@ -321,10 +321,10 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
         stash, kept = loop.stash(weights, x, tokens, 1), loop.kept(weights, x, tokens, 1)
         alone = loop.run(chunk, x, tokens)
         y, stash, _ = loop.forward(chunk, x, tokens, stash, 0)
-        sinks = zero_sinks(weights, placements, part="layers")
-        dx, sinks, kept = loop.backward(chunk, y, tokens, stash, 0, Chunk(sinks, 0, 0), kept=kept)
-        sinks = loop.weight_gradients(weights, kept, 0, Chunk(sinks, 0, 0))
-        return jax.lax.pmax((alone, dx), tuple(dict(sizes))), to_optimizer({"layers": sinks}, placements)
+        accumulators = zero_accumulators(weights, placements, part="layers")
+        dx, accumulators, kept = loop.backward(chunk, y, tokens, stash, 0, Chunk(accumulators, 0, 0), kept=kept)
+        accumulators = loop.weight_gradients(weights, kept, 0, Chunk(accumulators, 0, 0))
+        return jax.lax.pmax((alone, dx), tuple(dict(sizes))), to_optimizer({"layers": accumulators}, placements)
 
     layout, whole = placements.optimizer.layout, PartitionSpec()
     results = (whole, whole), layout

@@ -17,7 +17,9 @@ from jaxpar.layers.linear import recording, tapping, untapped
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
-from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
+from jaxpar.training.residency.mapped import mapped
+from jaxpar.training.step.forward_backward import stages_of
 from tests.lively import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations
@@ -68,24 +70,26 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
     step = run.step
 
     def function(master: Any, batch: Any) -> Any:
-        loop = replace(step.stages(train=True), split_backward=split).loop
-        stages, storage = step.stages(train=True), to_storage(master, step.placements)
+        loop = replace(stages_of(step.layout, train=True), split_backward=split).loop
+        stages, storage = stages_of(step.layout, train=True), to_storage(master, step.layout.placements)
         data = jax.tree.map(lambda a: a[0], batch)
         x, tokens = stages.embed(storage, data), stages.token_context(data)
         chunk = Chunk(storage["layers"], 0, 0)
-        sinks = {part: zero_sinks(w, step.placements, part=part) for part, w in storage.items()}
+        accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in storage.items()}
         y, stash, _ = loop.forward(chunk, x, tokens, loop.stash(storage["layers"], x, tokens, 1), 0)
         if not backward:
             return jax.tree.map(lambda a: reduce_sum(vary(jnp.sum(a)), AXES), (y, stash))
         kept = loop.kept(storage["layers"], x, tokens, 1) if split else None
-        dx, gradients, kept = loop.backward(chunk, 2 * y, tokens, stash, 0, Chunk(sinks["layers"], 0, 0), kept=kept)
+        dx, gradients, kept = loop.backward(
+            chunk, 2 * y, tokens, stash, 0, Chunk(accumulators["layers"], 0, 0), kept=kept
+        )
         if split and weights:
             gradients = loop.weight_gradients(chunk.stack, kept, 0, Chunk(gradients, 0, 0))
         total = reduce_sum(vary(jnp.sum(dx)), AXES)
-        return to_optimizer(sinks | {"layers": gradients}, step.placements), total
+        return to_optimizer(accumulators | {"layers": gradients}, step.layout.placements), total
 
-    layout = (step.master_layout, PartitionSpec()) if backward else PartitionSpec()
-    return step.shard_map(function, (step.master_layout, step.batch_layout()), layout)
+    layout = (step.layout.master, PartitionSpec()) if backward else PartitionSpec()
+    return mapped(function, step.mesh, step.layout.plan.dtypes.compute, (step.layout.master, step.layout.batch), layout)
 
 
 @pytest.mark.matrix(ci=1)
@@ -95,7 +99,7 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
 )
 def test_gradients_in_two_halves_equal_those_of_the_whole_backward(family: str, remat: str):
     run = run_of(family, remat)
-    arguments = run.step.initial_state().master, run.batch(0)
+    arguments = run.step.residency.initial_state().master, run.batch(0)
     whole, both, first = (
         jax.device_get(jax.jit(halves(run, **options))(*arguments))[0]["layers"]
         for options in ({"split": False}, {"split": True}, {"split": True, "weights": False})
@@ -115,7 +119,7 @@ def test_gradients_in_two_halves_equal_those_of_the_whole_backward(family: str, 
 def test_both_halves_multiply_what_the_whole_backward_multiplies(family: str, remat: str):
     """The second half is one matmul for each matrix; the first is all others, those that run again among them."""
     run = run_of(family, remat)
-    arguments = run.step.abstract_state().master, run.step.abstract_batch()
+    arguments = run.step.layout.abstract_state(run.step.mesh).master, run.step.layout.abstract_batch(run.step.mesh)
 
     def multiplied(**options: bool) -> int:
         counts: Counter[str] = Counter()

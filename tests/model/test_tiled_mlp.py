@@ -13,12 +13,13 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config import ModelConfig
 from jaxpar.layers.declared import feed_forward_class, hidden_names
 from jaxpar.layers.weights import with_weights
+from jaxpar.layout.memory.estimate import chunk_bytes
 from jaxpar.mesh.axes import vary
-from jaxpar.training.activation_memory import chunk_bytes
 from tests.gpu_compile import in_child
 from tests.reference import decoder64
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of, operations, sent_bytes
+from tests.traced_bytes import traced_bytes
 
 EMBED, WIDE, ROWS, SEQUENCE = 6, 16, 2, 20
 MESHES = {"one device": {}, "tensor 2": {"tensor": 2, "fsdp": 2, "context": 2}, "tensor 4": {"tensor": 4, "fsdp": 2}}
@@ -132,15 +133,17 @@ def run_of(**memory: Any) -> SmallRun:
 def test_the_plan_says_that_hidden_activations_are_recomputed_and_nothing_as_wide_is_kept():
     """Under the preset that keeps everything else."""
     tiles, without = run_of(remat="none", mlp_tiles=4), run_of(remat="none")
-    kept = without.step.plan.runs[0].activations
+    kept = without.step.layout.plan.runs[0].activations
     assert set(kept.values()) == {"save"}
-    assert tiles.step.plan.runs[0].activations == {
+    assert tiles.step.layout.plan.runs[0].activations == {
         name: "recompute" if name in hidden_names() else treatment for name, treatment in kept.items()
     }
     model, config = without.config.model, without.config
     tokens = config.data.batch_size // 2 * config.data.sequence_length
     hidden = model.layers * len(hidden_names()) * tokens * model.mlp // 2 * 4
-    assert chunk_bytes(tiles.step).stash <= chunk_bytes(without.step).stash - hidden
+    kept, more = (traced_bytes(run.config, run.step.layout.plan).stash for run in (tiles, without))
+    assert kept <= more - hidden
+    assert kept == chunk_bytes(tiles.config, tiles.step.layout.plan).stash
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.optim import make_optimizer
+from tests.optim.every_weight import update_every_weight
 from tests.traced import mesh_of
 
 
@@ -20,25 +22,24 @@ def shardings(mesh: Mesh, layout):
 
 
 def run(config, specs, layout, gradients, master, *, mesh=None, moments="float32"):
-    """Apply `gradients` (a list of trees of NumPy arrays) one after the other; returns the weights, state, metrics."""
+    """Apply `gradients` (a list of trees of NumPy arrays) one after the other; returns the weights and the state."""
     mesh = mesh or mesh_of()
     optimizer = make_optimizer(config, steps=100, moments=moments, specs=specs, layout=layout)
     states = optimizer.state_layout(layout)
     update = jax.jit(
         jax.shard_map(
-            optimizer.update,
+            partial(update_every_weight, optimizer),
             mesh=mesh,
             in_specs=(layout, states, layout, PartitionSpec()),
-            out_specs=(layout, states, PartitionSpec()),
+            out_specs=(layout, states),
         )
     )
     weights = jax.device_put(master, shardings(mesh, layout))
     state = jax.jit(optimizer.init, out_shardings=shardings(mesh, states))(weights)
-    metrics = {}
     for step, gradient in enumerate(gradients):
         gradient = jax.device_put(gradient, shardings(mesh, layout))
-        weights, state, metrics = update(gradient, state, weights, jnp.int32(step))
-    return jax.device_get((weights, state, metrics))
+        weights, state = update(gradient, state, weights, jnp.int32(step))
+    return jax.device_get((weights, state))
 
 
 def random_trees(specs, count: int, seed: int = 0) -> list:

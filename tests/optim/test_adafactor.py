@@ -98,7 +98,7 @@ def distance(value, reference):
 def test_a_sharded_weight_moves_as_a_whole_one(name, runs):
     _, sharded, whole = runs
     assert distance(sharded[0][name], whole[0][name]) <= 1e-6
-    for a, b in zip(jax.tree.leaves(sharded[1].second[name]), jax.tree.leaves(whole[1].second[name]), strict=True):
+    for a, b in zip(jax.tree.leaves(sharded[1].nu[name]), jax.tree.leaves(whole[1].nu[name]), strict=True):
         assert distance(a, b) <= 1e-6
 
 
@@ -113,14 +113,14 @@ def test_four_steps_equal_optax_layer_by_layer(name, trees, runs):
 def test_a_matrix_keeps_a_mean_per_row_and_column_where_the_weight_lies():
     optimizer = make_optimizer(CONFIG, steps=100, moments="float32", specs=SPECS, layout=LAYOUT)
     state = jax.eval_shape(optimizer.init, jax.tree.map(lambda spec: jnp.zeros(spec.shape), SPECS))
-    assert jax.tree.leaves(state.first) == []
-    second = jax.tree.map(lambda leaf: leaf.shape, state.second)
+    assert jax.tree.leaves(state.mu) == []
+    second = jax.tree.map(lambda leaf: leaf.shape, state.nu)
     assert second["heads"] == {"rows": (4, 8), "columns": (4, 4, 6)}
     assert second["heads_as_inputs"] == {"rows": (4, 4, 2), "columns": (4, 12)}
     assert second["table"] == {"rows": (16,), "columns": (8,)}
     assert second["bias"] == (4, 2, 6)
     layout = optimizer.state_layout(LAYOUT)
     assert jax.tree.structure(layout) == jax.tree.structure(state)
-    assert layout.second["heads"] == {"rows": P("pipe", "fsdp"), "columns": P("pipe", "tensor", None)}
-    assert layout.second["heads_as_inputs"] == {"rows": P("pipe", "tensor", None), "columns": P("pipe", "fsdp")}
-    assert layout.second["inputs_over_fsdp"] == {"rows": P("pipe", "fsdp"), "columns": P("pipe")}
+    assert layout.nu["heads"] == {"rows": P("pipe", "fsdp"), "columns": P("pipe", "tensor", None)}
+    assert layout.nu["heads_as_inputs"] == {"rows": P("pipe", "tensor", None), "columns": P("pipe", "fsdp")}
+    assert layout.nu["inputs_over_fsdp"] == {"rows": P("pipe", "fsdp"), "columns": P("pipe")}

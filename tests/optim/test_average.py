@@ -24,7 +24,7 @@ def test_the_average_follows_the_weights_after_each_update_wherever_they_lie(
     layout, mesh = {"w": P("pipe", "fsdp")}, make_mesh(pipe=2, fsdp=2)
     runs = [run_optimizer(config, SPEC, layout, gradients[: n + 1], master, mesh=mesh) for n in range(4)]
     average = master["w"].astype(np.float64)
-    for t, (weights, state, _) in enumerate(runs):
+    for t, (weights, state) in enumerate(runs):
         decay = min(0.15, (1 + t) / (10 + t))
         average = decay * average + (1 - decay) * weights["w"]
         np.testing.assert_allclose(state.average["w"], average, rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ from tests.pallas_kernels.dense64 import Tokens
 
 def pairs(mask: Mask, tokens: Tokens, queries: slice = slice(None)) -> np.ndarray:
     """[batch, q, k]: the kept pairs of some queries."""
-    q, kv = tokens.q_slots[:, queries, None].astype(np.int64), tokens.kv_slots[:, None, :].astype(np.int64)
+    q, kv = tokens.q_indices[:, queries, None].astype(np.int64), tokens.kv_indices[:, None, :].astype(np.int64)
     kept = np.ones(np.broadcast_shapes(q.shape, kv.shape), bool)
     if mask.causal:
         kept = kv <= q

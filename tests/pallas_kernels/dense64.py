@@ -13,17 +13,17 @@ from pallas_kernels.masks import Mask
 class Tokens:
     """What a mask decides by, for queries and keys."""
 
-    q_slots: np.ndarray
-    kv_slots: np.ndarray
+    q_indices: np.ndarray
+    kv_indices: np.ndarray
     q_segments: np.ndarray
     kv_segments: np.ndarray
     prefix_lengths: np.ndarray
 
     @classmethod
     def whole_rows(cls, segments: np.ndarray, prefix_lengths: np.ndarray | None = None) -> Tokens:
-        slots = np.tile(np.arange(segments.shape[1], dtype=np.int32), (segments.shape[0], 1))
+        indices = np.tile(np.arange(segments.shape[1], dtype=np.int32), (segments.shape[0], 1))
         prefix = np.zeros(segments.shape[0], np.int32) if prefix_lengths is None else prefix_lengths
-        return cls(slots, slots, segments, segments, prefix)
+        return cls(indices, indices, segments, segments, prefix)
 
     def named(self) -> dict[str, np.ndarray]:
         return vars(self)
@@ -31,16 +31,16 @@ class Tokens:
     def queries(self, part: slice | np.ndarray) -> Tokens:
         """The same keys, but only some of the queries."""
         return Tokens(
-            self.q_slots[:, part], self.kv_slots, self.q_segments[:, part], self.kv_segments, self.prefix_lengths
+            self.q_indices[:, part], self.kv_indices, self.q_segments[:, part], self.kv_segments, self.prefix_lengths
         )
 
 
 def pairs(mask: Mask, tokens: Tokens) -> np.ndarray:
     """[batch, q, k]: each pair judged by itself."""
-    (batch, queries), keys = tokens.q_slots.shape, tokens.kv_slots.shape[1]
+    (batch, queries), keys = tokens.q_indices.shape, tokens.kv_indices.shape[1]
     kept = np.zeros((batch, queries, keys), bool)
     for b, i, j in np.ndindex(kept.shape):
-        q, kv = int(tokens.q_slots[b, i]), int(tokens.kv_slots[b, j])
+        q, kv = int(tokens.q_indices[b, i]), int(tokens.kv_indices[b, j])
         if mask.causal and kv > q and not (mask.prefix and kv < tokens.prefix_lengths[b]):
             continue
         if mask.window is not None and q - kv >= mask.window:

@@ -52,8 +52,8 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
         given = None if form == "causal" else segments
         attend = partial(flash_attention, causal=True, segment_ids=given, return_lse=True, implementation="triton")
         if "lists" in form:
-            slots = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
-            tokens = Tokens(slots, slots, segments, segments)
+            indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
+            tokens = Tokens(indices, indices, segments, segments)
             attend = lambda q, k, v: KERNELS.attend(Settings(Mask(segmented=True), width**-0.5), q, k, v, tokens)
         (out, lse), pull = jax.vjp(lambda q, k, v: attend(q, k, v), q, k, v)
         return out, lse, *pull((out, lse))

@@ -51,8 +51,8 @@ def kernels(
     chosen = DETERMINISTIC_KERNELS if deterministic else KERNELS
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
-        slots = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
-        tokens = Tokens(slots, slots, segments, segments, segments[:, 0] if settings.mask.prefix else None)
+        indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
+        tokens = Tokens(indices, indices, segments, segments, segments[:, 0] if settings.mask.prefix else None)
         if exact:
             out, lse = chosen.forward(settings, q, k, v, tokens)
             inner = output_products(out, out, lse, lse)

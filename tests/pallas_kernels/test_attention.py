@@ -72,7 +72,7 @@ CASES = {
 
 def random_inputs(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    (batch, queries), keys = case.tokens.q_slots.shape, case.tokens.kv_slots.shape[1]
+    (batch, queries), keys = case.tokens.q_indices.shape, case.tokens.kv_indices.shape[1]
     shapes = {
         "q": (batch, queries, case.heads, 8),
         "k": (batch, keys, case.kv_heads, 8),
@@ -145,8 +145,8 @@ def test_scores_in_the_hundreds_do_not_overflow(name: str) -> None:
 @pytest.mark.parametrize("blocks", [64, 4])
 def test_a_query_that_sees_nothing_gives_zero_and_harms_no_gradient(blocks: int) -> None:
     tokens = Tokens(
-        q_slots=np.tile(np.arange(12), (2, 1)),
-        kv_slots=np.tile(np.arange(6, 18), (2, 1)),
+        q_indices=np.tile(np.arange(12), (2, 1)),
+        kv_indices=np.tile(np.arange(6, 18), (2, 1)),
         q_segments=np.ones((2, 12)),
         kv_segments=np.ones((2, 12)),
         prefix_lengths=np.zeros(2),
@@ -174,8 +174,8 @@ def every_equation(jaxpr: Any) -> Any:
 def test_memory_is_linear_in_the_sequence_forward_and_backward() -> None:
     length, heads, width, block = 512, 2, 8, 32
     x = jnp.ones((1, length, heads, width))
-    slots = jnp.arange(length)[None]
-    attend = partial(attention, mask=Mask(), q_slots=slots, kv_slots=slots, query_block=block, kv_block=block)
+    indices = jnp.arange(length)[None]
+    attend = partial(attention, mask=Mask(), q_indices=indices, kv_indices=indices, query_block=block, kv_block=block)
     gradient = jax.make_jaxpr(jax.grad(lambda q, k, v: attend(q, k, v).sum(), (0, 1, 2)))(x, x, x)
     sizes = [int(np.prod(v.aval.shape)) for e in every_equation(gradient.jaxpr) for v in e.outvars]
     assert max(sizes) == length * heads * width < heads * length * length
@@ -183,11 +183,13 @@ def test_memory_is_linear_in_the_sequence_forward_and_backward() -> None:
 
 @pytest.mark.parametrize("blocks", [64, 8])
 def test_a_policy_that_saves_the_named_results_does_not_run_the_forward_again(blocks: int) -> None:
-    slots = np.arange(24)[None]
+    indices = np.arange(24)[None]
 
     def layer(x: jax.Array, w: jax.Array) -> jax.Array:
         q, k, v = (checkpoint_name(x @ w[i], "projection") for i in range(3))
-        out = attention(q, k, v, mask=Mask(), q_slots=slots, kv_slots=slots, query_block=blocks, kv_block=blocks)
+        out = attention(
+            q, k, v, mask=Mask(), q_indices=indices, kv_indices=indices, query_block=blocks, kv_block=blocks
+        )
         return (out**2).sum()
 
     def work(*saved: str, remat: bool = True) -> dict[str, int]:
@@ -224,10 +226,10 @@ def test_inside_a_checked_shard_map_it_equals_the_whole(q_axes: tuple, kv_axes: 
     q_spec, kv_spec, of_rows = PartitionSpec(*q_axes), PartitionSpec(*kv_axes), PartitionSpec(kv_axes[0], None)
     token_spec = PartitionSpec(*slot_axes)
 
-    def gradients(q, k, v, d_out, q_slots, q_segments, kv_slots, kv_segments):
+    def gradients(q, k, v, d_out, q_indices, q_segments, kv_indices, kv_segments):
         def objective(q, k, v):
             out = attention(
-                q, k, v, mask=case.mask, q_slots=q_slots, q_segments=q_segments, kv_slots=kv_slots,
+                q, k, v, mask=case.mask, q_indices=q_indices, q_segments=q_segments, kv_indices=kv_indices,
                 kv_segments=kv_segments, query_block=case.query_block, kv_block=case.kv_block,
             )  # fmt: skip
             return (out * d_out).sum(), out
@@ -239,7 +241,7 @@ def test_inside_a_checked_shard_map_it_equals_the_whole(q_axes: tuple, kv_axes: 
     mapped = jax.shard_map(gradients, mesh=mesh, in_specs=specs, out_specs=(q_spec, q_spec, kv_spec, kv_spec))
     found = jax.jit(mapped)(
         *(inputs[name] for name in ("q", "k", "v", "d_out")),
-        tokens.q_slots, tokens.q_segments, tokens.kv_slots, tokens.kv_segments,
+        tokens.q_indices, tokens.q_segments, tokens.kv_indices, tokens.kv_segments,
     )  # fmt: skip
     inputs["d_lse"][:] = 0.0
     expected = dense_attention(**inputs, kept=pairs(case.mask, tokens))
@@ -258,6 +260,6 @@ def test_inside_a_checked_shard_map_it_equals_the_whole(q_axes: tuple, kv_axes: 
     ids=["heads", "width", "keys"],
 )
 def test_shapes_that_do_not_fit_are_refused(q: tuple, k: tuple, v: tuple) -> None:
-    slots = np.arange(4)[None]
+    indices = np.arange(4)[None]
     with pytest.raises(ValueError, match="do not fit together"):
-        attention(jnp.ones(q), jnp.ones(k), jnp.ones(v), mask=Mask(), q_slots=slots, kv_slots=slots)
+        attention(jnp.ones(q), jnp.ones(k), jnp.ones(v), mask=Mask(), q_indices=indices, kv_indices=indices)

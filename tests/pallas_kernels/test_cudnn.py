@@ -16,7 +16,7 @@ from pallas_kernels.attention import SAVED_NAMES, attention, cudnn
 from pallas_kernels.masks import Mask
 
 SLOTS = np.tile(np.arange(16, dtype=np.int32), (2, 1))
-TOKENS = {"q_slots": SLOTS, "kv_slots": SLOTS}
+TOKENS = {"q_indices": SLOTS, "kv_indices": SLOTS}
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_cudnn_does_not_compute_is_refused(mask: Mask, softcap: float | Non
 
 def test_a_part_of_the_queries_is_refused() -> None:
     q, k, v = random_inputs()
-    with pytest.raises(ValueError, match="same slots"):
+    with pytest.raises(ValueError, match="same indices"):
         cudnn.attend(q[:, 8:], k, v, mask=Mask(), **TOKENS)
 
 

@@ -167,22 +167,25 @@ def test_a_window_behind_keys_that_fill_no_block_leaves_no_tile_more_than_its_li
     blocks: tuple[int, int], of_keys: bool
 ) -> None:
     """Queries as a ring has them when it comes to the keys of the rank before, and with an offset."""
-    mask, slots = Mask(window=100), jnp.arange(1000)[None]
+    mask, indices = Mask(window=100), jnp.arange(1000)[None]
 
     @jax.jit
     def visits(tokens: KernelTokens) -> bounds.Visits:
         queries, keys = bounds.query_limits(mask, tokens, blocks[0]), bounds.key_tokens(mask, tokens, blocks[1])
         return bounds.visits(bounds.Limits.of(mask), queries, keys, *blocks, of_keys, mask)
 
-    found = visits(KernelTokens(slots + 1000, slots))
-    sizes, kept = blocks, blocks64.pairs(mask, Tokens(*np.asarray([slots + 1000, slots]), slots, slots, slots[0]))
+    found = visits(KernelTokens(indices + 1000, indices))
+    sizes, kept = (
+        blocks,
+        blocks64.pairs(mask, Tokens(*np.asarray([indices + 1000, indices]), indices, indices, indices[0])),
+    )
     if of_keys:
         sizes, kept = blocks[::-1], kept.swapaxes(1, 2)
     check(np.asarray(found.blocks), np.asarray(found.counts), kept, sizes)
 
 
 def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
-    slots = jnp.arange(4096)[None]
+    indices = jnp.arange(4096)[None]
     mask, limits = Mask(window=500), bounds.Limits.of(Mask(window=500))
 
     @jax.jit
@@ -190,7 +193,7 @@ def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
         queries, keys = bounds.query_limits(mask, tokens, 128), bounds.key_tokens(mask, tokens, 128)
         return bounds.visits(limits, queries, keys, 128, 128, False, mask)
 
-    found = visits(KernelTokens(slots, slots))
+    found = visits(KernelTokens(indices, indices))
     assert found.blocks.shape == (1, 32, 6) and int(found.counts[..., 1].max()) == 5
 
 

@@ -34,7 +34,7 @@ def packed_rows(draw: st.DrawFn, *, rows: int = 2, length: int | None = None) ->
 
 
 def random_tokens(seed: int, queries: int = 9, keys: int = 11) -> Tokens:
-    """Slots in any order and segments that come back, as no data set has them."""
+    """Indices in any order and segments that come back, as no data set has them."""
     rng = np.random.default_rng(seed)
     return Tokens(
         np.stack([rng.permutation(keys)[:queries] for _ in range(2)]),
@@ -53,7 +53,7 @@ def test_allowed_keeps_exactly_the_pairs_that_the_definition_keeps(mask: Mask) -
 
 def test_a_window_of_one_sees_the_token_itself_alone() -> None:
     tokens = Tokens.whole_rows(np.ones((1, 5), np.int32))
-    assert np.array_equal(allowed(Mask(window=1), tokens.q_slots, tokens.kv_slots)[0], np.eye(5, dtype=bool))
+    assert np.array_equal(allowed(Mask(window=1), tokens.q_indices, tokens.kv_indices)[0], np.eye(5, dtype=bool))
 
 
 def test_padding_sees_nothing_and_is_seen_by_nothing() -> None:
@@ -69,8 +69,8 @@ def test_a_block_that_is_skipped_holds_no_kept_pair(mask: Mask) -> None:
         cut = lambda x, size: np.moveaxis(x.reshape(2, -1, size), 1, 0)
         blocks = kept_blocks(
             mask,
-            cut(tokens.q_slots, 2),
-            cut(tokens.kv_slots, 3),
+            cut(tokens.q_indices, 2),
+            cut(tokens.kv_indices, 3),
             cut(tokens.q_segments, 2),
             cut(tokens.kv_segments, 3),
             tokens.prefix_lengths,
@@ -80,9 +80,9 @@ def test_a_block_that_is_skipped_holds_no_kept_pair(mask: Mask) -> None:
 
 
 def test_blocks_of_a_packed_row_are_computed_only_where_a_document_meets_itself_in_its_past() -> None:
-    slots = np.arange(8).reshape(4, 1, 2)
+    indices = np.arange(8).reshape(4, 1, 2)
     segments = np.array([1, 1, 1, 1, 2, 2, 0, 0]).reshape(4, 1, 2)
-    blocks = kept_blocks(Mask(segmented=True), slots, slots, segments, segments)
+    blocks = kept_blocks(Mask(segmented=True), indices, indices, segments, segments)
     assert np.array_equal(blocks, np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]], bool))
 
 
@@ -124,11 +124,11 @@ def test_a_segment_that_comes_back_cannot_be_counted() -> None:
     [(Mask(segmented=True), "q_segments"), (Mask(prefix=True), "prefix_lengths")],
 )
 def test_tokens_that_a_mask_needs_cannot_be_left_out(mask: Mask, missing: str) -> None:
-    slots = np.arange(4)[None]
+    indices = np.arange(4)[None]
     with pytest.raises(ValueError, match=missing):
-        allowed(mask, slots, slots)
+        allowed(mask, indices, indices)
     with pytest.raises(ValueError, match=missing):
-        kept_blocks(mask, slots[None], slots[None])
+        kept_blocks(mask, indices[None], indices[None])
 
 
 def test_a_window_that_would_see_nothing_is_refused() -> None:
@@ -137,5 +137,5 @@ def test_a_window_that_would_see_nothing_is_refused() -> None:
 
 
 def test_a_mask_is_static_under_jit() -> None:
-    slots = np.arange(3)[None]
-    assert jax.jit(allowed, static_argnums=0)(Mask(), slots, slots).sum() == 6
+    indices = np.arange(3)[None]
+    assert jax.jit(allowed, static_argnums=0)(Mask(), indices, indices).sum() == 6

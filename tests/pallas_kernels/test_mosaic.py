@@ -50,7 +50,7 @@ class Case(NamedTuple):
     louder: float = 1.0
     """By what queries are multiplied."""
     neighbours: bool = False
-    """Whether kernels are told that slots grow by one."""
+    """Whether kernels are told that indices grow by one."""
 
 
 CASES = {
@@ -82,7 +82,7 @@ def tokens_of(case: Case) -> Tokens:
 
 
 def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
-    rng, queries, keys = np.random.default_rng(0), tokens.q_slots.shape[1], tokens.kv_slots.shape[1]
+    rng, queries, keys = np.random.default_rng(0), tokens.q_indices.shape[1], tokens.kv_indices.shape[1]
     (wide, value), heads, kv_heads = case.widths, case.heads, case.kv_heads
     shapes = {
         "q": (queries, heads, wide), "k": (keys, kv_heads, wide), "v": (keys, kv_heads, value),
@@ -176,9 +176,9 @@ def test_so_they_do_for_any_packing(segments: np.ndarray) -> None:
 
 
 def test_a_long_packed_row_visits_few_blocks() -> None:
-    slots = jnp.arange(4096)[None]
-    segments = 1 + slots // 512
-    mask, tokens = Mask(segmented=True), KernelTokens(slots, slots, segments, segments)
+    indices = jnp.arange(4096)[None]
+    segments = 1 + indices // 512
+    mask, tokens = Mask(segmented=True), KernelTokens(indices, indices, segments, segments)
     _, found, _ = visits_of(mask, tokens, 128, 128)
     assert np.array_equal(np.asarray(found.counts)[0, :, 1], np.tile([1, 2, 3, 4], 8))
     assert np.array_equal(np.asarray(found.counts)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
@@ -209,7 +209,7 @@ def test_what_it_cannot_do_it_refuses_with_the_reason(change: dict, said: str | 
 
 
 def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
-    slots = jnp.arange(4)[None]
+    indices = jnp.arange(4)[None]
     x = jnp.ones((1, 4, 1, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="scale above 0, got -1"):
-        forward(Settings(Mask(), -1.0, interpret=True), x, x, x, KernelTokens(slots, slots))
+        forward(Settings(Mask(), -1.0, interpret=True), x, x, x, KernelTokens(indices, indices))

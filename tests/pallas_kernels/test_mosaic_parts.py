@@ -28,9 +28,9 @@ def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all(
     options = Settings(case.mask, case.widths[0] ** -0.5, interpret=True)
     named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     assert named.kv_segments is not None
-    slots, segments = named.kv_slots, named.kv_segments
+    indices, segments = named.kv_indices, named.kv_segments
     parts = [
-        (k[:, part], v[:, part], named._replace(kv_slots=slots[:, part], kv_segments=segments[:, part]))
+        (k[:, part], v[:, part], named._replace(kv_indices=indices[:, part], kv_segments=segments[:, part]))
         for part in (slice(cut), slice(cut, None))
     ]
 

@@ -77,7 +77,7 @@ def tokens_of(case: Case) -> Tokens:
 
 
 def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
-    rng, (batch, queries), keys = np.random.default_rng(0), tokens.q_slots.shape, tokens.kv_slots.shape[1]
+    rng, (batch, queries), keys = np.random.default_rng(0), tokens.q_indices.shape, tokens.kv_indices.shape[1]
     shapes = {
         "q": (queries, case.heads, case.width),
         "k": (keys, case.kv_heads, case.width),
@@ -150,8 +150,8 @@ def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_ev
     inputs = random_inputs(case, tokens)
     options = Settings(case.mask, case.width**-0.5, interpret=True)
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
-    slots, segments = jnp.asarray(tokens.q_slots), jnp.asarray(tokens.q_segments)
-    whole_tokens = KernelTokens(slots, slots, segments, segments)
+    indices, segments = jnp.asarray(tokens.q_indices), jnp.asarray(tokens.q_segments)
+    whole_tokens = KernelTokens(indices, indices, segments, segments)
     whole = run(KERNELS, options, whole_tokens, inputs)
     for name, again in run(KERNELS, options, whole_tokens, inputs).items():
         assert np.array_equal(again, whole[name], equal_nan=True), name
@@ -163,7 +163,7 @@ def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_ev
     )  # of a rank that holds both ends, and another
     picks = [np.concatenate([np.arange(48)[part] for part in half]) for half in halves]
     parts = [
-        (k[:, pick], v[:, pick], KernelTokens(slots, slots[:, pick], segments, segments[:, pick])) for pick in picks
+        (k[:, pick], v[:, pick], KernelTokens(indices, indices[:, pick], segments, segments[:, pick])) for pick in picks
     ]
     out, lse = merge(*(forward(q, *part) for part in parts))
     inner = output_products(out, d_out, lse, d_lse)
@@ -208,16 +208,16 @@ def test_each_block_with_a_kept_pair_is_visited_once_and_none_is_called_whole_th
 
 
 def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask() -> None:
-    slots = jnp.arange(64)[None]
+    indices = jnp.arange(64)[None]
     for neighbours in (False, True):
-        visits = per_query_block(Mask(), KernelTokens(slots, slots), 8, 8, neighbours=neighbours)
+        visits = per_query_block(Mask(), KernelTokens(indices, indices), 8, 8, neighbours=neighbours)
         assert np.array_equal(visits.whole[0], np.arange(8)) and np.array_equal(visits.kept[0], np.arange(8) + 1)
 
 
 def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
     """A block that has both visits its document's blocks alone, and is visited by them alone."""
-    slots, segments = jnp.arange(64)[None], jnp.repeat(jnp.array([1, 2, 3, 0]), jnp.array([16, 16, 20, 12]))[None]
-    tokens = KernelTokens(slots, slots, segments, segments)
+    indices, segments = jnp.arange(64)[None], jnp.repeat(jnp.array([1, 2, 3, 0]), jnp.array([16, 16, 20, 12]))[None]
+    tokens = KernelTokens(indices, indices, segments, segments)
     for neighbours in (False, True):
         of_queries = per_query_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
         of_keys = per_key_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
@@ -226,8 +226,8 @@ def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
 
 
 def test_a_short_window_makes_the_lists_short() -> None:
-    slots = jnp.arange(64)[None]
-    visits = per_query_block(Mask(window=8), KernelTokens(slots, slots), 8, 8)
+    indices = jnp.arange(64)[None]
+    visits = per_query_block(Mask(window=8), KernelTokens(indices, indices), 8, 8)
     assert max(map(int, visits.kept[0])) == 2
 
 

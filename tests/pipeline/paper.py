@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxpar.pipeline.actions import Action, Kind
-from jaxpar.pipeline.program import ARRIVAL, BUFFERS, EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
+from jaxpar.pipeline.execution.program import ARRIVAL, BUFFERS, EMBEDDING, NOTHING, STASHED, PipelineProgram, Run
 
 F, B, W = Kind
 SHIFTS = {"before": 1, "behind": -1, "self": 0}

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 
 from jaxpar.pipeline.schedules import Kind, Schedule, make_schedule
-from jaxpar.pipeline.simulate import simulate
+from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.pipeline.transfers import lockstep_transfers
 from tests.pipeline.any_schedule import any_schedule
 

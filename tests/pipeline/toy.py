@@ -20,14 +20,14 @@ from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_sinks
+from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.layer_kind import Keep, LayerKind
 from jaxpar.model.layer_loop import LayerLoop
-from jaxpar.pipeline.executor import execute
-from jaxpar.pipeline.program import PipelineProgram, make_program
+from jaxpar.pipeline.execution.executor import execute
+from jaxpar.pipeline.execution.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Schedule
 from tests.traced import mesh_of
 
@@ -44,7 +44,7 @@ def layer(w: Any, x: jax.Array, number: Any, tokens: TokenContext, tap: Tap) -> 
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
     up = checkpoint_name(tap("up", group, x * w["scale"]), "mlp_up")
-    return x + (1 + number) / (2 + tokens.slots[..., None]) * tap("down", group, jnp.tanh(up)), {}
+    return x + (1 + number) / (2 + tokens.indices[..., None]) * tap("down", group, jnp.tanh(up)), {}
 
 
 def plain_objective(weights: Any, x: Any) -> Any:
@@ -102,9 +102,9 @@ class ToyStages(DecoderStages):
         kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
         return LayerLoop({ALIKE: kind}, self.placements, self.order)
 
-    def loss(self, weights: Any, sinks: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
+    def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
         del batch
-        head = materialize(weights["head"], sinks["head"], self.placements, part="head")
+        head = materialize(weights["head"], accumulators["head"], self.placements, part="head")
         total = reduce_sum(jnp.sum((x @ head["weight"]) ** 2), ("tensor",))  # of size 1
         return total, total
 
@@ -152,9 +152,9 @@ class ToyRun:
 
         def function(master: Any, x: jax.Array) -> tuple[jax.Array, Any]:
             weights = to_storage(master, self.placements)
-            sinks = {part: zero_sinks(w, self.placements, part=part) for part, w in weights.items()}
+            accumulators = {part: zero_accumulators(w, self.placements, part=part) for part, w in weights.items()}
             seed = jnp.float32(self.seed)
-            gradients, reported, _ = execute(self.program, self.stages, weights, sinks, {"x": x}, seed)
+            gradients, reported, _ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seed)
             total = reduce_sum(reported, [axis for axis in AXES if axis != "tensor"])
             return total, to_optimizer(gradients, self.placements)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from jaxpar.config import Config
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.search import Search
-from jaxpar.planner.space import Space
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
 from tests.small_run import small
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jaxpar.config import config_to_yaml
+from jaxpar.cost.hardware_model import HOPPER, HardwareModel
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.plan import main
-from jaxpar.planner.calibrate import Sizes, calibrate
-from jaxpar.planner.hardware_model import HOPPER, HardwareModel
+from jaxpar.planner.evidence.calibrate import Sizes, calibrate
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import read_profile, write_profile
 from tests.sentences import refused, refused_by_command
@@ -52,7 +52,7 @@ def test_what_is_measured_changes_the_prediction(tmp_path: Path, capsys: pytest.
     def predicted(*more: str) -> float:
         words = ["--config", str(config), "--cluster", "cpu:1x8", "--top", "1", "--output", str(output), "--json"]
         assert main([*words, *more]) == 0
-        return json.loads(capsys.readouterr().out)[0]["step_time_s"]
+        return json.loads(capsys.readouterr().out)[0]["predicted"]["step_time_s"]
 
     slower = tmp_path / "slower.json"
     slower.write_text(json.dumps(profile | {"links": profile["links"] | {"peak_flops": 1e6}}))

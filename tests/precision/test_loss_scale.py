@@ -49,7 +49,7 @@ def test_a_step_that_overflows_is_skipped_until_the_scale_fits():
     """At 2^40 the scaled gradients exceed float16; halved some ten times they fit, and then training goes on."""
     precision = {"compute": "float16", "loss_scale": 2.0**40}
     run = SmallRun(small(model={"layers": 1}, precision=precision, parallel={"fsdp": 2}))
-    state = run.step.initial_state()
+    state = run.step.residency.initial_state()
     initial, batch, scale, skipped = jax.device_get(state.master), run.batch(0), 2.0**40, 0
     while True:
         state, metrics = run.step.train(state, batch)

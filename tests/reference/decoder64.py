@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Float64, Int
 from tests.reference.options import OF_LAYERS, Options, complete
 from tests.reference.tree import Tree
 
-BATCH_KEYS = ("tokens", "labels", "mask", "segments", "positions", "slots")
+BATCH_KEYS = ("tokens", "labels", "mask", "segments", "positions", "indices")
 
 
 def rms_norm(
@@ -105,10 +105,10 @@ def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*d
 
 
 def visible(
-    slots: Int[Array, "batch seq"], segments: Int[Array, "batch seq"], window: int | None
+    indices: Int[Array, "batch seq"], segments: Int[Array, "batch seq"], window: int | None
 ) -> Bool[Array, "batch seq seq"]:
-    """Which key (last axis) each query may see: not later, of the same segment, less than `window` slots back."""
-    distance = slots[:, :, None] - slots[:, None, :]
+    """Which key (last axis) each query may see: not later, of the same segment, less than `window` indices back."""
+    distance = indices[:, :, None] - indices[:, None, :]
     allowed = (distance >= 0) & (segments[:, :, None] == segments[:, None, :])
     return allowed if window is None else allowed & (distance < window)
 
@@ -133,7 +133,7 @@ def attention(
     if scale is None:
         scale = 1 / math.sqrt(options["head_dim"])
     scores = softcap(jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale, options["attention_softcap"])
-    allowed = visible(batch["slots"], batch["segments"], options["window"])
+    allowed = visible(batch["indices"], batch["segments"], options["window"])
     probabilities = jax.nn.softmax(jnp.where(allowed[:, None], scores, -jnp.inf), axis=-1)
     out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
     return out + weights["output_bias"] if options["attention_bias"] is True else out
@@ -245,7 +245,7 @@ def loss_and_gradients(weights: Tree, options: Options, batch: Mapping[str, Any]
 def plain_batch(tokens: Int[np.ndarray, "batch seq"]) -> dict[str, np.ndarray]:
     """A batch of whole rows, one document each; the last token of a row has no label and does not count."""
     rows, length = tokens.shape
-    slots = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    indices = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
     mask = np.ones((rows, length), np.float32)
     mask[:, -1] = 0
     return {
@@ -253,7 +253,7 @@ def plain_batch(tokens: Int[np.ndarray, "batch seq"]) -> dict[str, np.ndarray]:
         "labels": np.roll(tokens, -1, axis=1).astype(np.int32),
         "mask": mask,
         "segments": np.ones((rows, length), np.int32),
-        "positions": slots.copy(),
-        "slots": slots.copy(),
+        "positions": indices.copy(),
+        "indices": indices.copy(),
         "examples": np.arange(rows, dtype=np.int32),
     }

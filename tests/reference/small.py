@@ -65,7 +65,7 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
 
 
 def packed_batch(vocab: int, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """Two rows of eight slots: documents of 3 and 5 tokens, and one of 6 with two slots of padding."""
+    """Two rows of eight indices: documents of 3 and 5 tokens, and one of 6 with two indices of padding."""
     tokens = np.random.default_rng(seed).integers(0, vocab, (2, 8)).astype(np.int32)
     return {
         "tokens": tokens,
@@ -73,6 +73,6 @@ def packed_batch(vocab: int, *, seed: int = 0) -> dict[str, np.ndarray]:
         "mask": np.array([[1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0, 0]], np.float32),
         "segments": np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]], np.int32),
         "positions": np.array([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 1]], np.int32),
-        "slots": np.tile(np.arange(8, dtype=np.int32), (2, 1)),
+        "indices": np.tile(np.arange(8, dtype=np.int32), (2, 1)),
         "examples": np.arange(2, dtype=np.int32),
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxpar.train import main
-from jaxpar.training.batches import BatchPlacer
+from jaxpar.training.step.batches import BatchPlacer
 
 if __name__ == "__main__":
     seconds, infinite, spiked = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

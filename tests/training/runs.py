@@ -16,9 +16,9 @@ import jax
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import CheckpointConfig, Config, EvaluationConfig, RunConfig, config_to_yaml
 from jaxpar.observe.events import Listener, StepRecord, Summary
-from jaxpar.observe.jsonl import JsonLines, read_metrics
-from jaxpar.training.step import TrainStep
-from jaxpar.training.trainer import Trainer
+from jaxpar.observe.writers.jsonl import JsonLines, read_metrics
+from jaxpar.training.run.trainer import Trainer
+from jaxpar.training.step.train_step import TrainStep
 from tests.small_run import layout_of, small
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def losses(config: Config) -> dict[int, float]:
 
 def saved_state(config: Config, step: int) -> Any:
     """The state that the run's checkpoint of `step` holds, as NumPy."""
-    like = make_trainer(config).functions.saved_state.abstract
+    like = make_trainer(config).saved.abstract
     checkpointer = Checkpointer(folder_of(config) / "checkpoints", keep_last=1, keep_every=None, report=print)
     try:
         return jax.device_get(checkpointer.restore(step, like))

@@ -64,7 +64,7 @@ def test_they_are_the_float64_decoders(tmp_path: Path, model: dict[str, Any], la
     trainer.state = state_with(trainer.functions, weights)
     places = np.arange(len(TEXT))[None]
     batch = dict.fromkeys(("labels", "mask"), np.zeros_like(places)) | {
-        "tokens": TEXT[None], "segments": np.ones_like(places), "positions": places, "slots": places,
+        "tokens": TEXT[None], "segments": np.ones_like(places), "positions": places, "indices": places,
     }  # fmt: skip
     found = attention_weights(trainer, TEXT, 1)
     assert found.shape == (8, 20, 20)

@@ -1,4 +1,4 @@
-"""Each transfer, said in the words of the project: mesh axis, verb, bytes, wire dtype, line of code, how often."""
+"""Each transfer by mesh axis, collective, bytes, wire dtype, line of code and how often it runs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ DUALS = {
     "reduce_sum": "reduce_sum",
     "reduce_max": "reduce_max",
 }
-"""The verbs, and what the derivative of each is called."""
+"""The collectives, and the name of the derivative of each."""
 
 PLACELESS = ("jaxpar/mesh/", "jaxpar/model/stash.py")
-"""Parts of file names whose lines say how a transfer is written, not what for."""
+"""Parts of file names whose lines implement a transfer and do not show its purpose."""
 
 _GATHERS = ("all-gather",)
 _SCATTERS = ("reduce-scatter", "all-reduce")
@@ -44,20 +44,20 @@ _SCATTERS = ("reduce-scatter", "all-reduce")
 class Part:
     """One array of a transfer."""
 
-    verb: str | None
-    """The verb that asked for it; None for what no named scope of `DUALS` surrounds."""
+    collective: str | None
+    """The collective that asked for it; None for what no named scope of `DUALS` surrounds."""
     dtype: str
     operand_bytes: int
     """Bytes of this rank's input."""
     sent_bytes: float
-    """Bytes that one device sends, by the ring formula of the verb's docstring."""
+    """Bytes that one device sends, by the ring formula of the collective's docstring."""
     recomputed: bool
     """Whether it belongs to a recomputation."""
 
 
 @dataclass(frozen=True)
 class Movement:
-    """A transfer of the program with what can be said of it without a clock."""
+    """A transfer of the program, without times."""
 
     transfer: Transfer
     kind: str
@@ -75,23 +75,28 @@ class Movement:
     """How often it runs in a step."""
 
     @property
+    def channel(self) -> str:
+        """The link that it shares with others: `wire` between devices, `to_host` or `from_host`."""
+        return self.kind if self.transfer.channel == "host" else "wire"
+
+    @property
     def combined(self) -> bool:
-        """Whether XLA made one transfer of several."""
+        """Whether XLA combined several transfers."""
         return len(self.parts) > 1
 
     @property
-    def verbs(self) -> tuple[str | None, ...]:
-        """The different verbs of the parts, in order."""
-        return tuple(dict.fromkeys(part.verb for part in self.parts))
+    def collectives(self) -> tuple[str | None, ...]:
+        """The different collectives of the parts, in order."""
+        return tuple(dict.fromkeys(part.collective for part in self.parts))
 
     @property
     def operand_bytes(self) -> int:
-        """Of one execution, on one device."""
+        """Bytes of one execution, on one device."""
         return sum(part.operand_bytes for part in self.parts)
 
     @property
     def sent_bytes(self) -> float:
-        """Of one execution, by one device."""
+        """Bytes sent by one device in one execution."""
         return sum(part.sent_bytes for part in self.parts)
 
 
@@ -125,8 +130,8 @@ def _movement(
         return Movement(transfer, kind, (), 1, False, (part,), source, times)
     groups = groups_of(op, module.partitions)
     parts = tuple(
-        Part(verb, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups), repeated)
-        for (verb, repeated), leaf in zip(_asked_by(op, again), _inputs(op), strict=True)
+        Part(collective, leaf.dtype, leaf.bytes, sent(op, leaf.bytes, groups), repeated)
+        for (collective, repeated), leaf in zip(_asked_by(op, again), _inputs(op), strict=True)
     )
     ranks = 2 if groups.permutes else groups.size
     return Movement(
@@ -144,7 +149,7 @@ def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
     """Bytes that one device sends for a collective over groups of n with an input of x bytes.
 
     all-gather x(n-1), reduce-scatter and all-to-all x(n-1)/n, all-reduce 2x(n-1)/n, a permutation x, a broadcast x.
-    These are what rings send; a switch that sums on the way (NVLink SHARP) would need less of an all-reduce.
+    These are the bytes that rings send; a switch that reduces (NVLink SHARP) needs less for an all-reduce.
     """
     n = groups.size
     if op.opcode == "all-gather":
@@ -159,16 +164,16 @@ def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
 
 
 def place(frames: tuple[Frame, ...]) -> Frame | None:
-    """The innermost frame outside `PLACELESS` files, or the innermost at all."""
+    """The innermost frame outside `PLACELESS` files; without one, the innermost of all."""
     outside = (frame for frame in frames if not any(part in frame.file for part in PLACELESS))
     return next(outside, frames[0] if frames else None)
 
 
-def verb_of(op_name: str, opcode: str) -> str | None:
-    """The verb whose named scope is innermost in `op_name`, or its dual where the op does the dual's work.
+def collective_of(op_name: str, opcode: str) -> str | None:
+    """The collective whose named scope is innermost in `op_name`, or its dual where the op does the dual's work.
 
-    A derivative keeps the scope of what it differentiates. Gathers and scatters are told apart by the opcode; of an
-    all-to-all, which is its own inverse, the name says whether it is transposed.
+    A derivative keeps the scope of what it differentiates. The opcode distinguishes gathers from scatters; for an
+    all-to-all, which is its own inverse, the name shows whether it is transposed.
     """
     transposed = "transpose(" in op_name and not recomputed(op_name)
     for segment in reversed(segments(op_name)):
@@ -185,14 +190,14 @@ def verb_of(op_name: str, opcode: str) -> str | None:
 
 
 def _asked_by(op: Op, again: bool) -> list[tuple[str | None, bool]]:
-    """Verb and recomputation of each input. XLA lists the names of what it combines as `prefix/(a:b:c)`.
+    """Collective and recomputation of each input. XLA lists the names of what it combines as `prefix/(a:b:c)`.
 
     Where it gives one name for several inputs, or another number of names, all inputs get the names' common answer;
-    if they disagree, the verb is None.
+    if they disagree, the collective is None.
     """
     names, count = combined_names(op.op_name), len(_inputs(op))
-    asked = [(verb_of(name, op.opcode), again or recomputed(name)) for name in names]
+    asked = [(collective_of(name, op.opcode), again or recomputed(name)) for name in names]
     if len(asked) == count:
         return asked
-    verbs = {verb for verb, _ in asked}
-    return [(verbs.pop() if len(verbs) == 1 else None, all(flag for _, flag in asked))] * count
+    collectives = {collective for collective, _ in asked}
+    return [(collectives.pop() if len(collectives) == 1 else None, all(flag for _, flag in asked))] * count

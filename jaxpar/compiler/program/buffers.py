@@ -1,4 +1,4 @@
-"""XLA's buffer assignment: which value lies where, and from when to when. Reader of two files of a dump.
+"""Reads XLA's buffer assignment from two files of a dump: where each value is, and when it is alive.
 
 `*-buffer-assignment.txt` lists allocations and the values in each (size and offset); `*-live-range.txt` gives the order
 of all ops with loops and calls laid out in line, and the first and last place in that order at which a value lives.
@@ -30,10 +30,10 @@ _HEADINGS = ("HloLiveRange", "InstructionSequence", "BufferLiveRange", "Live ran
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An array (or the table of a tuple) that an op makes, in its place."""
+    """An array (or the table of a tuple) that an op makes, and where it is."""
 
     op: str
-    """Name of the op; as in the dump's own HLO text."""
+    """Name of the op, as in the dump's own HLO text."""
     path: tuple[int, ...]
     """Which part of the op's result."""
     size: int
@@ -41,7 +41,7 @@ class Value:
     """Bytes from the start of its allocation."""
     shape: str
     born: int
-    """First place in the order at which it lives."""
+    """First place in the order at which it is alive."""
     dies: int
     """Last place."""
 
@@ -60,15 +60,15 @@ class Allocation:
     kind: str
     """`parameter`, `output`, `constant`, `thread-local`, `temporary` or `live-out`."""
     parameter: int | None
-    """Number of the entry's parameter that lies here."""
+    """Number of the entry's parameter that is here."""
     donated: bool
-    """Whether a result may lie in the parameter's memory."""
+    """Whether a result may reuse the parameter's memory."""
     memory_space: int
     values: tuple[Value, ...]
 
     @property
     def shared(self) -> bool:
-        """Whether values follow each other in it; other allocations are held from start to end."""
+        """Whether values share it over time; other allocations are held from start to end."""
         return self.kind == "temporary"
 
 
@@ -81,7 +81,7 @@ class Buffers:
     """Names of ops; loops, branches and calls laid out in line."""
 
     def total(self, memory_space: int = 0) -> int:
-        """Bytes of all allocations: what XLA asks of the device."""
+        """Bytes of all allocations: what XLA reserves on the device."""
         return sum(a.size for a in self.allocations if a.memory_space == memory_space)
 
 

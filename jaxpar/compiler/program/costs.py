@@ -1,15 +1,15 @@
-"""What each op costs: matrix products, other arithmetic, bytes of memory; and its time on a roofline."""
+"""The cost of each op: matrix products, other arithmetic, bytes of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.matmuls import QUIET_TARGETS, Kernels, products
+from jaxpar.compiler.program.matmuls import QUIET_TARGETS, products
 from jaxpar.compiler.program.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
-from jaxpar.compiler.program.records import Frame, Module, Op, ProgramError, leaves
+from jaxpar.compiler.program.records import Frame, Module, Op, leaves
 from jaxpar.compiler.program.slices import Slices
 from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
 
@@ -31,7 +31,7 @@ class Cost:
     flops: float
     """Of matrix products."""
     recomputed_flops: float
-    """Of those, what repeats the forward pass, or what XLA does twice to save memory."""
+    """The part of them that repeats the forward pass, or that XLA does twice to save memory."""
     arithmetic: str
     """Type of the products with the most work; empty without any."""
     vector_flops: float
@@ -42,6 +42,10 @@ class Cost:
     """Whether the op as a whole belongs to a recomputation."""
     executions: float
     """How often it runs in a step."""
+    pairs: float = 0.0
+    """Of a fused attention: see `Product.pairs`."""
+    backward: bool = False
+    """Of a fused attention: whether it is of the backward."""
 
     @property
     def computes(self) -> bool:
@@ -53,37 +57,15 @@ class Cost:
         return self.op.source
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """A device as three numbers. Time is the longest of what each allows; launches and latencies are left out."""
-
-    peaks: Mapping[str, float]
-    """Dense FLOP/s of matrix products, by arithmetic (`bfloat16`, ...)."""
-    vector: float
-    """FLOP/s outside the matrix units, in float32."""
-    bandwidth: float
-    """Bytes per second of device memory."""
-
-    def seconds(self, cost: Cost) -> float:
-        """Time of one execution; 0 for a transfer. Raises `ProgramError` for arithmetic that the device lacks."""
-        if not cost.computes:
-            return 0.0
-        if cost.flops and cost.arithmetic not in self.peaks:
-            raise ProgramError(f"no peak is known for {cost.arithmetic}, which {cost.op.name} multiplies in")
-        multiply = cost.flops / self.peaks[cost.arithmetic] if cost.flops else 0.0
-        memory = (cost.read_bytes + cost.written_bytes) / self.bandwidth
-        return max(multiply, cost.vector_flops / self.vector, memory)
-
-
-def costs(module: Module, counts: Executions, kernels: Kernels | None = None) -> list[Cost]:
+def costs(module: Module, counts: Executions) -> list[Cost]:
     """Costs of all ops that run, in order of computations and issue.
 
-    An asynchronous op is counted at its start. Loops, branches and calls cost nothing themselves.
+    An asynchronous op is counted at its start. Loops, branches and calls cost nothing themselves. What there is no rule
+    for moves its operands and its result through memory (`Module.unknown`).
 
     Args:
         module: The program.
         counts: How often each computation runs.
-        kernels: Work of custom kernels by target; one that is neither here nor known is a `ProgramError`.
     """
     slices, found = Slices(module), []
     for name in counts.counts:
@@ -95,18 +77,18 @@ def costs(module: Module, counts: Executions, kernels: Kernels | None = None) ->
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in FREE | CONTROL or inner.target in QUIET_TARGETS:
                 continue
             channel = moved.get(op.name, "")
-            found.append(_cost(module, inner, slices, channel, counts, kernels or {}))
+            found.append(_cost(module, inner, slices, channel, counts))
     return found
 
 
-def _cost(module: Module, op: Op, slices: Slices, channel: str, counts: Executions, kernels: Kernels) -> Cost:
+def _cost(module: Module, op: Op, slices: Slices, channel: str, counts: Executions) -> Cost:
     repeated = 1.0 if copied_by_xla(op) else counts.again_share(op)
-    worked = list(products(module, op, kernels))
+    worked = list(products(module, op))
     most = max(worked, key=lambda product: product.flops, default=None)
     vector = 0.0 if channel else _vector_flops(module, op)
     if channel:
         kind = "collective" if channel == "wire" else "offload"
-    elif any(product.attention for product in worked) or _in_attention(op):
+    elif any(product.pairs for product in worked) or _in_attention(op):
         kind = "attention"
     elif worked:
         kind = "matmul"
@@ -125,6 +107,8 @@ def _cost(module: Module, op: Op, slices: Slices, channel: str, counts: Executio
         written_bytes=slices.writes(op),
         recomputed=repeated == 1.0 or recomputed(op.op_name),
         executions=counts.of(op),
+        pairs=sum(product.pairs for product in worked),
+        backward=any(product.backward for product in worked),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which devices take part in a collective, in each of the forms in which XLA writes it, and over which mesh axes."""
+"""The devices that take part in a collective, in each form that XLA writes, and the mesh axes of the groups."""
 
 from __future__ import annotations
 

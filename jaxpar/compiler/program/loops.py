@@ -10,7 +10,7 @@ from jaxpar.compiler.program.recomputation import runs_again
 from jaxpar.compiler.program.records import Computation, Module, Op, ProgramError
 
 type Shares = Callable[[Op], Sequence[float]]
-"""For a conditional, how much of its executions each branch gets, in the order of `branches`."""
+"""The share of a conditional's executions that each branch gets, in the order of `branches`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Executions:
 
 
 def trip_count(op: Op) -> int:
-    """Iterations of a `while`. Raises `ProgramError` if XLA could not tell."""
+    """Iterations of a `while`. Raises `ProgramError` if XLA does not know them."""
     try:
         return int(op.config["known_trip_count"]["n"])
     except KeyError:

@@ -1,4 +1,4 @@
-"""Which op computed what lies in a buffer: back through loops, tuples, copies and slices written into stacks."""
+"""Finds the op that computed a buffer's contents, through loops, tuples, copies and slices written into stacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxpar.compiler.program.opcodes import wrapped_opcode
 from jaxpar.compiler.program.records import Module, Op, Operand
 
 _PASSING = ("bitcast", "copy", "reshape", "transpose", "opt-barrier")
-"""Ops that hand on what they get, in another order at most."""
+"""Ops that pass on their operand, at most in another order."""
 
 type _Place = tuple[str, tuple[int, ...]]
 """Name of an op, and which part of its result."""
@@ -51,7 +51,7 @@ class Makers:
             place = before
 
     def _started(self, name: str, path: tuple[int, ...]) -> Op | None:
-        """The maker in what an asynchronous start runs under a name that only the order has."""
+        """The maker inside an asynchronous op, under a name that only the order has."""
         following = self._places.get(name, len(self._order)) + 1
         start = self._homes.get(self._order[following]) if following < len(self._order) else None
         op = start.by_name[self._order[following]] if start else None
@@ -64,7 +64,7 @@ class Makers:
         return self._homes[name].by_name[name]
 
     def _back(self, name: str, path: tuple[int, ...]) -> _Place | None:
-        """The place from which the contents of another were handed on; None where they were computed."""
+        """The place from which the contents of another were passed on; None where they were computed."""
         op, computations = self._op(name), self._module.computations
         if op.opcode == "tuple" and path:
             return _at(op.operands[path[0]], path[1:])
@@ -88,7 +88,7 @@ class Makers:
         return None
 
     def _before_loop(self, name: str, path: tuple[int, ...]) -> _Place | None:
-        """Where a loop took what it carries round unchanged; None for a place that no loop carries."""
+        """Where a loop took a value that it carries unchanged; None for a place that no loop carries."""
         op = self._op(name)
         loop = op if op.opcode == "while" else self._loops.get(op.computation) if op.opcode == "parameter" else None
         return _at(loop.operands[0], path) if loop is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -24,12 +24,11 @@ class Product:
     """Those among them that repeat work of the forward pass, or of another kernel of the same backward."""
     arithmetic: str
     """`float32`, `tensorfloat32`, `bfloat16`, `float16`, `float8` or `float64`."""
-    attention: bool = False
-    """Whether it is a fused attention."""
+    pairs: float = 0.0
+    """Of a fused attention: pairs of a query and a key that it sees, over rows and heads; else 0."""
+    backward: bool = False
+    """Of a fused attention: whether it makes gradients."""
 
-
-type Kernels = Mapping[str, Callable[[Op], Product]]
-"""Work of custom kernels, by `custom_call_target`."""
 
 _PLAIN = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 _ALGORITHMS = {
@@ -51,34 +50,44 @@ _MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$T
 _GEMM = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
 _ATTENTION = "__cudnn$fmha"
 _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
-"""What Pallas lowers kernels to, through Triton and by Mosaic GPU."""
+"""Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
 
 
-def products(module: Module, op: Op, kernels: Kernels) -> Iterator[Product]:
+def products(module: Module, op: Op) -> Iterator[Product]:
     """The matrix products that one execution of `op` computes; of a fusion, those inside it.
 
-    Raises `ProgramError` for a custom call that neither this file nor `kernels` knows.
+    None of one whose work is not known, which goes into `module.unknown`. Raises `ProgramError` where that is strict.
     """
-    if op.opcode == "dot":
-        yield _dot(op)
-    elif op.opcode == "fusion":
+    if op.opcode == "fusion":
         for inner in module.body(op).ops:
-            yield from products(module, inner, kernels)
-    elif op.opcode == "custom-call":
-        if op.target in kernels:
-            yield kernels[op.target](op)
-        elif _GEMM.fullmatch(op.target):
-            yield _gemm(op)
-        elif op.target.startswith(_ATTENTION):
-            yield _attention(op)
-        elif _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
-            yield _attention_kernel(op, work)
-        elif _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
-            yield _head_loss(op)
-        elif not _MOVING.fullmatch(op.target):
-            raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
+            yield from products(module, inner)
+        return
+    try:
+        product = _product_of(op)
+    except ProgramError as problem:
+        types = " and ".join(leaf.dtype for operand in op.operands for leaf in leaves(operand.shape))
+        module.unknown.operation(f"{op.opcode} {op.target or f'of {types}'}", op.name, problem)
+    else:
+        yield from () if product is None else (product,)
+
+
+def _product_of(op: Op) -> Product | None:
+    """The work of an op that is not a fusion; None where it multiplies nothing."""
+    if op.opcode == "dot":
+        return _dot(op)
+    if op.opcode != "custom-call" or _MOVING.fullmatch(op.target):
+        return None
+    if _GEMM.fullmatch(op.target):
+        return _gemm(op)
+    if op.target.startswith(_ATTENTION):
+        return _attention(op)
+    if _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
+        return _attention_kernel(op, work)
+    if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
+        return _head_loss(op)
+    raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
 
 
 def _dot(op: Op) -> Product:
@@ -107,13 +116,13 @@ def _attention(op: Op) -> Product:
     of_scores, of_values = 2.0 * pairs * query.dims[-1], 2.0 * pairs * value.dims[-1]
     kind = "float8" if query.dtype.startswith("f8") else arithmetic(op, query, query, "", [])
     if "Backward" in op.target:
-        return Product(3 * of_scores + 2 * of_values, of_scores, kind, attention=True)
+        return Product(3 * of_scores + 2 * of_values, of_scores, kind, pairs, backward=True)
     flops = of_scores + of_values
-    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, attention=True)
+    return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, pairs)
 
 
 def _attention_work(op: Op) -> Work | None:
-    """What an attention kernel of `pallas_kernels` says that it multiplies; None for another kernel."""
+    """The products that an attention kernel of `pallas_kernels` declares; None for another kernel."""
     return next((work for name in segments(op.op_name) if (work := Work.named(innermost(name))) is not None), None)
 
 
@@ -125,7 +134,7 @@ def _attention_kernel(op: Op, work: Work) -> Product:
     each = {name: work.flops(name, pairs, width, value.dims[-1]) for name in work.products}
     flops = sum(each.values())
     again = flops if recomputed(op.op_name) else sum(each[name] for name in work.repeated)
-    return Product(flops, again, arithmetic(op, query, key, "", []), attention=True)
+    return Product(flops, again, arithmetic(op, query, key, "", []), pairs, backward=bool(work.repeated))
 
 
 def _head_loss(op: Op) -> Product:
@@ -149,7 +158,7 @@ def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> i
 
 
 def arithmetic(op: Op, left: ArrayShape, right: ArrayShape, algorithm: str, precisions: list[str]) -> str:
-    """In what type a product multiplies. Raises `ProgramError` if it cannot be told.
+    """The type in which a product multiplies. Raises `ProgramError` if it cannot be determined.
 
     float32 goes through the tensor cores as TF32, unless the algorithm or a precision above the default forbids it.
     """

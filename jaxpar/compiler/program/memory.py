@@ -1,4 +1,4 @@
-"""Memory over the schedule: how much is live when, where the peak is, and what lies there."""
+"""Memory over the schedule: how much is live when, where the peak is, and what is live there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Occupant:
     bytes: int
     """Bytes that count as this value's; less than its size where another value shares them."""
     shared_with: tuple[Value, ...]
-    """Other values that lie in exactly the same bytes at that moment, such as a loop's view of its input."""
+    """Other values in exactly the same bytes at that moment, such as a loop's view of its input."""
 
 
 def timeline(buffers: Buffers, memory_space: int = 0) -> np.ndarray:

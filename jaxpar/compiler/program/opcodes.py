@@ -1,6 +1,6 @@
 """The opcodes and attributes of HLO that the records know, and what each opcode does to the costs.
 
-An opcode is here if there is a rule for what it costs; the parser refuses others, such as convolutions.
+An opcode is here if there is a rule for what it costs; others, such as convolutions, count as memory traffic.
 """
 
 from __future__ import annotations
@@ -64,18 +64,20 @@ _HALVES = ("-start", "-update", "-done")
 def wrapped_opcode(opcode: str) -> tuple[str, str]:
     """What an asynchronous opcode wraps, and which half it is: `all-gather-start` gives (`all-gather`, `start`).
 
-    The generic `async-start` gives (`async`, `start`); a plain opcode itself and the empty string.
+    The generic `async-start` gives (`async`, `start`); a plain opcode, or one that is not known, itself and the empty
+    string.
     """
     for half in _HALVES:
-        if opcode.endswith(half):
-            return opcode.removesuffix(half), half[1:]
+        base = opcode.removesuffix(half)
+        if base != opcode and (base in PLAIN - FREE or base == "async"):
+            return base, half[1:]
     return opcode, ""
 
 
 def known(opcode: str) -> bool:
     """Whether there are rules for `opcode`."""
     base, half = wrapped_opcode(opcode)
-    return base in PLAIN if not half else base in PLAIN - FREE or base == "async"
+    return bool(half) or base in PLAIN
 
 
 CALLING = ("calls", "to_apply", "body", "condition", "true_computation", "false_computation", "called_computations",

@@ -2,7 +2,8 @@
 
 It reads `compiled.as_text()` and the `*_gpu_after_optimizations.txt` of a dump, which write some things differently:
 the first `%get-tuple-element.3` and `all-gather-start(...)`, the second `%x#3` and `async-start(...), calls=`.
-Nothing is skipped: an opcode, attribute, dtype or line that is not known is an error that shows it.
+An opcode, attribute or dtype that is not known goes into the notes of `Module.unknown`, or is an error where the reader
+is strict, as in all tests; a line that cannot be read is an error that shows it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxpar.compiler.program.opcodes import ATTRIBUTES, CALLING, MODULE_ATTRIBUTES, known
-from jaxpar.compiler.program.records import Alias, Computation, Module, Op, Operand, ProgramError, Shape
+from jaxpar.compiler.program.records import Alias, Computation, Module, Op, Operand, ProgramError, Shape, Unknown
 from jaxpar.compiler.program.stacks import Stacks
 from jaxpar.compiler.program.syntax import attributes, closing, shape_end, shape_of, split, without_comments
 
@@ -37,6 +38,7 @@ class _Open:
     """A computation that is being read."""
 
     name: str
+    unknown: Unknown
     ops: list[Op] = field(default_factory=list)
     by_name: dict[str, Op] = field(default_factory=dict)
     root: Op | None = None
@@ -48,11 +50,20 @@ class _Open:
         return Computation(self.name, tuple(self.ops), self.root, tuple(parameters), self.by_name)
 
 
-def parse(text: str) -> Module:
-    """The module in `text`. Raises `ProgramError` for anything that is not known, and for an unscheduled module."""
+def parse(text: str, *, strict: bool = False) -> Module:
+    """The module in `text`.
+
+    Args:
+        text: scheduled HLO.
+        strict: refuse an opcode, attribute or dtype that is not known, and later a kernel whose work is not.
+
+    Raises:
+        ProgramError: the text cannot be read, or is of an unscheduled module; where `strict`, anything is not known.
+    """
+    unknown = Unknown(strict=strict)
     lines = iter(enumerate(text.splitlines(), start=1))
     number, header = _next_filled(lines)
-    name, facts = _module_line(header, number)
+    name, facts = _module_line(header, number, unknown)
     stacks, computations, entry = Stacks(), {}, None
     current: _Open | None = None
     for number, line in lines:
@@ -67,13 +78,13 @@ def parse(text: str) -> Module:
             continue
         match = _HEADER.match(line)
         if match:
-            current = _Open(match[2])
+            current = _Open(match[2], unknown)
             entry = current.name if match[1] else entry
         elif not stacks.read(line, number):
             raise ProgramError("line is not understood", line, number)
     if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
-    module = Module(name, computations, entry, _aliases(facts), int(facts.get("num_partitions", "1")))
+    module = Module(name, computations, entry, _aliases(facts), int(facts.get("num_partitions", "1")), unknown)
     _check_calls(module)
     return module
 
@@ -85,14 +96,13 @@ def _next_filled(lines: Iterator[tuple[int, str]]) -> tuple[int, str]:
     raise ProgramError("the text is empty")
 
 
-def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
+def _module_line(line: str, number: int, unknown: Unknown) -> tuple[str, dict[str, str]]:
     if not line.startswith("HloModule "):
         raise ProgramError("not an HLO module", line, number)
     name, _, rest = line.removeprefix("HloModule ").partition(", ")
     facts = attributes(without_comments(rest))
-    unknown = set(facts) - MODULE_ATTRIBUTES
-    if unknown:
-        raise ProgramError(f"module attribute {min(unknown)} is not known", line, number)
+    for key in sorted(set(facts) - MODULE_ATTRIBUTES):
+        unknown.attribute(f"{key} of the module", ProgramError(f"module attribute {key} is not known", line, number))
     if facts.get("is_scheduled") != "true":
         raise ProgramError("the module is not scheduled, so its order means nothing", line, number)
     if facts.get("replica_count", "1") != "1":
@@ -133,21 +143,21 @@ def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
     call = _OPCODE.match(line, after_shape)
     if call is None:
         raise ProgramError("no opcode after the shape")
-    opcode = call[1]
-    if not known(opcode):
-        raise ProgramError(f"opcode {opcode} is not known")
+    opcode, unknown = call[1], current.unknown
+    ruled = known(opcode)
+    if not ruled:
+        unknown.operation(opcode, head[2], ProgramError(f"opcode {opcode} is not known"))
     end = closing(line, call.end() - 1)
     inside, rest = line[call.end() : end], line[end + 1 :]
     found = attributes(rest.removeprefix(", "))
-    unknown = set(found) - ATTRIBUTES
-    if unknown:
-        raise ProgramError(f"attribute {min(unknown)} of {opcode} is not known")
-    op_name, frames = _metadata(found.pop("metadata", "{}"), stacks)
-    literal = opcode in _LITERALS
+    for key in sorted(set(found) - ATTRIBUTES):
+        unknown.attribute(f"{key} of {opcode}", ProgramError(f"attribute {key} of {opcode} is not known"))
+    op_name, frames = _metadata(found.pop("metadata", "{}"), stacks, unknown)
+    literal = opcode in _LITERALS or (not ruled and "%" not in inside)
     return Op(
         name=head[2],
         opcode=opcode,
-        shape=shape_of(line[head.end() : after_shape]),
+        shape=shape_of(line[head.end() : after_shape], unknown),
         operands=() if literal else tuple(_operand(part, current) for part in split(inside)),
         attributes=found,
         literal=inside if literal else "",
@@ -179,17 +189,13 @@ def _names(text: str) -> list[str]:
     return [part.lstrip("%") for part in split(text.strip("{}"))]
 
 
-def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple]:
+def _metadata(text: str, stacks: Stacks, unknown: Unknown) -> tuple[str, tuple]:
     """JAX's op name and the stack of frames."""
-    inside, found, end = text[1:-1], {}, 0
-    for match in _METADATA.finditer(inside):
-        if match.start() != end:
-            break
-        end = match.end()
-        found[match[1]] = match[2]
-    unknown = set(found) - _METADATA_KEYS
-    if end != len(inside) or unknown:
-        raise ProgramError(f"metadata {min(unknown) if unknown else inside[end:]!r} is not known")
+    inside = text[1:-1]
+    found = {match[1]: match[2] for match in _METADATA.finditer(inside)}
+    rest = _METADATA.sub("", inside).strip().partition("=")[0]
+    for what in (*sorted(set(found) - _METADATA_KEYS), *([rest] if rest else [])):
+        unknown.attribute(f"{what} of metadata", ProgramError(f"metadata {what!r} is not known"))
     name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
     if "stack_frame_id" in found:
         return name, stacks.frames(int(found["stack_frame_id"]))

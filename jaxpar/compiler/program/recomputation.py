@@ -1,4 +1,4 @@
-"""What runs a second time: for the backward pass, because JAX was told to, or because XLA found no memory."""
+"""What runs a second time: by rematerialisation in the backward pass, or because XLA ran out of memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _COPY = re.compile(r"\.remat\d*\b")
 
 
 def recomputed(op_name: str) -> bool:
-    """Whether JAX says that this runs a second time, for the backward pass."""
+    """Whether JAX's scopes mark this as recomputed for the backward pass."""
     return any(innermost(segment) in RECOMPUTED for segment in segments(op_name))
 
 
 def copied_by_xla(op: Op) -> bool:
-    """Whether the op is a copy that XLA made of its own accord, because the program does not fit into memory."""
+    """Whether XLA itself duplicated this op, because the program does not fit into memory."""
     return _COPY.search(op.name) is not None
 
 
 def runs_again(op: Op) -> bool:
-    """Whether the op repeats work, as far as its own names say.
+    """Whether the op repeats work, judged by its own names.
 
     What a loop or a branch runs may carry the names of another call of the same code: then the call decides, see
     `loops.Executions.again`.

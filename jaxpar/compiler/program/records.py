@@ -25,6 +25,46 @@ class ProgramError(ValueError):
         super().__init__(f"{where}{problem}{shown}")
 
 
+class Unknown:
+    """Parts of a program that no rule covers: an error where `strict`, otherwise a note that states how they count.
+
+    A form of the text that cannot be read at all is a `ProgramError` everywhere.
+    """
+
+    def __init__(self, *, strict: bool):
+        self._strict = strict
+        self._operations: dict[str, set[str]] = {}
+        self._others: dict[str, None] = {}
+
+    def operation(self, name: str, op: str, problem: ProgramError) -> None:
+        """An operation `op` of the kind `name`. Raises `problem` where `strict`."""
+        if self._strict:
+            raise problem
+        self._operations.setdefault(name, set()).add(op)
+
+    def attribute(self, name: str, problem: ProgramError) -> None:
+        """An attribute, or another mark beside an operation, a shape or the module. Raises `problem` where `strict`."""
+        self._other(f"an attribute that this release does not know is ignored: {name}", problem)
+
+    def dtype(self, name: str, bits: int, problem: ProgramError) -> None:
+        """A dtype that is taken to have `bits`. Raises `problem` where `strict`."""
+        self._other(f"a dtype that this release does not know counts as {bits} bits per element: {name}", problem)
+
+    def _other(self, note: str, problem: ProgramError) -> None:
+        if self._strict:
+            raise problem
+        self._others[note] = None
+
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each kind of operation, attribute and dtype."""
+        counted = [
+            f"{len(ops)} {'operation' if len(ops) == 1 else 'operations'} that this release does not know "
+            f"{'counts' if len(ops) == 1 else 'count'} as memory traffic: {name}"
+            for name, ops in self._operations.items()
+        ]
+        return (*counted, *self._others)
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
     """One array. `token` and `opaque` have no elements that take memory."""
@@ -95,7 +135,7 @@ class Op:
     attributes: Mapping[str, str] = field(repr=False)
     """Attributes as text, without metadata and those that have a field."""
     literal: str
-    """What stands between the parentheses of `parameter(0)` and `constant(...)`."""
+    """The text between the parentheses of `parameter(0)` and `constant(...)`."""
     called: tuple[str, ...]
     """Computations named by the op: a fusion's body, a loop's body and condition, branches, a reduction."""
     op_name: str
@@ -186,6 +226,8 @@ class Module:
     entry: str
     aliases: tuple[Alias, ...] = field(repr=False)
     partitions: int
+    unknown: Unknown = field(repr=False)
+    """What there is no rule for; `costs` adds the kernels whose work is not known."""
 
     @property
     def entry_computation(self) -> Computation:

@@ -1,14 +1,14 @@
 """Overlap read from the schedule: what of each transfer's time runs beside compute, and what is exposed.
 
 The rule. Ops run in their order. A kernel that takes t seconds hides t seconds of the transfers in flight, and the
-oldest unfinished one of a channel takes them first: transfers between devices run one after another (XLA gives them one
-stream), and a second of compute hides one second of one of them. At its done, what is left of a transfer is exposed:
-everybody waits for it, and for what the same channel has to finish before it. A synchronous transfer is exposed from
-start to end. The two channels, between devices and to the host, run side by side: each gets the compute for itself, and
-waiting for one lets the other go on.
+oldest unfinished one of a channel is hidden first: transfers between devices run one after another (XLA gives them one
+stream), and a second of compute hides one second of one of them. At its done, the rest of a transfer is exposed: all
+wait for it, and for what the same channel has to finish before it. A synchronous transfer is exposed from start to end.
+The channels (between devices, to the host, and from the host: a link carries both directions at once) run in parallel:
+each can use all of the compute, and the others progress while one is waited for.
 
-Loops, branches and calls between a start and its done are walked first: their own transfers take the compute in them,
-and only what is left of it hides the transfer around.
+Loops, branches and calls between a start and its done are walked first: their own transfers use the compute in them,
+and only the rest of it hides the outer transfer.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxpar.compiler.program.attribution import Movement
-from jaxpar.compiler.program.costs import Cost, Roofline
+from jaxpar.compiler.program.costs import Cost
 from jaxpar.compiler.program.loops import Shares, controlled, every_branch
 from jaxpar.compiler.program.records import Computation, Module, Op
 
-_CHANNELS = ("wire", "host")
+_CHANNELS = ("wire", "to_host", "from_host")
 
 
 @dataclass(frozen=True)
 class Enclosed:
-    """An op between a start and its done, with its roofline time there."""
+    """An op between a start and its done, with its time there."""
 
     op: Op
     seconds: float
@@ -35,11 +35,11 @@ class Enclosed:
 
 @dataclass(frozen=True)
 class Overlap:
-    """One transfer of the program against the clock."""
+    """One transfer of the program, with times."""
 
     movement: Movement
     seconds: float
-    """What it needs, per execution."""
+    """Its time, per execution."""
     enclosed: tuple[Enclosed, ...] = field(repr=False)
     """Compute between its start and its done, in order. Empty for a synchronous one."""
     exposed: float
@@ -56,12 +56,12 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A step as the roofline sees it."""
+    """A step with times."""
 
     overlaps: tuple[Overlap, ...]
-    """In the order of the movements they were made from."""
+    """Transfers, in the order of the movements that they were made from."""
     compute_seconds: float
-    """Roofline time of all kernels of a step."""
+    """Of all kernels of a step."""
 
     @property
     def exposed_seconds(self) -> float:
@@ -79,21 +79,21 @@ def schedule(
     module: Module,
     movements: Sequence[Movement],
     costs: Sequence[Cost],
-    roofline: Roofline,
+    kernel: Callable[[Cost], float],
     seconds: Callable[[Movement], float],
     shares: Shares = every_branch,
 ) -> Schedule:
-    """Walk the program with a clock.
+    """Walk the program and add up times.
 
     Args:
         module: The program.
         movements: Its transfers, from `attribution.movements`.
         costs: Costs of its ops, from `costs.costs`.
-        roofline: The device.
+        kernel: Time of one execution of a kernel; 0 of a transfer.
         seconds: Time of one execution of a transfer on its link.
         shares: How often each branch of a conditional runs, as for `loops.executions`.
     """
-    times = {cost.op.name: roofline.seconds(cost) for cost in costs}
+    times = {cost.op.name: kernel(cost) for cost in costs}
     clock = _Clock(module, {m.transfer.start.name: m for m in movements}, times, seconds, shares)
     clock.run(module.entry_computation)
     found = tuple(clock.overlaps[m.transfer.start.name] for m in movements)
@@ -112,12 +112,12 @@ class _Flight:
 
 @dataclass
 class _Run:
-    """What is left after one execution of a computation, for the transfers around it."""
+    """The compute of one execution of a computation that can hide outer transfers."""
 
     compute: float = 0.0
     """Seconds of compute."""
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CHANNELS, 0.0))
-    """Seconds of it per channel that hide no transfer inside."""
+    """Seconds of it per channel that hide no inner transfer."""
 
 
 class _Clock:
@@ -161,7 +161,7 @@ class _Clock:
         return run
 
     def _inside(self, op: Op) -> _Run:
-        """What an op gives to the transfers around it."""
+        """The compute of an op that can hide outer transfers."""
         own = self.times.get(op.name, 0.0)
         total = _Run(own, dict.fromkeys(_CHANNELS, own))
         for called, count in controlled(self.module, op, self.shares):
@@ -173,9 +173,9 @@ class _Clock:
 
     @staticmethod
     def _hide(flying: Mapping[str, _Flight], channel: str, seconds: float) -> float:
-        """Let the channel's transfers go on for `seconds`, oldest first; the seconds that none could use."""
+        """Advance the channel's transfers by `seconds`, oldest first; returns the seconds that none could use."""
         for flight in flying.values():
-            if flight.movement.transfer.channel == channel:
+            if flight.movement.channel == channel:
                 used = min(flight.left, seconds)
                 flight.left -= used
                 seconds -= used
@@ -183,10 +183,10 @@ class _Clock:
 
     def _land(self, flying: dict[str, _Flight], landing: _Flight) -> None:
         """Wait for a transfer, and for what its channel has to finish before it."""
-        channel = landing.movement.transfer.channel
+        channel = landing.movement.channel
         waited = 0.0
         for flight in list(flying.values()):
-            if flight.movement.transfer.channel == channel and not landing.movement.transfer.synchronous:
+            if flight.movement.channel == channel and not landing.movement.transfer.synchronous:
                 waited += self._expose(flight)
             if flight is landing:
                 break
@@ -198,7 +198,7 @@ class _Clock:
         flying.pop(landing.movement.transfer.start.name)
 
     def _expose(self, flight: _Flight) -> float:
-        """Finish a transfer while nothing is computed; the seconds that it takes."""
+        """Finish a transfer while nothing is computed; returns the seconds that it takes."""
         name, waited = flight.movement.transfer.start.name, flight.left
         before = self.overlaps[name].exposed if name in self.overlaps else 0.0
         flight.left = 0.0

@@ -13,7 +13,7 @@ def segments(op_name: str) -> list[str]:
 
 
 def innermost(segment: str) -> str:
-    """`transpose(jvp(f))` without what JAX wraps around a scope's name."""
+    """A scope's name without JAX's wrappers: `f` of `transpose(jvp(f))`."""
     while match := _WRAPPER.match(segment):
         segment = match[1]
     return segment

@@ -1,4 +1,4 @@
-"""Bytes that an op reads and writes in memory. Of a buffer that is only sliced, the slice counts, not the whole."""
+"""Bytes that an op reads and writes in memory. A buffer that is only sliced counts by the slice, not the whole."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Slices:
                 read += self._read_inside(inner, inner.parameters[index])
             else:
                 read += self._read_by(user, index, op.shape)
-        if computation.root is op:  # handed on as it is
+        if computation.root is op:  # passed on unchanged
             read += whole
         return min(read, whole)
 

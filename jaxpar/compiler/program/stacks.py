@@ -48,7 +48,7 @@ class Stacks:
         return True
 
     def frames(self, key: int) -> tuple[Frame, ...]:
-        """The stack of frame `key`, innermost first; 0 stands for none.
+        """The stack of frame `key`, innermost first; 0 means no frame.
 
         JAX traces a function several times (for its derivative, for a loop), each on top of the last; a line that
         stands further in already is left out.

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from jaxpar.compiler.program.opcodes import BITS
-from jaxpar.compiler.program.records import ArrayShape, ProgramError, Shape
+from jaxpar.compiler.program.records import ArrayShape, ProgramError, Shape, Unknown
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[({\[]|[)}\]]|,')
 _KEY = re.compile(r"([A-Za-z][\w-]*)=")
@@ -67,33 +67,40 @@ def attributes(text: str) -> dict[str, str]:
 
 
 @lru_cache(maxsize=65536)
-def shape_of(text: str) -> Shape:
-    """A shape from its text, such as `bf16[2,3]{1,0:S(5)}` or a tuple of such."""
+def shape_of(text: str, unknown: Unknown) -> Shape:
+    """A shape from its text, such as `bf16[2,3]{1,0:S(5)}` or a tuple of such.
+
+    A dtype that is not known has the bits that its name begins its digits with, as `f6e2m3fn` has 6; without any, 8.
+    """
     if text.startswith("("):
         if closing(text, 0) != len(text) - 1:
             raise ProgramError("not a shape", text)
-        return tuple(shape_of(part) for part in split(text[1:-1]))
+        return tuple(shape_of(part, unknown) for part in split(text[1:-1]))
     match = _ARRAY.fullmatch(text)
     if match is None:
         raise ProgramError("not a shape", text)
     dtype, dims, layout = match.groups()
     if dtype not in BITS:
-        raise ProgramError(f"dtype {dtype} is not known", text)
-    order, memory_space = _layout(layout or "", text)
-    return ArrayShape(dtype, _numbers(dims), order, memory_space, BITS[dtype])
+        unknown.dtype(dtype, _bits(dtype), ProgramError(f"dtype {dtype} is not known", text))
+    order, memory_space = _layout(layout or "", text, unknown)
+    return ArrayShape(dtype, _numbers(dims), order, memory_space, _bits(dtype))
 
 
-def _layout(layout: str, text: str) -> tuple[tuple[int, ...], int]:
+def _bits(dtype: str) -> int:
+    digits = re.search(r"\d+", dtype)
+    return BITS.get(dtype, int(digits[0]) if digits else 8)
+
+
+def _layout(layout: str, text: str, unknown: Unknown) -> tuple[tuple[int, ...], int]:
     order, _, marks = layout.partition(":")
-    memory_space, end = 0, 0
-    for mark in _MARK.finditer(marks):
-        if mark.start() != end:
-            break
-        end = mark.end()
-        memory_space = int(mark[1] or memory_space)
-    if end != len(marks) or not re.fullmatch(r"[\d,]*", order):
+    if not re.fullmatch(r"[\d,]*", order):
         raise ProgramError(f"layout {{{layout}}} is not known", text)
-    return _numbers(order), memory_space
+    if rest := _MARK.sub("", marks):
+        unknown.attribute(
+            f"{rest.partition('(')[0]} of a layout", ProgramError(f"layout {{{layout}}} is not known", text)
+        )
+    spaces = [int(mark[1]) for mark in _MARK.finditer(marks) if mark[1]]
+    return _numbers(order), spaces[-1] if spaces else 0
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Transfers: what moves data between devices, or between device and host, with its start and its done.
+"""Transfers: ops that move data between devices, or between device and host, each with its start and its done.
 
 XLA writes an asynchronous transfer in several ways; all become one record here.
 """
@@ -21,7 +21,7 @@ class Transfer:
     done: Op
     """The op after which the result can be used; the same as `start` for a synchronous transfer."""
     channel: str
-    """`wire` between devices, `host` between device and host."""
+    """The link: `wire` between devices, `host` between device and host."""
 
     @property
     def synchronous(self) -> bool:

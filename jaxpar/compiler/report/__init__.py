@@ -1,4 +1,4 @@
-"""What a step will do on a cluster, read from the program that XLA made for it: the report and its pictures."""
+"""The report of a compiled step and its pictures: memory, transfers and time, read from XLA's program."""
 
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.build import make_report

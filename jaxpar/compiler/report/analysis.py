@@ -1,4 +1,4 @@
-"""A compilation read once: the program, its costs, its transfers against the clock, and its memory."""
+"""A compilation, parsed once: the program, its costs, its transfers with times, and its memory."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from functools import cached_property
 from jaxpar.compiler.compilation import Compilation
 from jaxpar.compiler.program.attribution import Movement, movements
 from jaxpar.compiler.program.buffers import Buffers, parse_buffers
-from jaxpar.compiler.program.costs import Cost, Roofline, costs
+from jaxpar.compiler.program.costs import Cost, costs
 from jaxpar.compiler.program.loops import Executions, executions
 from jaxpar.compiler.program.memory import peak
 from jaxpar.compiler.program.parser import parse
 from jaxpar.compiler.program.records import Module
 from jaxpar.compiler.program.schedule import Schedule, schedule
-from jaxpar.compiler.report.clock import roofline_of, transfer_seconds
 from jaxpar.compiler.report.memory_classes import MemoryClasses
+from jaxpar.compiler.report.step_timer import StepTimer
+from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Everything that reports and pages are made from; each part is computed when it is first asked for."""
+    """Everything that reports and pages need; each part is computed on first use."""
 
     compilation: Compilation
     cluster: Cluster
+    strict: bool = False
+    """Whether to refuse what no rule covers (`Module.unknown`)."""
+    hardware: HardwareModel | None = None
+    """Parameters of GPUs and links; None means those fitted for the GPU, or for the nearest kind."""
 
     @cached_property
     def module(self) -> Module:
         """The scheduled program."""
-        return parse(self.compilation.program)
+        return parse(self.compilation.program, strict=self.strict)
 
     @cached_property
     def counts(self) -> Executions:
@@ -48,32 +53,29 @@ class Analysis:
         return costs(self.module, self.counts)
 
     @cached_property
-    def roofline(self) -> Roofline:
-        """The GPU that the program was compiled for."""
-        return roofline_of(gpu_named(self.compilation.gpu))
+    def timer(self) -> StepTimer:
+        """The timer of the GPU that the program was compiled for."""
+        gpu = gpu_named(self.compilation.gpu)
+        return StepTimer(gpu, self.cluster, nearest_hardware(gpu) if self.hardware is None else self.hardware)
 
     @cached_property
     def kernel_seconds(self) -> dict[str, float]:
-        """Roofline time of one execution of each kernel, by name of its op."""
-        return {cost.op.name: self.roofline.seconds(cost) for cost in self.costs}
+        """Time of one execution of each kernel, by name of its op."""
+        return {cost.op.name: self.timer.kernel(cost) for cost in self.costs}
 
     @cached_property
     def kinds(self) -> dict[str, str]:
         """Kind of each kernel (`costs.KINDS`), by name of its op."""
         return {cost.op.name: cost.kind for cost in self.costs}
 
-    def seconds(self, movement: Movement) -> float:
-        """Time of one execution of a transfer on its link."""
-        return transfer_seconds(movement, self.cluster)
-
     @cached_property
     def schedule(self) -> Schedule:
-        """Transfers against the compute beside them."""
-        return schedule(self.module, self.movements, self.costs, self.roofline, self.seconds)
+        """Transfers with the compute that overlaps them."""
+        return schedule(self.module, self.movements, self.costs, self.timer.kernel, self.timer.transfer)
 
     @cached_property
     def buffers(self) -> Buffers:
-        """Which value lies where, and when."""
+        """Where each value is, and when."""
         return parse_buffers(self.compilation.buffer_assignment, self.compilation.live_ranges)
 
     @cached_property
@@ -83,5 +85,5 @@ class Analysis:
 
     @cached_property
     def classes(self) -> MemoryClasses:
-        """What memory holds."""
+        """The classes of values in memory."""
         return MemoryClasses(self.module, self.buffers, self.compilation.inputs)

@@ -16,6 +16,7 @@ from jaxpar.compiler.program.records import Frame
 from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, Exposure, LiveBuffer, PipeRank, Report
+from jaxpar.cost.hardware_model import borrowed
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
 
@@ -30,16 +31,23 @@ def make_report(analysis: Analysis, config: str) -> Report:
     classes = {**analysis.classes.totals(found), "host": host}
     device = analysis.cluster.device_bytes
     usable = pool_bytes(device)
-    # XLA's own peak is that of the fuller memory, and with much on the host that is the host's.
+    # XLA's own peak is that of the fuller memory space, which may be the host's.
     peak_bytes = analysis.peak[1] if memory.host_temp else memory.peak
-    axes = dict(compilation.plan.axes)
+    axes, costs = dict(compilation.plan.axes), analysis.costs
+    unknown = analysis.module.unknown.notes()  # complete once the costs are known
     return Report(
         config=config,
         cluster=compilation.cluster,
         gpu=gpu_named(compilation.gpu).name,
         devices=compilation.plan.axes.devices,
         axes=axes,
-        notes=(*compilation.notes, *_kinds_note(analysis), *_pipeline_note(analysis)),
+        notes=(
+            *compilation.notes,
+            *unknown,
+            *_kinds_note(analysis),
+            *_pipeline_note(analysis),
+            *_time_note(analysis),
+        ),
         fits=memory.total_allocation <= usable,
         device_bytes=device,
         reserve_bytes=device - usable,
@@ -51,10 +59,10 @@ def make_report(analysis: Analysis, config: str) -> Report:
         pipe_ranks=tuple(PipeRank(rank, peak_bytes, classes) for rank in range(axes["pipe"])),
         collectives=collectives(analysis.schedule.overlaps),
         exposures=exposures(analysis.schedule.overlaps),
-        flops=sum(flops_by_kind(analysis.costs).values()),
-        flops_by_kind=flops_by_kind(analysis.costs),
-        recompute_flops=recomputed_flops(analysis.costs),
-        compiler_recomputes=sum(copied_by_xla(cost.op) for cost in analysis.costs),
+        flops=sum(flops_by_kind(costs).values()),
+        flops_by_kind=flops_by_kind(costs),
+        recompute_flops=recomputed_flops(costs),
+        compiler_recomputes=sum(copied_by_xla(cost.op) for cost in costs),
         branches=len(analysis.counts.conditionals),
         compute_seconds=analysis.schedule.compute_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
@@ -76,13 +84,19 @@ class _Sums:
 
 
 def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
-    """Transfers summed by axes, verb, kind, dtype and whether they leave a host. A combined transfer gives each of its
-    arrays their share of its time, by bytes."""
+    """Transfers summed by axes, collective, kind, dtype and whether they leave a host. A combined transfer gives
+    each of its arrays their share of its time, by bytes."""
     sums: dict[tuple[str, str, str, str, bool], _Sums] = defaultdict(lambda: _Sums({}))
     for overlap in overlaps:
         movement = overlap.movement
         for part in movement.parts:
-            key = axis_of(movement), verb_name(movement, part.verb), movement.kind, part.dtype, movement.crosses_nodes
+            key = (
+                axis_of(movement),
+                collective_name(movement, part.collective),
+                movement.kind,
+                part.dtype,
+                movement.crosses_nodes,
+            )
             share = part.sent_bytes / movement.sent_bytes if movement.sent_bytes else 1 / len(movement.parts)
             times, entry = movement.executions, sums[key]
             entry.movements[movement.transfer.start.name] = times
@@ -104,7 +118,9 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
     return tuple(
         Exposure(
             axis=axis_of(overlap.movement),
-            verbs="+".join(verb_name(overlap.movement, verb) for verb in overlap.movement.verbs),
+            verbs="+".join(
+                collective_name(overlap.movement, collective) for collective in overlap.movement.collectives
+            ),
             kind=overlap.movement.kind,
             source=where(overlap.movement.source),
             count=overlap.movement.executions,
@@ -123,19 +139,25 @@ def _pipeline_note(analysis: Analysis) -> tuple[str, ...]:
     if plan.axes.pipe == 1:
         return ()
     return (
-        f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for what the fullest keeps, and in "
-        "ticks in which it has nothing to do it computes for nothing; that work is counted",
+        f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
+        "computes without use in ticks in which it is idle; that work is counted",
     )
 
 
 def _kinds_note(analysis: Analysis) -> tuple[str, ...]:
-    """Says whose program and clock these are, in a cluster of several kinds of GPU."""
+    """A note on which GPU the program and the times are for, in a heterogeneous cluster."""
     kinds = analysis.cluster.gpus
     if len(kinds) == 1:
         return ()
     names = " and ".join(gpu.name for gpu in kinds)
     slowest = analysis.cluster.gpu.name
-    return (f"the cluster has {names}: compiled and timed for {slowest}, the slowest; memory is that of the least",)
+    return (f"the cluster has {names}: compiled and timed for {slowest}, the slowest; memory is that of the smallest",)
+
+
+def _time_note(analysis: Analysis) -> tuple[str, ...]:
+    """A note on which GPU's parameters the times use, where none were fitted for this GPU."""
+    why = None if analysis.hardware is not None else borrowed(analysis.timer.gpu)
+    return () if why is None else (f"times: {why}",)
 
 
 def axis_of(movement: Movement) -> str:
@@ -143,16 +165,16 @@ def axis_of(movement: Movement) -> str:
     return "host" if movement.transfer.channel == "host" else "+".join(movement.axes)
 
 
-def verb_name(movement: Movement, verb: str | None) -> str:
-    """A verb for people: what asked for a transfer between devices, or which way it goes to or from the host."""
-    return movement.kind if movement.transfer.channel == "host" else verb or "-"
+def collective_name(movement: Movement, collective: str | None) -> str:
+    """The name of a transfer for people: its collective between devices, or its direction to or from the host."""
+    return movement.kind if movement.transfer.channel == "host" else collective or "-"
 
 
 def _seconds_by_kind(analysis: Analysis) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     for cost in analysis.costs:
         if cost.computes:
-            seconds[cost.kind] += analysis.roofline.seconds(cost) * cost.executions
+            seconds[cost.kind] += analysis.kernel_seconds[cost.op.name] * cost.executions
     return dict(seconds)
 
 

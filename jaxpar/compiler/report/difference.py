@@ -15,7 +15,7 @@ type Row = tuple[str, ...]
 
 
 def print_difference(before: Report, after: Report, console: Console) -> None:
-    """Memory by class, transfers, work and waiting of both; of transfers only those that differ."""
+    """Print memory by class, transfers, work and waiting of both reports; of transfers only those that differ."""
     for report in (before, after):
         print_verdict(report, console)
     columns = (before.config, True), (after.config, True), ("change", True)
@@ -53,12 +53,12 @@ def traffic_rows(before: Report, after: Report) -> list[Row]:
 
 
 def work_rows(before: Report, after: Report) -> list[Row]:
-    """FLOPs, recomputation, roofline times, exposed time."""
+    """FLOPs, recomputation, times, exposed time."""
     percent = lambda fraction: f"{100 * fraction:.2f}%"
     return [
         _row("matrix products", before.flops, after.flops, operations),
         _row("of it recomputed", before.recompute_flops, after.recompute_flops, operations),
-        _row("compute, roofline", before.compute_seconds, after.compute_seconds, seconds),
+        _row("compute", before.compute_seconds, after.compute_seconds, seconds),
         _row("exposed", before.exposed_seconds, after.exposed_seconds, seconds),
         _row("exposed share", before.exposed_fraction, after.exposed_fraction, percent),
     ]

@@ -1,7 +1,8 @@
-"""One layer of the forward and of the backward loop against the clock: when each kernel and each transfer runs."""
+"""One layer of the forward and of the backward loop: the predicted times at which kernels and transfers run."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from jaxpar.compiler.program.loops import controlled
@@ -19,7 +20,7 @@ class Span:
 
     label: str
     kind: str
-    """A kind of kernel (`costs.KINDS`), a verb, or `wait`."""
+    """A kind of kernel (`costs.KINDS`), a collective, or `wait`."""
     start: float
     """Seconds from the start of the layer."""
     end: float
@@ -28,18 +29,18 @@ class Span:
 
 @dataclass
 class LayerSchedule:
-    """One round of a loop over layers, by roofline times."""
+    """One iteration of a loop over layers, with predicted times."""
 
     title: str
     executions: float
-    """Rounds in a step."""
+    """Iterations in a step."""
     seconds: float = 0.0
     kernels: list[Span] = field(default_factory=list)
-    """In order; a loop inside is one span."""
+    """Kernels in order; an inner loop is one span."""
     transfers: list[Span] = field(default_factory=list)
-    """From the moment the link is free for them to the moment they are through."""
+    """Transfers, from the moment the link is free for them until they are complete."""
     waits: list[Span] = field(default_factory=list)
-    """When nothing is computed because a transfer is not through."""
+    """When nothing is computed because a transfer is not complete."""
 
 
 def layer_schedules(analysis: Analysis) -> list[LayerSchedule]:
@@ -102,7 +103,7 @@ def _walk(analysis: Analysis, computation: Computation) -> LayerSchedule:
     starts = {m.transfer.start.name: m for m in analysis.movements}
     pending: dict[str, Span] = {}
     now = 0.0
-    free: dict[str, float] = dict.fromkeys(("wire", "host"), 0.0)
+    free: dict[str, float] = defaultdict(float)
     for op in computation.ops:
         took = _seconds(analysis, op)
         if took:
@@ -112,12 +113,12 @@ def _walk(analysis: Analysis, computation: Computation) -> LayerSchedule:
             now += took
         if op.name in starts:
             movement = starts[op.name]
-            channel = movement.transfer.channel
+            channel = movement.channel
             begin = max(now, free[channel])
-            free[channel] = begin + analysis.seconds(movement)
-            verbs = "+".join(verb or movement.kind for verb in movement.verbs)
-            label = f"{verbs} over {axis_of(movement)}" if movement.axes else movement.kind
-            span = Span(label, verbs, begin, free[channel], where(movement.source))
+            free[channel] = begin + analysis.timer.transfer(movement)
+            collectives = "+".join(collective or movement.kind for collective in movement.collectives)
+            label = f"{collectives} over {axis_of(movement)}" if movement.axes else movement.kind
+            span = Span(label, collectives, begin, free[channel], where(movement.source))
             made.transfers.append(span)
             pending[movement.transfer.done.name] = span
         if op.name in pending:

@@ -1,4 +1,4 @@
-"""What memory holds, in classes that a person can act on: read from names of inputs and scopes of the model."""
+"""Classes of values in memory, read from the names of inputs and the model's scopes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpar.compiler.program.records import Module, Op
 from jaxpar.compiler.report.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
-"""`optimizer` is the state that rests between steps: float32 master weights and moments. `weights` are made from the
+"""`optimizer` is the state kept between steps: float32 master weights and moments. `weights` are made from the
 master weights within a step: in storage placement, and gathered. `gradients` accumulate in gradient placement, or are
 on their way there. `saved_activations` are what layers keep from forward to backward. `temporaries` are all else on the
 device; `host` is pinned memory of the host, and no part of the device's peak."""
@@ -24,9 +24,9 @@ _SCOPES = (
 )
 """Scopes that name a class; the first that is found counts."""
 _INPUTS = (("weights", "master/"), ("optimizer", "optimizer/"))
-"""What a temporary is that was only cast or copied from an input."""
+"""Classes of temporaries that were only cast or copied from an input."""
 _PRIORITY = ("gradients", "saved_activations", "weights", "optimizer", "temporaries")
-"""Which class counts where several values lie in the same bytes."""
+"""Precedence of classes where several values share the same bytes."""
 
 
 class MemoryClasses:
@@ -40,7 +40,7 @@ class MemoryClasses:
         self._provenance = Provenance(module, buffers)
 
     def of(self, occupant: Occupant) -> str:
-        """The class of what lies in memory at some moment."""
+        """The class of a value in memory at some moment."""
         if occupant.allocation.parameter is not None:
             return "optimizer" if self._rests(occupant.allocation) else "temporaries"
         found = {self._of_value(value, occupant.allocation) for value in (occupant.value, *occupant.shared_with)}
@@ -62,7 +62,7 @@ class MemoryClasses:
         return name.startswith(("master/", "optimizer/"))
 
     def _of_value(self, value: Value, allocation: Allocation) -> str:
-        """The class of a value; one whose own past says nothing is of the class of what goes on in its place."""
+        """The class of a value; if its own history has no class, that of the value that follows in its place."""
         key = value.op, value.path
         if key not in self._found:
             self._found[key] = self._of_ops(self._provenance.trail(*key))
@@ -72,7 +72,7 @@ class MemoryClasses:
         return self._found[key]
 
     def _of_copies(self, value: Value) -> str:
-        """The class of what begins as a copy of zeros that are kept to begin with, again and again."""
+        """The class of a value that begins as a copy of a constant buffer of zeros."""
         made = self._provenance.trail(value.op, value.path)
         if not made or made[-1].opcode != "broadcast":
             return "temporaries"
@@ -86,7 +86,7 @@ class MemoryClasses:
         return next((name for name in copies if name != "temporaries"), "temporaries")
 
     def _heirs(self, value: Value, allocation: Allocation) -> list[Value]:
-        """Values born where and while `value` lives, that have it in their past: a stack of zeros becomes a loop's."""
+        """Values born in the place and lifetime of `value` that derive from it: a stack of zeros becomes a loop's."""
         return [
             other
             for other in self._slots(allocation).get((value.offset, value.size), ())

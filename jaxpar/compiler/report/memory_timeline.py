@@ -12,7 +12,7 @@ from jaxpar.compiler.report.layer_schedule import layer_loops
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Live bytes per class. The order is that of the program's text: a loop stands there once."""
+    """Live bytes per class. The order is that of the program's text: a loop appears once."""
 
     places: tuple[int, ...]
     """Places in the order of ops."""

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: pictures, tables, and a line under the mouse."""
+"""The report as one self-contained HTML file: pictures, tables, and details under the mouse pointer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jaxpar.compiler.report.pictures import (
     LEFT,
     RIGHT,
     WIDTH,
+    collective_colors,
     layer_picture,
     legend,
     memory_picture,
-    verb_colors,
 )
 from jaxpar.compiler.report.record import Report
 from jaxpar.compiler.report.text import verdict, warnings
@@ -43,8 +43,8 @@ def html_page(analysis: Analysis, report: Report) -> str:
         _memory(report, timeline),
         _layers(schedules),
         _tables(report),
-        "<p class='dim'>Read from the program that XLA made, on a roofline of datasheet numbers; nothing here was "
-        f"measured but the compile, {seconds(report.compile_seconds)}. docs/inspect.md explains each number.</p>",
+        "<p class='dim'>Read from XLA's program, with times predicted at fitted speeds; only the compile was "
+        f"measured, {seconds(report.compile_seconds)}. docs/inspect.md explains each number.</p>",
     ]
     return document(
         title, "".join(body), style=_STYLE.read_text(), script=_SCRIPT.read_text(), data={"timeline": _data(timeline)}
@@ -56,7 +56,7 @@ def _cards(report: Report) -> str:
         [
             (size(report.peak_bytes), "peak per GPU"),
             (operations(report.flops), f"matrix products, {share(report.recompute_flops, report.flops)} recomputed"),
-            (seconds(report.step_seconds), "time of a step on a roofline"),
+            (seconds(report.step_seconds), "time of a step, predicted"),
             (
                 f"{100 * report.exposed_fraction:.1f}%",
                 f"of it waiting for transfers ({seconds(report.exposed_seconds)})",
@@ -71,7 +71,7 @@ def _memory(report: Report, timeline: MemoryTimeline) -> str:
     rows.append(("host (pinned)", size(report.host_bytes), ""))
     return (
         "<h2>Memory over the program</h2><p class='dim'>From left to right the ops of the step in their order; "
-        f"a loop stands there once.</p>{memory_picture(timeline, fits)}<p id='said'></p>{legend(CLASS_COLORS)}"
+        f"a loop appears once.</p>{memory_picture(timeline, fits)}<p id='said'></p>{legend(CLASS_COLORS)}"
         + table(("at the peak", "bytes", "share"), rows, numbers=(1, 2))
     )
 
@@ -79,10 +79,10 @@ def _memory(report: Report, timeline: MemoryTimeline) -> str:
 def _layers(schedules: Sequence[LayerSchedule]) -> str:
     if not schedules:
         return "<h2>One layer</h2><p>The program has no loop over layers: XLA unrolls fewer than three.</p>"
-    colors, scale = verb_colors(list(schedules)), max(schedule.seconds for schedule in schedules)
+    colors, scale = collective_colors(list(schedules)), max(schedule.seconds for schedule in schedules)
     shown = [
-        "<h2>One layer against the clock</h2><p class='dim'>Roofline times, both pictures on one scale. A transfer "
-        "that is not through when its result is needed makes the GPU wait (red).</p>"
+        "<h2>One layer over time</h2><p class='dim'>Predicted times, both pictures on one scale. A transfer "
+        "that is not complete when its result is needed makes the GPU wait (red).</p>"
     ]
     for schedule in schedules:
         waited = sum(span.end - span.start for span in schedule.waits)
@@ -117,12 +117,12 @@ def _tables(report: Report) -> str:
         for kind, time in sorted(report.seconds_by_kind.items(), key=lambda item: -item[1])
     ]
     buffers = [(size(b.bytes), words(b.memory_class), b.shape, b.source or b.name) for b in report.largest_buffers]
-    heads = ("axis", "verb", "as", "dtype", "link", "times", "sent", "needs", "exposed")
+    heads = ("axis", "collective", "as", "dtype", "link", "times", "sent", "needs", "exposed")
     return (
         "<h2>Transfers per GPU and step</h2>"
         + table(heads, traffic, numbers=(5, 6, 7, 8))
         + "<h2>Work per GPU and step</h2>"
-        + table(("kind", "matrix products", "roofline"), work, numbers=(1, 2))
+        + table(("kind", "matrix products", "time"), work, numbers=(1, 2))
         + "<h2>Largest buffers at the peak</h2>"
         + table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))
     )

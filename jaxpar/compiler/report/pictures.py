@@ -1,4 +1,4 @@
-"""Inline SVG: memory over the program, and one layer against the clock."""
+"""Inline SVG: memory over the program, and one layer over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASS_COLORS = {
     "saved_activations": "#5aa469",
     "temporaries": "#8fb8c4",
 }
-"""From the bottom of the picture to the top: what rests longest lies lowest."""
+"""From the bottom of the picture to the top: classes that live longest are lowest."""
 KIND_COLORS = {
     "matmul": "#3b6ea5",
     "attention": "#5aa469",
@@ -87,7 +87,7 @@ def layer_picture(schedule: LayerSchedule, scale: float, colors: dict[str, str])
     return "".join([*parts, "</svg>"])
 
 
-def verb_colors(schedules: list[LayerSchedule]) -> dict[str, str]:
+def collective_colors(schedules: list[LayerSchedule]) -> dict[str, str]:
     """A color for each kind of transfer."""
     kinds = sorted({span.kind for schedule in schedules for span in schedule.transfers})
     return {kind: _VERB_COLORS[i % len(_VERB_COLORS)] for i, kind in enumerate(kinds)}

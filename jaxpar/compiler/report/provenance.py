@@ -1,4 +1,4 @@
-"""Where the contents of a buffer came from: every op that wrote into it, back to those that computed something."""
+"""Traces the contents of a buffer through every op that wrote into it, back to those that computed them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxpar.compiler.program.records import Computation, Module, Op, Operand
 _PASSING = frozenset(["bitcast", "copy", "reshape", "transpose", "opt-barrier", "convert"])
 """Ops whose result is their operand in another order or type."""
 _NEARBY = 4
-"""An asynchronous op stands in XLA's order of values a few places after the op that it wraps."""
+"""How many places after the op that it wraps an asynchronous op may be in XLA's order of values."""
 
 
 class Provenance:
     """Looks back from the values of one program.
 
-    Unlike `program.makers`, which names the one op that computed a buffer, this follows both what a loop started with
-    and what its body wrote: scopes of the model stand on either.
+    Unlike `program.makers`, which names the one op that computed a buffer, this follows both a loop's initial value
+    and what its body wrote: either may have the model's scopes.
     """
 
     type Place = tuple[Computation, Op, tuple[int, ...]]
@@ -39,7 +39,7 @@ class Provenance:
         self._trails: dict[tuple[str, tuple[int, ...]], tuple[Op, ...]] = {}
 
     def trail(self, name: str, path: tuple[int, ...] = ()) -> tuple[Op, ...]:
-        """The ops through whose hands part `path` of the result of `name` went, nearest first.
+        """The ops that part `path` of the result of `name` passed through, nearest first.
 
         Empty if the program's text has no such op.
         """
@@ -76,7 +76,7 @@ class Provenance:
         return wrapped_opcode(self._homes[name].by_name[name].opcode)[1] == "start"
 
     def _back(self, computation: Computation, op: Op, path: tuple[int, ...]) -> Iterator[Place]:
-        """The places that handed on what `op` has at `path`; none where it was computed."""
+        """The places that passed on what `op` has at `path`; none where it was computed."""
         if op.opcode == "tuple" and path:
             yield self._at(computation, op.operands[path[0]], path[1:])
         elif op.opcode == "get-tuple-element":

@@ -1,4 +1,4 @@
-"""The report: what a step will do on a cluster, as plain numbers that go into JSON as they are."""
+"""The report of a step on a cluster, as plain numbers that are written to JSON unchanged."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ class PipeRank:
 
     rank: int
     peak_bytes: int
-    """Most that is alive on the device at one time."""
+    """The most bytes alive on the device at one time."""
     classes: dict[str, int]
-    """What it consists of, in bytes (`memory_classes.CLASSES`); `host` comes on top."""
+    """Its parts in bytes (`memory_classes.CLASSES`); `host` is not part of the peak."""
 
 
 @dataclass(frozen=True)
 class Collective:
-    """All transfers of a step that are alike in the first five fields. Bytes are those that one GPU sends."""
+    """All transfers of a step with equal first five fields. Bytes are those that one GPU sends."""
 
     axis: str
     """Mesh axes joined by `+`, or `host` for moves between device and host."""
     verb: str
-    """As in `mesh/collectives.py`; `-` for what no verb asked for."""
+    """The collective of `mesh/collectives.py` that asked for it; `-` if none did."""
     kind: str
-    """The collective as XLA has it, or `to_host` and `from_host`."""
+    """XLA's collective, or `to_host` and `from_host`."""
     dtype: str
-    """On the wire."""
+    """Dtype on the wire."""
     crosses_nodes: bool
     count: float
     """Executions in a step, loops multiplied out. XLA may have joined several arrays in one."""
     bytes: float
-    """In a step, by the formula of the verb."""
+    """In a step, by the formula of the collective."""
     recomputed_bytes: float
-    """Of those, in a recomputation."""
+    """The part of them in a recomputation."""
     seconds: float
-    """Time at the bandwidth of the link, in a step."""
+    """Time on its link, in a step."""
     enclosed_s: float
-    """Roofline time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
+    """Time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
     exposed_s: float
-    """Of `seconds`, what no compute hides."""
+    """The part of `seconds` that no compute hides."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Exposure:
     count: float
     """Executions in a step."""
     synchronous: bool
-    """Nothing can run beside it: XLA gave it no start and done."""
+    """Whether nothing can overlap it: XLA gave it no start and done."""
     needs_s: float
     enclosed_s: float
     exposed_s: float
@@ -66,7 +66,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """What is large at the moment of the peak."""
+    """A large buffer at the peak."""
 
     name: str
     """Of an input its path in the state, otherwise XLA's name of the value."""
@@ -87,9 +87,9 @@ class Report:
     devices: int
     axes: dict[str, int]
     notes: tuple[str, ...]
-    """Where the compiled program differs from the one that will run, or what else one must know."""
+    """Where the compiled program differs from the one that will run, and other caveats."""
     fits: bool
-    """Whether `allocated_bytes` and the reserve go into the device's memory."""
+    """Whether `allocated_bytes` and the reserve fit into the device's memory."""
     device_bytes: int
     """Memory that CUDA reports to a program."""
     reserve_bytes: int
@@ -97,9 +97,9 @@ class Report:
     margin_bytes: int
     """What remains; below 0 what is missing."""
     peak_bytes: int
-    """Most that is alive at one time, by the compiler's own count."""
+    """The most bytes alive at one time, by the compiler's own count."""
     allocated_bytes: int
-    """What XLA asks of the device: temporaries lie in one block, which is a little more than the peak."""
+    """What XLA reserves on the device: temporaries are in one block, a little larger than the peak."""
     host_bytes: int
     """Pinned memory of the host."""
     classes: dict[str, int]
@@ -113,19 +113,19 @@ class Report:
     """Of matrix products in a step, recomputation included."""
     flops_by_kind: dict[str, float]
     recompute_flops: float
-    """Of `flops`, what repeats the forward pass, and what XLA repeats of its own accord to save memory."""
+    """The part of `flops` that repeats the forward pass, or that XLA itself repeats to save memory."""
     compiler_recomputes: int
     """Kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
     branches: int
     """Conditionals of the program. What they choose is known at run time only, and every branch counts each time."""
     compute_seconds: float
-    """Roofline time of all kernels of a step."""
+    """Of all kernels of a step."""
     exposed_seconds: float
     """Time of transfers that no compute hides."""
     exposed_fraction: float
     """`exposed_seconds` as a share of both together."""
     seconds_by_kind: dict[str, float]
-    """Roofline time by kind of kernel."""
+    """Time by kind of kernel."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
     way_out: str = ""
@@ -133,7 +133,7 @@ class Report:
 
     @property
     def step_seconds(self) -> float:
-        """Time of a step on a roofline: no op is faster than its FLOPs and bytes, and none is slower."""
+        """Of a step, at what the GPU and its links are taken to reach."""
         return self.compute_seconds + self.exposed_seconds
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxpar.observe.amounts import operations, seconds, share, size, words
 
 BAR = 36
 ALL_COLUMNS = 100
-"""Columns of a terminal below which the collective behind a verb is left out."""
+"""Columns of a terminal below which XLA's name of a collective is left out."""
 COLORS = {
     "weights": "blue",
     "optimizer": "magenta",
@@ -26,7 +26,7 @@ COLORS = {
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Answer first: does it fit? Then memory, traffic, work, and what is large."""
+    """Print whether it fits, then memory, traffic, work, and the largest buffers."""
     print_verdict(report, console)
     for table in (
         _memory(report),
@@ -68,7 +68,7 @@ def verdict(report: Report) -> str:
 
 
 def warnings(report: Report) -> list[str]:
-    """What one must know beside the numbers."""
+    """Caveats of the numbers."""
     found = list(report.notes)
     if report.branches:
         found.append(
@@ -77,8 +77,8 @@ def warnings(report: Report) -> list[str]:
         )
     if report.compiler_recomputes:
         found.append(
-            f"memory was short, so XLA runs {report.compiler_recomputes} kernels and transfers a second time of its "
-            "own accord and overlaps less; traffic and work include that"
+            f"memory was short, so XLA itself runs {report.compiler_recomputes} kernels and transfers a second "
+            "time and overlaps less; traffic and work include that"
         )
     return found
 
@@ -109,7 +109,7 @@ def _memory(report: Report) -> Table:
 
 
 def _collectives(report: Report, narrow: bool) -> Table:
-    names = ("axis", False), ("verb", False), ("dtype", False), ("link", False)
+    names = ("axis", False), ("collective", False), ("dtype", False), ("link", False)
     numbers = ("times", True), ("sent", True), ("needs", True), ("exposed", True)
     table = _table("Transfers per GPU and step", *names, *numbers, *(() if narrow else (("as", False),)))
     for row in report.collectives:
@@ -131,7 +131,7 @@ def _collectives(report: Report, narrow: bool) -> Table:
 
 
 def _exposures(report: Report) -> Table:
-    names = ("verb", False), ("asked for by", False)
+    names = ("collective", False), ("asked for by", False)
     numbers = ("times", True), ("each needs", True), ("compute beside", True), ("each exposed", True)
     table = _table("Waited for longest", *names, *numbers)
     for row in report.exposures:
@@ -144,7 +144,7 @@ def _exposures(report: Report) -> Table:
 
 
 def _work(report: Report) -> Table:
-    table = _table("Work per GPU and step", ("kind", False), ("matrix products", True), ("roofline", True))
+    table = _table("Work per GPU and step", ("kind", False), ("matrix products", True), ("time", True))
     for kind in sorted(report.seconds_by_kind, key=lambda kind: -report.seconds_by_kind[kind]):
         flops = report.flops_by_kind.get(kind, 0.0)
         table.add_row(kind, operations(flops) if flops else "", seconds(report.seconds_by_kind[kind]))
@@ -167,11 +167,11 @@ def _buffers(report: Report) -> Table:
 def _waiting(report: Report) -> Text:
     exposed = f"{seconds(report.exposed_seconds)} ({100 * report.exposed_fraction:.1f}%)"
     return Text.assemble(
-        "On a roofline a step takes ",
+        "At the fitted speeds of the GPU and its links, a step takes ",
         (seconds(report.step_seconds), "bold"),
         f": {seconds(report.compute_seconds)} of compute, and ",
         (exposed, "bold"),
-        " in which transfers are waited for.",
+        " waiting for transfers.",
     )
 
 

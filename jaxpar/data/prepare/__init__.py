@@ -2,7 +2,7 @@
 
 The inputs are cut into units (`units.py`) that depend on the inputs alone. Worker processes make each unit's tokens
 (`tokenize.py`) and put the units together as shards (`shards.py`). Every piece of work appears by a rename, so a kill
-at any moment costs the pieces that were in the making, and the output is the same for any number of processes.
+loses only the pieces in progress, and the output is the same for any number of processes.
 """
 
 from jaxpar.data.prepare.inspection import inspect_folder

@@ -1,4 +1,4 @@
-"""Reading files that may be compressed; a file that was cut off is noticed."""
+"""Reading files that may be compressed; truncated files are detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST_WINDOW = 2**31
 
 @contextmanager
 def reading(file: Input) -> Iterator[None]:
-    """What goes wrong while `file` is read becomes a `UserError` that names it."""
+    """Errors while `file` is read become a `UserError` that names it."""
     try:
         yield
     except EOFError:
@@ -33,7 +33,7 @@ def reading(file: Input) -> Iterator[None]:
 
 @contextmanager
 def open_bytes(file: Input) -> Iterator[BinaryIO]:
-    """The file's contents, decompressed. Errors are those that `reading` knows."""
+    """The file's contents, decompressed. Raises errors that `reading` handles."""
     with open(file.path, "rb", buffering=_READ_BYTES) as raw:
         if file.compression == "gzip":
             with gzip.GzipFile(fileobj=raw) as content:
@@ -45,7 +45,7 @@ def open_bytes(file: Input) -> Iterator[BinaryIO]:
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses frame after frame. The library's own reader ends without a word where a file was cut off."""
+    """Decompresses frame after frame. The library's own reader ends without an error where a file was cut off."""
 
     def __init__(self, raw: BinaryIO) -> None:
         try:
@@ -72,7 +72,7 @@ class _ZstdFile(io.RawIOBase):
         return count
 
     def _advance(self) -> bool:
-        """Decompress some more; whether there was any."""
+        """Decompress some more; returns whether there was any."""
         if not self._compressed:
             self._compressed = self._raw.read(_READ_BYTES // 8)
         if not self._compressed:

@@ -1,4 +1,4 @@
-"""The documents of a part of an input, one after the other; what is broken is given its place and a reason."""
+"""The documents of a part of an input, one after the other; broken ones have their place and a reason."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LONGEST_LINE = 2**30
 _ROWS = 512
 
 
-class Found(NamedTuple):
-    """A document, or what stands where one should be."""
+class Document(NamedTuple):
+    """A document, or a broken one with the reason."""
 
     place: int
     """Where it is: the byte at which its line begins, the number of its row from 0, or 0 for a whole file."""
@@ -30,13 +30,13 @@ class Found(NamedTuple):
     """Why there is no text; empty when there is."""
 
 
-def documents(file: Input, first: int, last: int, *, key: str, scratch: Path) -> Iterator[Found]:
-    """What a part of a file holds, in order.
+def documents(file: Input, first: int, last: int, *, key: str, scratch: Path) -> Iterator[Document]:
+    """The documents of a part of a file, in order.
 
     Args:
         file: the file.
         first: where the part begins: a byte, or the number of a row group of a Parquet file that is not compressed.
-        last: where it ends. A line belongs to the part in which it begins. Of other files the only part is the whole.
+        last: where it ends. A line belongs to the part in which it begins. Other files have one part only.
         key: key of a JSON line, or column of a Parquet file.
         scratch: folder for a Parquet file while it is decompressed.
 
@@ -51,7 +51,7 @@ def documents(file: Input, first: int, last: int, *, key: str, scratch: Path) ->
 
 
 def place_of(file: Input, place: int) -> str:
-    """`file:line` or the like, for people; reads the file up to the place."""
+    """`file:line` or similar, for messages; reads the file up to the place."""
     if file.format == "parquet":
         return f"{file.path}: row {place + 1}"
     if file.format == "text":
@@ -64,45 +64,45 @@ def place_of(file: Input, place: int) -> str:
     return f"{file.path}:{lines}"
 
 
-def _whole_file(file: Input) -> Iterator[Found]:
+def _whole_file(file: Input) -> Iterator[Document]:
     with reading(file), open_bytes(file) as content:
         raw = content.read()
     try:
-        yield Found(0, raw.decode("utf-8-sig"))
+        yield Document(0, raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        yield Found(0, "", f"not UTF-8 (byte {error.start})")
+        yield Document(0, "", f"not UTF-8 (byte {error.start})")
 
 
-def _line_documents(file: Input, first: int, last: int, key: str | None) -> Iterator[Found]:
+def _line_documents(file: Input, first: int, last: int, key: str | None) -> Iterator[Document]:
     for place, line in _lines(file, first, last if file.divisible else None):
         try:
             text = line.decode("utf-8-sig" if place == 0 else "utf-8")
         except UnicodeDecodeError as error:
-            yield Found(place, "", f"not UTF-8 (byte {error.start} of the line)")
+            yield Document(place, "", f"not UTF-8 (byte {error.start} of the line)")
             continue
         text = text.rstrip("\r\n")
         if key is None:
-            yield Found(place, text)
+            yield Document(place, text)
         elif text and not text.isspace():
             yield _from_json(place, text, key)
 
 
-def _from_json(place: int, line: str, key: str) -> Found:
+def _from_json(place: int, line: str, key: str) -> Document:
     if line.lstrip().startswith("["):
-        return Found(place, "", "an array, expected a JSON object on each line")
+        return Document(place, "", "an array, expected a JSON object on each line")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep or long"
-        return Found(place, "", f"not JSON ({reason})")
+        return Document(place, "", f"not JSON ({reason})")
     if not isinstance(value, dict):
-        return Found(place, "", "not a JSON object")
+        return Document(place, "", "not a JSON object")
     if key not in value:
         names = ", ".join(quoted(name, 40) for name in list(value)[:8])
-        return Found(place, "", f"no key {quoted(key)} (it has {names or 'none'})")
+        return Document(place, "", f"no key {quoted(key)} (it has {names or 'none'})")
     if not isinstance(value[key], str):
-        return Found(place, "", f"the value of {quoted(key)} is not text")
-    return Found(place, value[key])
+        return Document(place, "", f"the value of {quoted(key)} is not text")
+    return Document(place, value[key])
 
 
 def _lines(file: Input, first: int, last: int | None) -> Iterator[tuple[int, bytes]]:
@@ -127,7 +127,7 @@ def _read_line(content: BinaryIO, file: Input, place: int) -> bytes:
     return line
 
 
-def _parquet_documents(file: Input, first: int, last: int, key: str, scratch: Path) -> Iterator[Found]:
+def _parquet_documents(file: Input, first: int, last: int, key: str, scratch: Path) -> Iterator[Document]:
     with _unpacked(file, scratch) as path:
         parquet = open_parquet(file, path, key)
         groups = range(first, last) if file.compression is None else range(parquet.num_row_groups)
@@ -136,9 +136,9 @@ def _parquet_documents(file: Input, first: int, last: int, key: str, scratch: Pa
             for batch in parquet.iter_batches(_ROWS, row_groups=list(groups), columns=[key], use_threads=False):
                 for value in _values(batch.column(0)):
                     if isinstance(value, str):
-                        yield Found(row, value)
+                        yield Document(row, value)
                     else:
-                        yield Found(row, "", "null" if value is None else "not UTF-8")
+                        yield Document(row, "", "null" if value is None else "not UTF-8")
                     row += 1
 
 
@@ -151,7 +151,7 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
         key: the column.
 
     Raises:
-        UserError: `pyarrow` is not installed, the file is none of Parquet, or has no such column.
+        UserError: `pyarrow` is not installed, the file is not Parquet, or has no such column.
     """
     try:
         import pyarrow as arrow
@@ -197,7 +197,7 @@ def _as_text(raw: bytes) -> str | bytes:
 
 @contextmanager
 def _unpacked(file: Input, scratch: Path) -> Iterator[str | Path]:
-    """Where the file lies decompressed: Parquet is read from its end."""
+    """Path of the decompressed file: Parquet is read from its end."""
     if file.compression is None:
         yield file.path
         return

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are written atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPORARY = ".tmp"
 
 @contextmanager
 def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file that is at `path` when all of it was written, and, if `durable`, is on the disk. Raises `OSError`."""
+    """A file that appears at `path` once it is complete, and, if `durable`, is on the disk. Raises `OSError`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as file:
@@ -29,12 +29,12 @@ def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # A full disk does not say which file it had no room for.
+            error.filename = str(path)  # The error of a full disk does not name the file.
         raise
 
 
 def write_file(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Put `content` at `path`, all of it or nothing. Raises `OSError`."""
+    """Write `content` to `path`, all of it or nothing. Raises `OSError`."""
     with new_file(path, durable=durable) as file:
         file.write(content)
 
@@ -50,7 +50,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def alone_in(folder: Path, lock: Path) -> Iterator[None]:
-    """Hold the lock of `folder`; the system lets go of it when this process ends, however it does.
+    """Hold the lock of `folder`; the system releases it when this process ends, however it ends.
 
     Raises:
         UserError: another process holds it.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import check_regular
 from jaxpar.config.spelling import did_you_mean, quoted
-from jaxpar.config.text_file import check_regular
 
 FORMATS = {
     "text": "a file is a document",
@@ -32,7 +32,7 @@ class Input:
     path: str
     bytes: int
     changed: int
-    """When it was last changed, in nanoseconds."""
+    """Time of the last change, in nanoseconds."""
     format: str
     """One of `FORMATS`."""
     compression: str | None
@@ -49,11 +49,11 @@ def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[
 
     Args:
         patterns: glob patterns; `**` stands for any folders.
-        format: one of `FORMATS` for all files; None goes by their names.
+        format: one of `FORMATS` for all files; None decides by their names.
         out: folder to leave out.
 
     Raises:
-        UserError: a pattern matches no file, or a file's format is not known or it cannot be looked at.
+        UserError: a pattern matches no file, or a file's format is not known or it cannot be read.
     """
     names = sorted({name for pattern in patterns for name in _matches(pattern)})
     out = out.resolve()
@@ -74,7 +74,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _near(pattern: Path) -> str:
-    """What a pattern without a match might have meant."""
+    """A hint about a pattern without a match."""
     folder = pattern.parent
     while glob.has_magic(str(folder)):
         folder = folder.parent

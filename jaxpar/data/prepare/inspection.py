@@ -1,4 +1,4 @@
-"""`--inspect FOLDER`: what a token folder holds, for people."""
+"""`--inspect FOLDER`: prints the contents of a token folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.data.stream import TokenStream
-from jaxpar.data.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.token_index import SPLITS
+from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.tokens.token_index import SPLITS
 
 _BAR = 40
 _LETTERS = 300
 _SHOWN_TOKENS = 400
-"""Tokens of a document that are decoded to be shown."""
+"""Most tokens of a document that are decoded and shown."""
 
 
 def inspect_folder(folder: Path, console: Console, documents: int = 3) -> None:
@@ -50,7 +50,7 @@ def inspect_folder(folder: Path, console: Console, documents: int = 3) -> None:
 
 
 def _spelled(opened: TokenFolder) -> str:
-    from jaxpar.data.tokenizer_file import load_tokenizer
+    from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 
     path = opened.path / opened.index.tokenizer.name
     return repr(load_tokenizer(path, str(path)).id_to_token(opened.index.separator))

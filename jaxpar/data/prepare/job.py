@@ -1,4 +1,4 @@
-"""What the processes of a preparation have in common."""
+"""The data shared by the processes of a preparation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jaxpar.data.prepare.inputs import Input
 from jaxpar.data.prepare.units import Unit
 
 WORK = ".prepare"
-"""Folder, within the token folder in the making, of what is not part of it."""
+"""Folder, within the unfinished token folder, of temporary files."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A preparation whose tokenizer stands."""
+    """A preparation whose tokenizer is fixed."""
 
     out: Path
-    """The token folder in the making."""
+    """The token folder to make."""
     inputs: list[Input]
     units: list[Unit]
     text_key: str
@@ -38,7 +38,7 @@ class Job:
 
     @property
     def work(self) -> Path:
-        """Folder of what is in the making."""
+        """Folder of temporary files."""
         return self.out / WORK
 
     @property

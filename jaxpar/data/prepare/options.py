@@ -1,4 +1,4 @@
-"""What a preparation is asked for."""
+"""The options of a preparation."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Options:
     text_key: str = "text"
     """Key of a JSON line, or column of a Parquet file, that holds the text."""
     format: str | None = None
-    """Format of every input; None goes by the names."""
+    """Format of every input; None decides by the names."""
     heldout_fraction: float = DEFAULT_HELDOUT
     """Share of the documents to hold out."""
     separator: str | None = None
-    """Token that ends a document, spelled as in the tokenizer; None looks for a usual one."""
+    """Token that ends a document, spelled as in the tokenizer; None looks for a common one."""
     max_broken: int = 0
     """Documents that may be broken before the preparation stops."""
     processes: int = 1
     unit_bytes: int | None = None
-    """Bytes of input in a unit of work; None goes by the size of the input."""
+    """Bytes of input in a unit of work; None chooses by the size of the input."""
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     """Tokens after which a shard ends."""
 
     def check(self) -> None:
-        """Raises `UserError` for a value, or a pair of them, that makes no sense."""
+        """Raises `UserError` for an invalid value or pair of values."""
         if (self.tokenizer is None) == (self.train_bpe is None):
             raise UserError("expected either --tokenizer FILE or --train-bpe VOCAB")
         if self.train_bpe is not None and not SMALLEST_BPE <= self.train_bpe <= 2**24:
@@ -65,7 +65,7 @@ class Options:
                 raise UserError(f"--{name.replace('_', '-')} {value}: expected at most {most}")
 
     def decisive(self, tokenizer_digest: str | None) -> dict[str, Any]:
-        """What decides the output, as it stands in `prepare.json`; of `tokenizer` it is what the file holds."""
+        """The options that determine the output, as in `prepare.json`; of `tokenizer`, the content of the file."""
         return {
             "tokenizer": tokenizer_digest,
             "train_bpe": self.train_bpe,

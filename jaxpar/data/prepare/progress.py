@@ -1,4 +1,4 @@
-"""How far a preparation is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a preparation: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Meter:
         self._task = None if bar is None else bar.add_task(what, total=self._total, completed=done, told="")
 
     def advance(self, size: int, told: str = "") -> None:
-        """`size` more bytes are done; `told` is what to say besides."""
+        """`size` more bytes are done; `told` is text to add."""
         self._done += size
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done, told=told)

@@ -1,4 +1,4 @@
-"""`prepare.json`: of what, and how, a token folder is made. A preparation goes on only with the same."""
+"""`prepare.json`: the inputs and options of a token folder. A preparation continues only with the same ones."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.reading.typed import spell
 from jaxpar.config.spelling import quoted
-from jaxpar.config.text_file import read_file
-from jaxpar.config.typed import spell
-from jaxpar.data.digests import digest
 from jaxpar.data.prepare.files import write_file
 from jaxpar.data.prepare.inputs import Input
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.options import Options
-from jaxpar.data.token_index import INDEX
+from jaxpar.data.tokens.digests import digest
+from jaxpar.data.tokens.token_index import INDEX
 
 RECORD = "prepare.json"
 VERSION = 1
 
 
 def check_usable(out: Path) -> None:
-    """Refuse a folder that is neither new, nor empty, nor one that was begun.
+    """Refuse a folder that is neither new, nor empty, nor from an unfinished preparation.
 
     Raises:
         UserError: it is something else.
@@ -34,7 +34,7 @@ def check_usable(out: Path) -> None:
     if not out.is_dir():
         raise UserError(f"--out {quoted(str(out))} is not a folder; expected a new or empty one")
     names = sorted(entry.name for entry in out.iterdir())
-    # A kill may leave the beginning of the record, under a temporary name.
+    # A kill may leave part of the record under a temporary name.
     others = [name for name in names if name != WORK and not name.startswith(f"{RECORD}.")]
     if others and RECORD not in names:
         more = ", ..." if len(others) > 3 else ""
@@ -46,7 +46,7 @@ def check_usable(out: Path) -> None:
 
 
 def begin_or_go_on(options: Options, inputs: list[Input], tokenizer_digest: str | None) -> None:
-    """Write the record into a new folder, or compare it with that of one that was begun.
+    """Write the record into a new folder, or compare it with that of an unfinished one.
 
     Raises:
         UserError: the folder was begun with other inputs or options.

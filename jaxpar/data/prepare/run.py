@@ -1,4 +1,4 @@
-"""A preparation from its options to the token folder, beginning or going on."""
+"""A preparation from its options to the token folder, new or continued."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import replace
 from rich.console import Console
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
-from jaxpar.config.text_file import read_file
-from jaxpar.data.digests import digest, file_digest
 from jaxpar.data.prepare.files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.inputs import find_inputs
 from jaxpar.data.prepare.job import WORK, Job
@@ -24,17 +23,18 @@ from jaxpar.data.prepare.tokenize import UnitRecord, is_whole, read_record, told
 from jaxpar.data.prepare.train_bpe import train_bpe
 from jaxpar.data.prepare.units import plan_units
 from jaxpar.data.prepare.workers import do_tasks
-from jaxpar.data.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, encode
-from jaxpar.data.tokenizer_file import end_of_document, load_tokenizer, vocabulary_size
+from jaxpar.data.tokens.digests import digest, file_digest
+from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, encode
+from jaxpar.data.tokens.tokenizer_file import end_of_document, load_tokenizer, vocabulary_size
 
 TOKENIZER = "tokenizer.json"
 _TOLD = 3
-"""Broken documents that are named in a message."""
+"""Most broken documents that a message names."""
 
 
 def prepare(options: Options, console: Console) -> TokenFolder:
-    """Make the token folder that `options` asks for, or go on making it; returns it opened and checked.
+    """Make the token folder of `options`, or continue it; returns it opened and checked.
 
     Raises:
         UserError: one sentence about what is wrong with the options, the input or the output folder.
@@ -45,7 +45,7 @@ def prepare(options: Options, console: Console) -> TokenFolder:
     except OSError as error:
         raise UserError(
             f"--out {quoted(str(options.out))}: {error.filename or options.out} cannot be written "
-            f"({error.strerror or error}); the same command goes on when it can"
+            f"({error.strerror or error}); the same command continues once it can be"
         ) from error
 
 
@@ -84,7 +84,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
 
 
 class _Preparation:
-    """One call: what is done, and what is said about it."""
+    """One call: its work and its messages."""
 
     def __init__(self, options: Options, job: Job, console: Console) -> None:
         self.options, self.job, self.console = options, job, console
@@ -132,11 +132,11 @@ class _Preparation:
         _say(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
 
     def _units(self) -> list[UnitRecord]:
-        """Make the units that are not finished; the records of all."""
+        """Make the unfinished units; returns the records of all."""
         job = self.job
         weights = [sum(part.weight for part in unit) for unit in job.units]
         records = {number: record for number in range(len(weights)) if (record := read_record(job, number))}
-        if not any(job.shard_folder.iterdir()):  # Otherwise all were made, and shards take their files away.
+        if not any(job.shard_folder.iterdir()):  # Otherwise all units were made, and shards delete their files.
             records = {number: record for number, record in records.items() if is_whole(job, number, record)}
         missing = [number for number in range(len(weights)) if number not in records]
         if records:
@@ -160,8 +160,8 @@ class _Preparation:
             documents = "document is" if broken == 1 else "documents are"
             raise UserError(
                 f"{broken} {documents} broken, and --max-broken is {self.options.max_broken}: "
-                f"{self._first_broken(records)}; mend the input for another --out, or give the same command with a "
-                "higher --max-broken to go on without them"
+                f"{self._first_broken(records)}; repair the input for another --out, or give the same command with a "
+                "higher --max-broken to continue without them"
             )
 
     def _first_broken(self, records: dict[int, UnitRecord]) -> str:

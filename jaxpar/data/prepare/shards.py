@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.typed import record_from_plain
-from jaxpar.data.digests import DIGEST_BYTES, SummingFile, digest
+from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.files import flush_folder, new_file, write_file
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.tokenize import UnitRecord, UnitSplit, read_record
-from jaxpar.data.token_folder import npy_header
-from jaxpar.data.token_index import SPLITS, SUMS, File, Shard
+from jaxpar.data.tokens.digests import DIGEST_BYTES, SummingFile, digest
+from jaxpar.data.tokens.token_folder import npy_header
+from jaxpar.data.tokens.token_index import SPLITS, SUMS, File, Shard
 
 _READ_BYTES = 2**20
 
@@ -28,16 +28,16 @@ class ShardPlan:
     split: str
     number: int
     units: tuple[int, ...]
-    """Those that have documents of the split."""
+    """Units that have documents of the split."""
 
     @property
     def name(self) -> str:
-        """What the names of its files begin with."""
+        """Prefix of its file names."""
         return f"{self.split}-{self.number:05d}"
 
 
 def plan_shards(records: Sequence[UnitRecord], shard_tokens: int) -> list[ShardPlan]:
-    """The shards of all splits: each ends with the unit that brings it to `shard_tokens` tokens."""
+    """The shards of all splits: each ends with the unit with which it reaches `shard_tokens` tokens."""
     plans: list[ShardPlan] = []
     for split in SPLITS:
         found: list[tuple[int, ...]] = []
@@ -55,7 +55,7 @@ def plan_shards(records: Sequence[UnitRecord], shard_tokens: int) -> list[ShardP
 
 
 def read_shard(job: Job, plan: ShardPlan) -> Shard | None:
-    """The shard, where it is finished; None where it is not, or its record is not what was written."""
+    """The shard, if it is finished; None where it is not, or its record is damaged."""
     path = job.shard_folder / f"{plan.name}.json"
     try:
         plain = json.loads(path.read_bytes())
@@ -83,7 +83,7 @@ def shard_maker(job: Job) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
         plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
         flush_folder(job.out)
         write_file(job.shard_folder / f"{plan.name}.json", json.dumps(plain, sort_keys=True).encode())
-        flush_folder(job.shard_folder)  # From here on the units' tokens are not needed, and go.
+        flush_folder(job.shard_folder)  # From here on the units' tokens are not needed and are deleted.
         return plan, shard
 
     return make
@@ -132,7 +132,7 @@ def _unit_split(job: Job, number: int, split: str) -> UnitSplit:
 
 
 def _content(job: Job, number: int, kind: str, wanted: str) -> Iterator[bytes]:
-    """The bytes of a unit's file. A unit that is not what was written loses its record, so it is made again."""
+    """The bytes of a unit's file. A damaged unit loses its record, so that it is made once more."""
     path, found = job.unit_file(number, kind), hashlib.blake2b(digest_size=DIGEST_BYTES)
     try:
         with open(path, "rb") as file:
@@ -143,4 +143,4 @@ def _content(job: Job, number: int, kind: str, wanted: str) -> Iterator[bytes]:
         found = None
     if found is None or found.hexdigest() != wanted:
         job.unit_file(number, "json").unlink(missing_ok=True)
-        raise UserError(f"{path} is missing or damaged, so its unit is dropped; the same command makes it again")
+        raise UserError(f"{path} is missing or damaged, so its unit is dropped; the same command makes it anew")

@@ -1,8 +1,8 @@
 """A unit's documents as tokens: encoded, divided into training and held-out, written, and recorded.
 
-The record is written last, so a unit with a record is finished and is never made again. Units are not forced onto the
-disk, which would cost more time than they do when they are small: what a power failure leaves of them is noticed by its
-size or its digest, and made again.
+The record is written last, so a unit with a record is finished and is never made twice. Units are not flushed to disk,
+which would take longer than making them when they are small: damage from a power failure is detected by size or digest,
+and the unit is made anew.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.typed import record_from_plain
-from jaxpar.data.digests import DIGEST_BYTES, digest
-from jaxpar.data.prepare.documents import Found, documents, place_of
+from jaxpar.config.reading.typed import record_from_plain
+from jaxpar.data.prepare.documents import Document, documents, place_of
 from jaxpar.data.prepare.files import new_file, write_file
 from jaxpar.data.prepare.job import Job
-from jaxpar.data.token_index import HELDOUT, TRAIN
-from jaxpar.data.tokenizer_file import load_tokenizer
+from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
+from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
+from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 
 _BATCH_DOCUMENTS, _BATCH_LETTERS = 512, 2**20
 LONGEST_PIECE = 2**22
-"""Letters that are encoded at once; a longer document is cut at the end of a line."""
+"""Most characters that are encoded at once; a longer document is cut at the end of a line."""
 _REPORTED = 10
-"""Broken documents of a unit whose places are kept."""
+"""Most broken documents of a unit whose places are kept."""
 
 
 @dataclass(frozen=True)
 class UnitSplit:
-    """What a unit has for one split."""
+    """A unit's part of one split."""
 
     documents: int
     tokens: int
@@ -47,7 +47,7 @@ class UnitSplit:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """What a finished unit is."""
+    """The record of a finished unit."""
 
     splits: dict[str, UnitSplit]
     """A split for which the unit has no document is absent, and has no files."""
@@ -56,7 +56,7 @@ class UnitRecord:
     first_broken: dict[str, str]
     """`input:place` of some broken documents to the reason."""
     digest: str = field(default="", compare=False)
-    """Of the other fields."""
+    """Digest of the other fields."""
 
     def encode(self) -> bytes:
         """The text of the record."""
@@ -66,8 +66,8 @@ class UnitRecord:
 
 
 def read_record(job: Job, number: int) -> UnitRecord | None:
-    """The record of a unit; None where it is not finished, or its record is not what was written (then it is made
-    again, with the same result)."""
+    """The record of a unit; None where it is not finished, or its record is damaged (then it is made anew, with the
+    same result)."""
     path = job.unit_file(number, "json")
     try:
         raw = path.read_bytes()
@@ -99,7 +99,7 @@ def unit_maker(job: Job) -> Callable[[int], tuple[int, UnitRecord]]:
     return make
 
 
-def unit_documents(job: Job, number: int) -> Iterator[tuple[int, Found]]:
+def unit_documents(job: Job, number: int) -> Iterator[tuple[int, Document]]:
     """The documents of a unit, each with the number of its input. Raises `UserError` when an input cannot be read."""
     for part in job.units[number]:
         file = job.inputs[part.input]
@@ -108,7 +108,7 @@ def unit_documents(job: Job, number: int) -> Iterator[tuple[int, Found]]:
 
 
 def held_out(raw: bytes, fraction: float) -> bool:
-    """Whether a document is held out: a hash of its text decides, so that equal documents are never parted."""
+    """Whether a document is held out: a hash of its text decides, so that equal documents are in one split."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
 
 
@@ -212,7 +212,7 @@ def _encode(tokenizer: Any, texts: list[str], job: Job) -> Iterator[np.ndarray]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces of at most `LONGEST_PIECE` letters: what a library needs for one grows with it."""
+    """A text in pieces of at most `LONGEST_PIECE` characters: a library's memory grows with the piece."""
     first = 0
     while len(text) - first > LONGEST_PIECE:
         last = text.rfind("\n", first, first + LONGEST_PIECE) + 1 or first + LONGEST_PIECE

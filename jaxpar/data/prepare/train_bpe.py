@@ -11,21 +11,21 @@ from jaxpar.config.install import install_command
 from jaxpar.data.prepare.files import write_file
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.tokenize import held_out, unit_documents
-from jaxpar.data.tokenizer_file import END_NAMES, tokenizers_installed
+from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
 
 TRAINED_ON = 2**30
-"""Bytes of input, more or less, that a tokenizer is trained on: evenly spaced units where there is more."""
+"""Approximate bytes of input that a tokenizer is trained on: evenly spaced units where there is more."""
 
 
 def train_bpe(job: Job, vocab: int, separator: str | None, progress: Callable[[int], None]) -> int:
-    """Train on the training documents of `job` and write its tokenizer; the size of the vocabulary that came out.
+    """Train on the training documents of `job` and write its tokenizer; returns the size of the vocabulary.
 
     The result is a function of the inputs: a tie between two merges goes to the pair with the smaller tokens.
 
     Args:
-        job: a preparation whose tokenizer is not there yet.
+        job: a preparation without a tokenizer.
         vocab: size of the vocabulary, the end-of-document token and the 256 bytes included.
-        separator: how the end-of-document token is spelled; None takes a usual name.
+        separator: how the end-of-document token is spelled; None takes a common name.
         progress: called with the bytes of each unit that was read.
 
     Raises:

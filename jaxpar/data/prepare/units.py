@@ -1,4 +1,4 @@
-"""Units of work: parts of the inputs, a function of the inputs and of the size of a unit alone."""
+"""Units of work: parts of the inputs that depend only on the inputs and the size of a unit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from jaxpar.data.prepare.documents import open_parquet
 from jaxpar.data.prepare.inputs import Input
 
 SMALLEST, LARGEST, WANTED = 2**20, 2**26, 1024
-"""Bytes of a unit, when they are not given: so many that there are about 1024 units, within these limits."""
+"""Limits of the default bytes of a unit, which aims at about 1024 units."""
 TYPICAL_COMPRESSION = 4
-"""How many times its size a compressed file is taken to hold."""
+"""Assumed compression ratio of a compressed file."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Part:
     first: int
     last: int
     weight: int
-    """Bytes of the input that it stands for, more or less; for progress and for the size of units."""
+    """Approximate bytes of its input, for progress and for the size of units."""
 
 
 type Unit = tuple[Part, ...]
@@ -34,8 +34,8 @@ def plan_units(inputs: list[Input], unit_bytes: int | None, key: str) -> list[Un
 
     Args:
         inputs: the files.
-        unit_bytes: bytes of input in a unit; None goes by the size of the whole input. A compressed file, a text file
-            and a row group of a Parquet file are never divided.
+        unit_bytes: bytes of input in a unit; None chooses by the size of the whole input. A compressed file, a text
+            file and a row group of a Parquet file are never divided.
         key: column that Parquet files must have.
 
     Raises:

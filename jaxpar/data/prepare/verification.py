@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jaxpar.data.token_folder import open_token_folder
+from jaxpar.data.tokens.token_folder import open_token_folder
 
 
 def verify_folder(folder: Path, console: Console) -> None:

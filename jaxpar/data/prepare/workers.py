@@ -1,4 +1,4 @@
-"""Tasks done by several processes, which end with the process that started them, however that ends."""
+"""Tasks run by several processes, which end with the process that started them, however it ends."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ type Maker[A, T, R] = Callable[[A], Callable[[T], R]]
 
 
 def do_tasks[A, T, R](make: Maker[A, T, R], argument: A, tasks: Sequence[T], processes: int) -> Iterator[R]:
-    """The results of the tasks, as they come.
+    """The results of the tasks, in order of completion.
 
     Args:
-        make: makes, once per process, the function that does a task; a function of a module.
-        argument: what it is made with.
-        tasks: given out one by one.
-        processes: how many work; with 1 it is this one.
+        make: a module-level function that makes, once per process, the function that runs a task.
+        argument: passed to `make`.
+        tasks: handed out one by one.
+        processes: number of processes; with 1 the tasks run in this one.
 
     Raises:
-        UserError: a task did, or a process was ended by force.
-        OSError: a task did.
+        UserError: a task raised it, or a process was killed.
+        OSError: a task raised it.
     """
-    # Each process works on one document at a time; the library's own threads would only be in each other's way.
+    # Each process works on one document at a time; the library's own threads would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if processes == 1:
         work = make(argument)
@@ -100,7 +100,7 @@ def _ended(process: BaseProcess) -> str:
         how = f"by {signal.Signals(-code).name}" + (", as when memory runs out" if -code == signal.SIGKILL else "")
     else:
         how = f"with exit code {code}"
-    return f"a worker process was ended {how}; the same command goes on (fewer --processes need less memory)"
+    return f"a worker process was ended {how}; the same command continues (fewer --processes need less memory)"
 
 
 def _work(make: Maker[Any, Any, Any], argument: Any, pipe: Connection) -> None:

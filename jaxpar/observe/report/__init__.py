@@ -1,1 +1,1 @@
-"""One or two runs as an HTML page: what `python -m jaxpar.report` writes. Reads files alone and imports no JAX."""
+"""One or two runs as an HTML page, for `python -m jaxpar.report`. Reads only files and imports no JAX."""

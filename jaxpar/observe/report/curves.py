@@ -1,4 +1,4 @@
-"""The curves of a run as the page's script takes them: short lists of numbers."""
+"""The curves of a run as the page's script reads them: short lists of numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jaxpar.observe.report.run_record import LARGEST_STEP, RunRecord, number
 
 MOST_POINTS = 2000
-"""Points of a curve on the page: more than a screen has columns."""
+"""Most points of a curve on the page: more than a screen has columns."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Chart:
 
     title: str
     unit: str
-    """How the script writes its values: nats, plain, rate, seconds, bytes or share."""
+    """Format of its values in the script: nats, plain, rate, seconds, bytes or share."""
     series: tuple[str, ...]
     """Fields of `metrics.jsonl`, in the order in which they are drawn."""
     smooth: bool = True
@@ -31,6 +31,7 @@ CHARTS = (
     Chart("Loss, nats per token", "nats", ("loss", "eval_loss")),
     Chart("Gradient norm", "plain", ("grad_norm",)),
     Chart("Learning rate", "plain", ("learning_rate",), smooth=False),
+    Chart("Learning rate of Muon's matrices", "plain", ("muon_learning_rate",), smooth=False),
     Chart("Tokens per second", "rate", ("tokens_per_second",)),
     Chart("Time of a step", "seconds", ("step_time_s",)),
     Chart("Devices waiting for data, share of the time", "share", ("data_wait",), unless_zero=True),
@@ -43,7 +44,7 @@ type Points = list[tuple[int, float]]
 
 
 def page_data(runs: list[RunRecord]) -> dict[str, Any]:
-    """What the script draws: `charts` that have anything to show, and `runs` with their series."""
+    """The script's data: `charts` that are not empty, and `runs` with their series."""
     drawn = [_run(run) for run in runs]
     there = {name for run in drawn for name in run["series"]}
     return {"charts": [asdict(chart) for chart in CHARTS if there & set(chart.series)], "runs": drawn}
@@ -89,13 +90,13 @@ def training_clock(run: RunRecord) -> Points:
 
 
 def skipped_at(run: RunRecord) -> list[int]:
-    """Logged steps since whose predecessor a step was skipped."""
+    """Logged steps before which, since the previous logged step, a step was skipped."""
     counts = points(run, "skipped_steps")
     return [step for (_, earlier), (step, later) in pairwise([(0, 0.0), *counts]) if later > earlier][:MOST_POINTS]
 
 
 def anomalies(run: RunRecord) -> list[tuple[int, str]]:
-    """(step, what was told) of what was noticed in a run."""
+    """(step, text) of the anomalies of a run."""
     told = [event for event in run.events if event["event"] == "anomaly"]
     found = [(event.get("step"), str(event.get("text"))) for event in told]
     return [(step, text) for step, text in found if type(step) is int and 0 <= step <= LARGEST_STEP][-MOST_POINTS:]

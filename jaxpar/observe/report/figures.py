@@ -1,4 +1,4 @@
-"""The numbers that a run comes to, one row each: what is read first, and what two runs are compared by."""
+"""The key figures of a run, one row each, by which two runs are compared."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Figure:
     name: str
     value: Callable[[RunRecord], float | None]
     words: Callable[[float], str]
-    """How it is written, also a difference of two."""
+    """Formats it, or a difference of two."""
     relative: bool = True
-    """Whether a difference is also told in percent."""
+    """Whether a difference is also shown in percent."""
 
 
 def nats(value: float) -> str:
@@ -126,7 +126,7 @@ def figure_rows(runs: list[RunRecord]) -> list[tuple[str, ...]]:
 
 
 def epoch_figures(runs: list[RunRecord]) -> list[Figure]:
-    """How often each source of data was gone through."""
+    """The epochs of each data source."""
     sources = dict.fromkeys(source for run in runs for source in _epochs(run))
     return [
         Figure(f"epochs of {source}", lambda run, source=source: number(_epochs(run), source), plain)
@@ -135,7 +135,7 @@ def epoch_figures(runs: list[RunRecord]) -> list[Figure]:
 
 
 def _epochs(run: RunRecord) -> dict[str, Any]:
-    """As the summary has them, or else the last logged step."""
+    """Epochs from the summary, or else from the last logged step."""
     told = run.summary.get("epochs") or (run.metrics[-1].get("epochs") if run.metrics else None)
     return told if isinstance(told, dict) else {}
 

@@ -1,4 +1,4 @@
-"""The page: numbers first, then the curves, then everything that a run wrote down."""
+"""The page: key figures, then curves, then everything else that a run recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CARDS = {
     "model FLOPs utilisation, median": "model FLOPs utilisation",
     "memory, peak": "memory, peak",
 }
-"""Figures that a single run is summed up by, and what they are called there."""
+"""Figures on the cards of a single run, and their names there."""
 
 _TOOLBAR = """
 <div class="toolbar">
@@ -69,7 +69,7 @@ def html_page(runs: list[RunRecord]) -> str:
 
 
 def _headline(run: RunRecord, index: int, runs: int, now: datetime) -> str:
-    """What was trained, where, and how far it came."""
+    """What was trained, where, and its progress."""
     name = f'<i class="swatch run{index}"></i><b>{escape(run.label)}</b> ' if runs > 1 else ""
     parts = [sections.state(run, now)]
     if run.config is not None:
@@ -80,7 +80,7 @@ def _headline(run: RunRecord, index: int, runs: int, now: datetime) -> str:
 
 
 def _parameters(run: RunRecord) -> str:
-    """As the run counted them: to count them here would take JAX."""
+    """As the run counted them: counting them here would need JAX."""
     logged = next((value for name, value, _ in sections.logged_plan(run) if name == "parameters"), None)
     return "" if logged is None else f"{logged} parameters, "
 
@@ -106,7 +106,7 @@ def _comparison(runs: list[RunRecord]) -> str:
 
 
 def _since(runs: list[RunRecord]) -> str:
-    """The times of a run that went on are those of its last process."""
+    """The times of a run that was continued are those of its last process."""
     starts = [sum(event["event"] == "start" for event in run.events) for run in runs]
     return " since the last start" if max(starts) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""A run as its folder tells it, also when the run is going on, was killed, or a file is damaged."""
+"""A run as recorded in its folder, also while it is running, after a kill, or when a file is damaged."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.plan import check_plan_version
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import did_you_mean, named
-from jaxpar.config.text_file import read_file
 
 CONFIG, PLAN, SUMMARY, METRICS = "config.yaml", "plan.json", "summary.json", "metrics.jsonl"
 ENVIRONMENT, EVENTS = "environment.json", "events.jsonl"
 
 LARGEST_STEP, LARGEST_NUMBER, LEAST_NUMBER = 10**12, 1e30, 1e-30
-"""What is larger is damage, what is smaller counts as 0: neither would be drawn rightly."""
+"""Larger values count as damage, smaller ones as 0: neither would be drawn correctly."""
 
 LONGEST = 2**30
-"""Bytes of a file; metrics of a million steps are half of it."""
+"""Most bytes of a file; the metrics of a million steps are half of it."""
 
 DEEPEST = 12
-"""Levels of lists and objects in a file; what is nested deeper is damage."""
+"""Most levels of lists and objects in a file; deeper nesting counts as damage."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Everything that a page says of a run. What a file does not hold is empty or None, and `notes` says why."""
+    """Everything that a page shows of a run. What a file lacks is empty or None, and `notes` has the reason."""
 
     label: str
-    """What the page calls the run."""
+    """Name of the run on the page."""
     folder: Path
     config: Config | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
-    """Logged steps, each once, in their order; values as they stand in the file."""
+    """Logged steps, each once, in order; values as in the file."""
     summary: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+    """The plan itself, without the rest of its file."""
     environment: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -125,7 +127,7 @@ def _read(folder: Path, label: str) -> RunRecord:
         config=_config(folder / CONFIG, notes),
         metrics=_steps(_lines(folder / METRICS, "no step was logged", notes)),
         summary=_object(folder / SUMMARY, notes),
-        plan=_object(folder / PLAN, notes),
+        plan=_plan(folder / PLAN, notes),
         environment=_object(folder / ENVIRONMENT, notes),
         events=[
             event
@@ -135,7 +137,7 @@ def _read(folder: Path, label: str) -> RunRecord:
         notes=notes,
     )
     if not (folder / PLAN).is_file():
-        notes.append(f"{PLAN} is missing: the run did not come to its start, or the file was removed.")
+        notes.append(f"{PLAN} is missing: the run never started, or the file was removed.")
     return record
 
 
@@ -159,6 +161,22 @@ def _object(file: Path, notes: list[str]) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     notes.append(f"{file.name} is damaged: it is not a JSON object.")
+    return {}
+
+
+def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
+    """The plan in `file`; files without a version hold nothing else."""
+    found = _object(file, notes)
+    if "version" not in found:
+        return found
+    try:
+        check_plan_version(found["version"], file.name)
+    except UserError as error:
+        notes.append(f"{error}.")
+        return {}
+    if isinstance(found.get("plan"), dict):
+        return found["plan"]
+    notes.append(f"{file.name} is damaged: it has no plan.")
     return {}
 
 

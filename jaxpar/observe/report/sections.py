@@ -1,4 +1,4 @@
-"""The parts of the page under the curves, each as HTML; with two runs their values stand side by side."""
+"""The parts of the page under the curves, each as HTML; the values of two runs are side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from jaxpar.config import config_to_dict
-from jaxpar.config.typed import spell
+from jaxpar.config.reading.typed import spell
 from jaxpar.observe.amounts import seconds, size
 from jaxpar.observe.html import Hot, table
 from jaxpar.observe.report.curves import points
@@ -16,11 +16,11 @@ from jaxpar.observe.report.figures import host_share, memory_words, share
 from jaxpar.observe.report.run_record import RunRecord, moment, number
 
 MOST_EVENTS = 500
-"""Events of a run on the page; of more the first and the last are shown."""
+"""Most events of a run on the page; of more the first and the last are shown."""
 
 
 def section(name: str, title: str, body: str, *, opened: bool = True) -> str:
-    """A part that can be folded; nothing where the body is empty."""
+    """A collapsible part; empty where the body is empty."""
     if not body:
         return ""
     state = " open" if opened else ""
@@ -53,7 +53,7 @@ def configuration_difference(runs: Sequence[RunRecord]) -> str:
 
 
 def plan(runs: Sequence[RunRecord]) -> str:
-    """What each run decided and why: as it was logged, or else what `plan.json` holds."""
+    """Each run's decisions with reasons: from its log, or else from `plan.json`."""
     if len(runs) == 1 and (rows := logged_plan(runs[0])):
         return table(("plan", "value", "why"), rows, kind="plan")
     values = [_plan_values(run) for run in runs]
@@ -62,7 +62,7 @@ def plan(runs: Sequence[RunRecord]) -> str:
 
 
 def logged_plan(run: RunRecord) -> list[tuple[str, str, str]]:
-    """(name, value, why) of the last start."""
+    """(name, value, reason) of the last start."""
     rows = run.last_start.get("plan")
     if not isinstance(rows, list):
         return []
@@ -75,7 +75,7 @@ def _plan_values(run: RunRecord) -> dict[str, str]:
 
 
 def memory(runs: Sequence[RunRecord]) -> str:
-    """Predicted beside measured, as bars on one scale."""
+    """Predicted and measured memory, as bars on one scale."""
     bars: list[tuple[str, float | None, str]] = []  # name, bytes, class
     for run in runs:
         whose = f"{run.label}: " if len(runs) > 1 else ""
@@ -162,7 +162,7 @@ def _environment_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def events(runs: Sequence[RunRecord]) -> str:
-    """What happened, with the time and the step."""
+    """The events, with their time and step."""
     parts = []
     for run in runs:
         rows = [_event_row(event) for event in run.events]
@@ -225,7 +225,7 @@ def configurations(runs: Sequence[RunRecord]) -> str:
 
 
 def state(run: RunRecord, now: datetime) -> str:
-    """Where the run is, in a few words."""
+    """The progress of the run, in a few words."""
     of = "" if run.config is None else f" of {run.config.run.steps}"
     last = run.events[-1] if run.events else {}
     ended = [event["event"] for event in run.events if event["event"] in ("start", "end")][-1:]

@@ -1,4 +1,4 @@
-"""The registry of schedules: what each is called, what it needs, and who makes it."""
+"""The registry of schedules: their names, requirements and generators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ type Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Family:
-    """A way to make schedules, for any sizes that it can take."""
+    """A generator of schedules, for any sizes that it supports."""
 
     description: str
     """One line: what it does and where it was published."""
@@ -28,7 +28,7 @@ class Family:
     splits_backward: bool = False
     """Whether gradients of weights are actions of their own (W)."""
     placement: Literal["loop", "v"] = "loop"
-    """How chunks lie on ranks: round and round, or down and back."""
+    """Placement of chunks on ranks: round-robin, or in a V."""
     virtual_stages: tuple[int, int | None] = (1, 1)
     """Fewest and most chunks a rank can have; None where there is no most."""
     one_rank: bool = False
@@ -41,7 +41,7 @@ class Family:
     """(ranks, microbatches, virtual_stages) -> uniform ticks, where those of `lockstep_ticks` would be poor."""
 
     def needs(self) -> str:
-        """What it asks of ranks (p), microbatches (m) and virtual stages (v), in words."""
+        """Its requirements on ranks (p), microbatches (m) and virtual stages (v), in words."""
         low, high = self.virtual_stages
         parts = ["p = 1"] if self.one_rank else []
         if self.multiple:

@@ -1,4 +1,4 @@
-"""Schedules for two chunks a rank that lie in a V: the model goes down the ranks and back up."""
+"""Schedules for two chunks a rank placed in a V: the model goes down the ranks and back up."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _zb_v_rank(rank: int, ranks: int, microbatches: int) -> Order:
 def dualpipe_v(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Order, ...]:
     """DualPipeV (DeepSeek's DualPipe, arXiv:2412.19437, section 3.2.1, cut in half into a V by its authors).
 
-    In the steady state a forward through one half stands beside a whole backward through the other, which a kernel
+    In the steady state a forward through one half is next to a whole backward through the other, which a kernel
     may overlap. W is part of the backward there, and waits only towards the end, to fill what would be a bubble.
     """
     return tuple(_dualpipe_v_rank(rank, ranks, microbatches) for rank in range(ranks))

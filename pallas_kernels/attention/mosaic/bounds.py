@@ -2,9 +2,9 @@
 
 A mask of `pallas_kernels.masks` is decided, pair by pair, by two integers of a query, one of a key, and their segments:
 
-    low(q) < slot(k) <= high(q)  and  segment(q) == segment(k)
+    low(q) < index(k) <= high(q)  and  segment(q) == segment(k)
 
-with `high = max(q_slot, prefix_length - 1)` where the mask is causal and `low = q_slot - window` where there is a
+with `high = max(q_index, prefix_length - 1)` where the mask is causal and `low = q_index - window` where there is a
 window. So a kernel needs three comparisons for any mask, and none at all in a block of which every pair is kept. Which
 blocks those are, and which are empty, follows from the least and greatest value of each block, here in plain JAX.
 """
@@ -74,25 +74,25 @@ def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch ro
 
     Padded to whole blocks with copies of the last query, so that padding makes no block less empty or less whole.
     """
-    slots = tokens.q_slots.astype(jnp.int32)
-    high = jnp.full_like(slots, _GREATEST - 1)
+    indices = tokens.q_indices.astype(jnp.int32)
+    high = jnp.full_like(indices, _GREATEST - 1)
     if mask.causal:
-        high = slots
+        high = indices
         if mask.prefix:
             high = jnp.maximum(high, _given(tokens.prefix_lengths, "prefix_lengths")[:, None].astype(jnp.int32) - 1)
     rows = [high]
     if mask.window is not None:
-        rows.append(slots - min(mask.window, _GREATEST))
+        rows.append(indices - min(mask.window, _GREATEST))
     if mask.segmented:
         segments = _given(tokens.q_segments, "q_segments").astype(jnp.int32)
         rows.append(jnp.where(segments == 0, -1, segments))  # padding sees nothing, padding neither
-    return jnp.pad(jnp.stack(rows, 1), [(0, 0), (0, 0), (0, -slots.shape[1] % block)], mode="edge")
+    return jnp.pad(jnp.stack(rows, 1), [(0, 0), (0, 0), (0, -indices.shape[1] % block)], mode="edge")
 
 
 def key_tokens(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows padded_keys"]:
-    """(slot, segment where they count) of every key, padded to whole blocks with keys that no query sees."""
-    slots = tokens.kv_slots.astype(jnp.int32)
-    rows, missing = [slots], -slots.shape[1] % block
+    """(index, segment where they count) of every key, padded to whole blocks with keys that no query sees."""
+    indices = tokens.kv_indices.astype(jnp.int32)
+    rows, missing = [indices], -indices.shape[1] % block
     if mask.segmented:
         rows.append(_given(tokens.kv_segments, "kv_segments").astype(jnp.int32))
     padding = [(0, 0), (0, 0), (0, missing)]
@@ -128,7 +128,7 @@ def visits(
         q_block: Queries of a tile (or block).
         kv_block: Keys of a block (or tile).
         of_keys: The tiles are the keys'.
-        neighbours: The mask, where slots grow by one from token to token. What a tile visits is then an interval, of
+        neighbours: The mask, where indices grow by one from token to token. What a tile visits is then an interval, of
             which lists are made without sorting, and under a window no longer than it leaves them.
     """
     kept, whole = _judge(limits, queries, keys, q_block, kv_block)

@@ -10,7 +10,7 @@ from jax import lax
 
 
 class Loaded(NamedTuple):
-    """Slots that are filled and used up one by one: types of memory and barriers, in a kernel references to them."""
+    """Indices that are filled and used up one by one: types of memory and barriers, in a kernel references to them."""
 
     memory: tuple[Any, ...]
     """What is loaded together, each with the slots as its first axis."""

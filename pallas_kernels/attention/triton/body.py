@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from pallas_kernels.attention.settings import Settings
-from pallas_kernels.attention.triton.lists import PADDING_SLOT
+from pallas_kernels.attention.triton.lists import PADDING_INDEX
 from pallas_kernels.attention.triton.tiles import pieces
 from pallas_kernels.masks import keeps
 
@@ -88,15 +88,15 @@ def pairs(settings: Settings, tokens: Any, row: jax.Array, queries: Rows, keys: 
     """The pairs that the mask keeps, [queries, keys] or, with `keys_first`, [keys, queries]."""
     of_query = (lambda x: x[None, :]) if keys_first else (lambda x: x[:, None])
     of_key = (lambda x: x[:, None]) if keys_first else (lambda x: x[None, :])
-    q_slot = of_query(queries.of_tokens(tokens.q_slots, row, 0))
-    kv_slot = of_key(keys.of_tokens(tokens.kv_slots, row, PADDING_SLOT))
+    q_index = of_query(queries.of_tokens(tokens.q_indices, row, 0))
+    kv_index = of_key(keys.of_tokens(tokens.kv_indices, row, PADDING_INDEX))
     q_segment, kv_segment, prefix = None, None, None
     if settings.mask.segmented:
         q_segment = of_query(queries.of_tokens(tokens.q_segments, row, 0))
         kv_segment = of_key(keys.of_tokens(tokens.kv_segments, row, 0))
     if settings.mask.causal and settings.mask.prefix:
         prefix = tokens.prefix_lengths[row]
-    kept = keeps(settings.mask, q_slot, kv_slot, q_segment, kv_segment, prefix)
-    if keys.inside is not None and not settings.mask.causal:  # a causal mask never reaches the slot of the padding
+    kept = keeps(settings.mask, q_index, kv_index, q_segment, kv_segment, prefix)
+    if keys.inside is not None and not settings.mask.causal:  # a causal mask never reaches the index of the padding
         kept &= of_key(keys.inside)
     return kept

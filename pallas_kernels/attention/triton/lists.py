@@ -1,6 +1,6 @@
 """Which blocks of pairs a kernel visits, made in XLA before it from the first and last token of each block.
 
-Where slots grow by one from token to token that is an interval, which takes 16 bytes for a tile; else a list, which
+Where indices grow by one from token to token that is an interval, which takes 16 bytes for a tile; else a list, which
 takes 4 for each pair of blocks.
 """
 
@@ -19,7 +19,7 @@ from pallas_kernels.attention.intervals import Intervals, cut_block
 from pallas_kernels.attention.settings import Tokens
 from pallas_kernels.masks import Mask, kept_blocks_of_rows, whole_blocks_of_rows
 
-PADDING_SLOT = jnp.iinfo(jnp.int32).max
+PADDING_INDEX = jnp.iinfo(jnp.int32).max
 """Slot of the keys that only fill up the last block."""
 _PAIRS = 2**20
 """Pairs of blocks that are judged at a time: those of a row of 128k tokens in blocks of 128."""
@@ -82,30 +82,30 @@ class Visited(NamedTuple):
 class _Side(NamedTuple):
     """Tokens of queries or keys, block by block."""
 
-    slots: Int[Array, "blocks batch size"]
+    indices: Int[Array, "blocks batch size"]
     segments: Int[Array, "blocks batch size"] | None
     padded: Bool[Array, " blocks"]
     """Whether some of a block lie past the end."""
 
 
 def _sides(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[_Side, _Side, jax.Array | None]:
-    """Blocks of queries and of keys, padded with copies of the last slot; keys that are none are of no document."""
+    """Blocks of queries and of keys, padded with copies of the last index; keys that are none are of no document."""
 
-    def side(slots: jax.Array, segments: jax.Array | None, size: int, padding: dict, of_segments: dict) -> _Side:
-        blocks = Blocks(slots.shape[1], -(-slots.shape[1] // size), size)
+    def side(indices: jax.Array, segments: jax.Array | None, size: int, padding: dict, of_segments: dict) -> _Side:
+        blocks = Blocks(indices.shape[1], -(-indices.shape[1] // size), size)
         cut = None if segments is None or not mask.segmented else blocks.split(segments, **of_segments)
         padded = (1 + jnp.arange(blocks.count)) * size > blocks.length
-        return _Side(blocks.split(slots, **padding), cut, padded)
+        return _Side(blocks.split(indices, **padding), cut, padded)
 
     edge = {"mode": "edge"}
-    of_queries = side(tokens.q_slots, tokens.q_segments, queries, edge, edge)
-    of_keys = side(tokens.kv_slots, tokens.kv_segments, keys, edge, {})
+    of_queries = side(tokens.q_indices, tokens.q_segments, queries, edge, edge)
+    of_keys = side(tokens.kv_indices, tokens.kv_segments, keys, edge, {})
     return of_queries, of_keys, tokens.prefix_lengths
 
 
 def _judge(mask: Mask, queries: _Side, keys: _Side, prefixes: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """[batch, query blocks, key blocks]: which must be visited, and of which every pair is kept."""
-    blocks = (mask, queries.slots, keys.slots, queries.segments, keys.segments, prefixes)
+    blocks = (mask, queries.indices, keys.indices, queries.segments, keys.segments, prefixes)
     kept, whole = (jnp.moveaxis(of_rows(*blocks), -1, 0) for of_rows in (kept_blocks_of_rows, whole_blocks_of_rows))
     return kept, kept & whole & ~keys.padded
 

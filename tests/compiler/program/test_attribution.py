@@ -1,4 +1,4 @@
-"""Transfers in the project's words: verb, axis, bytes, dtype, how often, across hosts."""
+"""Transfers in the project's words: collective, axis, bytes, dtype, how often, across hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import jaxpar.mesh.collectives as collectives
 import jaxpar.mesh.matrices as matrices
-from jaxpar.compiler.program.attribution import DUALS, Movement, movements, place, verb_of
+from jaxpar.compiler.program.attribution import DUALS, Movement, collective_of, movements, place
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.program.recomputation import recomputed
 from jaxpar.compiler.program.records import Frame, Module, ProgramError
@@ -105,7 +105,7 @@ def test_a_combined_collective_has_a_part_for_each_input():
         f'replica_groups=[2,4]<=[8], dimensions={{0}}, metadata={{op_name="{name}"}}'
     )
     assert move.combined
-    assert [(part.verb, part.dtype, part.sent_bytes, part.recomputed) for part in move.parts] == [
+    assert [(part.collective, part.dtype, part.sent_bytes, part.recomputed) for part in move.parts] == [
         ("gather_sequence", "bf16", 3 * X_BYTES, False),
         ("gather_weight", "f32", 3 * 16, True),
     ]
@@ -114,16 +114,16 @@ def test_a_combined_collective_has_a_part_for_each_input():
 def test_parts_whose_names_do_not_match_their_number_share_the_common_verb():
     line = "%y = (bf16[64,32]{1,0}, bf16[64,32]{1,0}) all-gather(%x, %x), replica_groups=[2,4]<=[8]"
 
-    def verbs(name: str) -> tuple[str | None, ...]:
-        return one(f'{X}\n{line}, metadata={{op_name="{name}"}}').verbs
+    def collectives(name: str) -> tuple[str | None, ...]:
+        return one(f'{X}\n{line}, metadata={{op_name="{name}"}}').collectives
 
-    assert verbs("jit(f)/gather_weight/all_gather") == ("gather_weight",)
-    assert verbs("f/(gather_weight/a:gather_weight/b:gather_weight/c)") == ("gather_weight",)
-    assert verbs("f/(gather_weight/a:gather_context/b:gather_weight/c)") == (None,)
+    assert collectives("jit(f)/gather_weight/all_gather") == ("gather_weight",)
+    assert collectives("f/(gather_weight/a:gather_weight/b:gather_weight/c)") == ("gather_weight",)
+    assert collectives("f/(gather_weight/a:gather_context/b:gather_weight/c)") == (None,)
 
 
 @pytest.mark.parametrize(
-    ("name", "opcode", "verb"),
+    ("name", "opcode", "collective"),
     [
         ("jit(f)/while/body/gather_sequence/all_gather", "all-gather", "gather_sequence"),
         ("jit(f)/jvp(gather_sequence)/all_gather", "all-gather", "gather_sequence"),
@@ -139,8 +139,8 @@ def test_parts_whose_names_do_not_match_their_number_share_the_common_verb():
         ("", "all-reduce", None),
     ],
 )
-def test_the_verb_is_the_innermost_scope_or_its_dual(name: str, opcode: str, verb: str | None):
-    assert verb_of(name, opcode) == verb
+def test_the_verb_is_the_innermost_scope_or_its_dual(name: str, opcode: str, collective: str | None):
+    assert collective_of(name, opcode) == collective
 
 
 def test_every_verb_of_the_mesh_is_known():
@@ -161,9 +161,9 @@ def test_names_of_scopes_come_apart():
 
 
 def test_the_place_is_outside_the_files_that_hold_the_verbs():
-    verb, layer = Frame("gather", "jaxpar/mesh/collectives.py", 27), Frame("call", "jaxpar/layers/layer.py", 41)
-    assert place((verb, layer)) == layer
-    assert place((verb,)) == verb
+    collective, layer = Frame("gather", "jaxpar/mesh/collectives.py", 27), Frame("call", "jaxpar/layers/layer.py", 41)
+    assert place((collective, layer)) == layer
+    assert place((collective,)) == collective
     assert place(()) is None
 
 
@@ -211,7 +211,7 @@ def test_transfers_of_a_compiled_step(name: str, part: str):
     per_step: dict[tuple, float] = {}
     for move in moves(compiled(name, part), MESH, GPUS_PER_HOST):
         for each in move.parts:
-            key = (each.verb, move.axes, move.kind, move.crosses_nodes, each.dtype)
+            key = (each.collective, move.axes, move.kind, move.crosses_nodes, each.dtype)
             per_step[key] = per_step.get(key, 0.0) + move.executions * each.sent_bytes
     ranks = 2
     weight = EMBED // ranks * HIDDEN // ranks * 2
@@ -237,7 +237,7 @@ def test_what_is_gathered_again_is_marked(name: str):
     again = {True: 0.0, False: 0.0}
     for move in moves(compiled(name), MESH, GPUS_PER_HOST):
         for each in move.parts:
-            if each.verb == "gather_weight":
+            if each.collective == "gather_weight":
                 again[each.recomputed] += move.executions
     assert again == {True: 2 * LAYERS, False: 2 * LAYERS}
 

@@ -32,7 +32,7 @@ def test_a_collective_inside_a_fusion_is_a_transfer():
     program = module(ENTRY, MAXIMUM, fused, partitions=4)
     counts = executions(program)
     (movement,) = movements(program, counts, MESH, 4)
-    assert (movement.kind, movement.axes, movement.verbs) == ("all-reduce", ("tensor",), ("reduce_max",))
+    assert (movement.kind, movement.axes, movement.collectives) == ("all-reduce", ("tensor",), ("reduce_max",))
     assert movement.sent_bytes == 2 * 16 * 32 * 4 * 3 / 4
     assert not movement.transfer.synchronous
     assert [cost.kind for cost in costs(program, counts)] == ["collective"]

@@ -11,9 +11,8 @@ import pytest
 from jaxpar.compiler.program.buffers import parse_buffers
 from jaxpar.compiler.program.costs import costs, flops_by_kind
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.parser import parse
 from tests.compiler.program.generate import AFTER, DUMPS, ROOT
-from tests.compiler.program.programs import TINY, compiled
+from tests.compiler.program.programs import TINY, compiled, strictly
 
 
 @pytest.mark.long
@@ -31,5 +30,5 @@ def test_the_small_step_compiled_now_has_the_work_of_the_kept_one(tmp_path: Path
     assert parse_buffers(dumped["buffers"], dumped["live"]).total() > 0
     kept = compiled(TINY[0])
     for text in ((tmp_path / "program.txt").read_text(), dumped["dump"]):
-        module = parse(text)
+        module = strictly(text)
         assert flops_by_kind(costs(module, executions(module))) == flops_by_kind(costs(kept, executions(kept)))

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from jaxpar.compiler.program.parser import parse
 from jaxpar.compiler.program.records import HOST_MEMORY, ArrayShape, Frame, ProgramError, leaves, shape_bytes
-from tests.compiler.program.programs import FIXTURES, TINY, compiled, computation, module, module_text, only
+from tests.compiler.program.programs import (
+    FIXTURES,
+    TINY,
+    compiled,
+    computation,
+    leniently,
+    module,
+    module_text,
+    only,
+    strictly,
+)
 
 TABLES = """FileNames
 1 "jaxpar/layers/layer.py"
@@ -45,11 +57,11 @@ def test_an_op_has_its_parts():
 def test_a_stack_of_frames_is_innermost_first_and_names_each_line_once():
     lines = '%a = f32[] parameter(0)\n%x = f32[] add(%a, %a), metadata={op_name="f" stack_frame_id=3}'
     op = only(module(lines, tables=TABLES), "add")
-    layer, verb = (
+    layer, collective = (
         Frame("Layer.__call__", "jaxpar/layers/layer.py", 41),
         Frame("gather_sequence", "jaxpar/mesh/collectives.py", 27),
     )
-    assert op.frames == (layer, verb)
+    assert op.frames == (layer, collective)
     assert op.source == layer
 
 
@@ -83,7 +95,7 @@ def test_operands_of_a_dump_name_parts_of_tuples():
 def test_donated_inputs_are_read_from_the_head():
     text = module_text("%a = f32[] parameter(0)")
     head = "is_scheduled=true, input_output_alias={ {0}: (3, {}, may-alias), {2,1}: (0, {1}, must-alias) }"
-    aliases = parse(text.replace("is_scheduled=true", head)).aliases
+    aliases = strictly(text.replace("is_scheduled=true", head)).aliases
     assert [(a.output, a.parameter, a.parameter_path) for a in aliases] == [((0,), 3, ()), ((2, 1), 0, (1,))]
 
 
@@ -114,6 +126,48 @@ def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: s
 
 
 @pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        (
+            "%x = f32[] frobnicate(%a)",
+            "1 operation that this release does not know counts as memory traffic: frobnicate",
+        ),
+        ("%x = f32[] frobnicate-done(7)", "counts as memory traffic: frobnicate-done"),
+        (
+            "%x = f32[] negate(%a), colour=blue",
+            "an attribute that this release does not know is ignored: colour of negate",
+        ),
+        ("%x = f32[] negate(%a), metadata={flavour={3} stack_frame_id=3}", "ignored: flavour of metadata"),
+        ("%x = f32[2]{0:T(8)S(5)} negate(%a)", "ignored: T of a layout"),
+        ("%x = f7[2]{0} negate(%a)", "a dtype that this release does not know counts as 7 bits per element: f7"),
+        ("%x = grain[2]{0} negate(%a)", "counts as 8 bits per element: grain"),
+    ],
+)
+def test_what_is_not_known_is_a_note_outside_tests(line: str, note: str):
+    text = module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)
+    (found,) = leniently(text).unknown.notes()
+    assert found.endswith(note)
+    assert strictly(text.replace(line, "%x = f32[] negate(%a)")).unknown.notes() == ()
+    with pytest.raises(ProgramError, match="is not known"):
+        strictly(text)
+
+
+def test_what_is_not_known_hides_nothing_beside_it():
+    line = "%x = f7[16]{0:T(8)S(5)} frobnicate(%a), metadata={flavour={3} stack_frame_id=3}, colour=blue"
+    op = leniently(module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)).op("x")
+    assert (shape_bytes(op.shape), next(leaves(op.shape)).memory_space) == (16 * 7 // 8, HOST_MEMORY)
+    assert op.operands[0].name == "a"
+    assert op.source == Frame("Layer.__call__", "jaxpar/layers/layer.py", 41)
+
+
+def test_every_test_says_whether_it_reads_programs_strictly():
+    for file in set(Path(__file__).parents[2].rglob("*.py")) - {Path(__file__)}:
+        source = file.read_text()
+        assert file.name == "programs.py" or "compiler.program.parser import" not in source, file
+        assert all("strict=" in call for call in re.findall(r"\bAnalysis\([a-z][^)]*\)", source)), file
+
+
+@pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ("is_scheduled=true", "is_scheduled=false", "not scheduled"),
@@ -127,12 +181,12 @@ def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: s
 )
 def test_a_module_of_another_form_is_refused(old: str, new: str, problem: str):
     with pytest.raises(ProgramError, match=problem):
-        parse(module_text("%a = f32[] parameter(0)").replace(old, new))
+        strictly(module_text("%a = f32[] parameter(0)").replace(old, new))
 
 
 def test_an_empty_text_is_refused():
     with pytest.raises(ProgramError, match="empty"):
-        parse("\n")
+        strictly("\n")
 
 
 def test_parameters_stand_by_number():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxpar.compiler.program.attribution import movements
-from jaxpar.compiler.program.costs import Roofline, costs
+from jaxpar.compiler.program.costs import Cost, costs
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.program.records import Module
 from jaxpar.compiler.program.schedule import Overlap, Schedule, schedule
@@ -13,8 +13,11 @@ from tests.compiler.program.programs import TINY, compiled, computation, conditi
 from tests.compiler.program.tiny_step import GPUS_PER_HOST, MESH
 
 MESH_OF_TWO = {"fsdp": 2}
-SECOND = Roofline({}, vector=1e30, bandwidth=8.0)
-"""A device that reads or writes one float32 of 4 bytes in half a second: `negate` of one takes a second."""
+
+
+def second(cost: Cost) -> float:
+    """Of a device that reads or writes one float32 of 4 bytes in half a second: `negate` of one takes a second."""
+    return (cost.read_bytes + cost.written_bytes) / 8 if cost.computes else 0.0
 
 
 def run(made: Module, **seconds: float) -> Schedule:
@@ -23,7 +26,7 @@ def run(made: Module, **seconds: float) -> Schedule:
     counts = executions(made, half)
     moves = movements(made, counts, MESH_OF_TWO, 8)
     time = lambda move: seconds[move.transfer.start.name]
-    return schedule(made, moves, costs(made, counts), SECOND, time, half)
+    return schedule(made, moves, costs(made, counts), second, time, half)
 
 
 def entry(*lines: str, others: tuple[str, ...] = ()) -> Module:
@@ -140,6 +143,23 @@ def test_a_copy_to_the_host_goes_on_while_another_transfer_is_waited_for():
     assert exposed(found) == {"s": 4.0, "h": 1.0}
 
 
+BACK = "%g = (f32[], f32[]{:S(5)}, u32[]) copy-start(%kept)", "%gd = f32[] copy-done(%g)"
+KEPT = "%k = (f32[]{:S(5)}, f32[], u32[]) copy-start(%start)", "%kept = f32[]{:S(5)} copy-done(%k)"
+
+
+def test_copies_to_and_from_the_host_go_at_the_same_time():
+    lines = *KEPT, HOST_COPY[0], BACK[0], work("x"), work("y"), HOST_COPY[1], BACK[1]
+    found = run(entry(*lines), k=1.0, h=3.0, g=4.0)
+    # Both have the two seconds of compute for themselves, and the second that h is waited for passes for g, too.
+    assert exposed(found) == {"k": 1.0, "h": 1.0, "g": 1.0}
+
+
+def test_copies_in_one_direction_go_one_after_another():
+    second = HOST_COPY[0].replace("%h ", "%i "), HOST_COPY[1].replace("%hd", "%id").replace("(%h)", "(%i)")
+    found = run(entry(HOST_COPY[0], second[0], work("x"), HOST_COPY[1], second[1]), h=1.0, i=3.0)
+    assert exposed(found) == {"h": 0.0, "i": 3.0}
+
+
 def test_an_asynchronous_kernel_is_compute():
     lines = (
         "%k = ((f32[]), f32[], u32[]) fusion-start(%start), kind=kLoop, calls=%f",
@@ -152,24 +172,22 @@ def test_an_asynchronous_kernel_is_compute():
 
 @pytest.mark.parametrize("name", TINY)
 def test_nothing_is_hidden_twice_in_a_compiled_step(name: str):
-    roofline = Roofline({"bfloat16": 1e15}, vector=5e13, bandwidth=3e12)
+    kernel = lambda cost: cost.computes * max(cost.flops / 1e15, (cost.read_bytes + cost.written_bytes) / 3e12)
     found = {}
     for part in ("program", "dump"):
         made = compiled(name, part)
         counts = executions(made)
         moves = movements(made, counts, MESH, GPUS_PER_HOST)
-        found[part] = schedule(made, moves, costs(made, counts), roofline, lambda move: move.sent_bytes / 1e11)
+        found[part] = schedule(made, moves, costs(made, counts), kernel, lambda move: move.sent_bytes / 1e11)
     made = found["program"]
     assert made.exposed_seconds == pytest.approx(found["dump"].exposed_seconds, rel=1e-9)
     assert made.compute_seconds == pytest.approx(found["dump"].compute_seconds, rel=1e-9)
     for overlap in made.overlaps:
         assert overlap.exposed <= overlap.seconds
         assert (overlap.exposed == overlap.seconds) or not overlap.movement.transfer.synchronous
-    for channel in ("wire", "host"):
+    for channel in ("wire", "to_host", "from_host"):
         hidden = sum(
-            (o.seconds - o.exposed) * o.movement.executions
-            for o in made.overlaps
-            if o.movement.transfer.channel == channel
+            (o.seconds - o.exposed) * o.movement.executions for o in made.overlaps if o.movement.channel == channel
         )
         # The host's transfers go on while others are waited for.
-        assert 0.0 < hidden <= made.compute_seconds + (made.exposed_seconds if channel == "host" else 0.0)
+        assert 0.0 < hidden <= made.compute_seconds + (made.exposed_seconds if channel != "wire" else 0.0)

@@ -17,7 +17,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.data.prepare import prepare, tokenize
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.run import TOKENIZER
-from jaxpar.data.token_folder import open_token_folder
+from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
 from tests.sentences import refused
@@ -221,7 +221,7 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path):
     whole = prepare(options(tmp_path / "whole" / "out", source, shard_tokens=10**6), quiet())
     asked = options(tmp_path / "out", source, shard_tokens=10**6)
     for limit, name in ((700, "units"), (15000, "train-00000.npy")):
-        with full_disk(limit), refused("File too large", "the same command goes on") as caught:
+        with full_disk(limit), refused("File too large", "the same command continues") as caught:
             prepare(asked, quiet())
         assert name in str(caught.value) or limit == 700
         assert not list((tmp_path / "out").rglob("*.tmp"))

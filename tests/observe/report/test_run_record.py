@@ -42,6 +42,25 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_came(tmp_path: Path) -> None:
     assert "at step 30 of 60, still running or killed" in html_page([run])
 
 
+@pytest.mark.parametrize(
+    ("plan", "shown", "note"),
+    [
+        ({"version": 1, "plan": {"zero": 3}, "config": {}}, {"zero": 3}, ""),
+        ({"zero": 3}, {"zero": 3}, ""),
+        ({"version": 2, "plan": {"zero": 3}}, {}, "plan.json: version 2 of plan.json; this release reads version 1"),
+        ({"version": 1, "plan": 3}, {}, "plan.json is damaged: it has no plan."),
+    ],
+    ids=["of this release", "without a version", "of another release", "damaged"],
+)
+def test_of_the_plan_what_can_be_read_is_shown(tmp_path: Path, plan: object, shown: object, note: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "plan.json").write_text(json.dumps(plan))
+    [run] = read_runs([folder])
+    assert run.plan == shown
+    assert notes(folder).startswith(note)
+    assert bool(run.notes) == bool(note)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named_unless_the_run_just_has_not_ended(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run")

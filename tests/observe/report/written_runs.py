@@ -10,10 +10,10 @@ from typing import Any
 
 from jaxpar.config import Config, DataConfig, OptimizerConfig, RunConfig, config_to_yaml
 from jaxpar.observe.environment import EnvironmentFile
-from jaxpar.observe.event_log import EventLog
 from jaxpar.observe.events import Listeners, RunInfo, StepRecord, Summary
-from jaxpar.observe.jsonl import JsonLines
-from jaxpar.observe.summary import SummaryFile
+from jaxpar.observe.writers.event_log import EventLog
+from jaxpar.observe.writers.jsonl import JsonLines
+from jaxpar.observe.writers.summary import SummaryFile
 
 BASELINE = 2.45
 PLAN = [
@@ -49,7 +49,7 @@ def write_run(
         data=DataConfig(source="tokens", sources=sources, batch_size=16, sequence_length=256),
     )
     (folder / "config.yaml").write_text(config_to_yaml(config))
-    (folder / "plan.json").write_text(json.dumps({"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}))
+    (folder / "plan.json").write_text(json.dumps({"version": 1, "plan": {"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}}))
     everyone = Listeners([JsonLines(), EventLog(), EnvironmentFile(), SummaryFile()])
     everyone.start(RunInfo(config={}, plan={}, rows=PLAN, folder=str(folder), steps=steps, baseline_loss=BASELINE))
     everyone.message("Compiled in 4.5 s; the step needs 87.9 MiB per device.")

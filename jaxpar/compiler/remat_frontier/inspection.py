@@ -1,0 +1,69 @@
+"""Prints and draws the frontier: the work behind `python -m jaxpar.inspect --remat-front`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.inspection import PLAIN_WIDTH
+from jaxpar.compiler.remat_frontier.frontier import make_frontier
+from jaxpar.compiler.remat_frontier.picture import draw_frontier
+from jaxpar.compiler.remat_frontier.text import print_frontier
+from jaxpar.compiler.way_out import way_out
+from jaxpar.config import UserError, load_config
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.memory.remat import AUTO, DEFAULT
+
+FORMS = ("svg", "png")
+
+
+@dataclass(frozen=True)
+class FrontierInspection:
+    """What the user asked for."""
+
+    config: Path
+    cluster: str
+    overrides: Sequence[str] = ()
+    """`section.key=value`."""
+    as_json: bool = False
+    picture: Path | None = None
+    """The picture's file; the format follows from the name's ending."""
+
+    def run(self) -> None:
+        """Search, and print. Raises `UserError` with one sentence."""
+        form = None if self.picture is None else _form(self.picture)
+        config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
+        if config.memory.remat != AUTO:  # the frontier replaces the configured value, which may still be wrong
+            plan_for(config, cluster)
+        frontier = make_frontier(config, cluster, self.config.stem)
+        if not frontier.fits:
+            asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
+            frontier = replace(frontier, way_out=way_out(asked, cluster))
+        if self.picture is not None and form is not None:
+            try:
+                self.picture.write_bytes(draw_frontier(frontier, form))
+            except OSError as error:
+                raise UserError(f"--picture {self.picture}: cannot be written ({error.strerror})") from error
+        if self.as_json:
+            print(json.dumps(frontier.to_dict(), indent=2))
+            return
+        console = Console()
+        console = console if console.is_terminal else Console(width=PLAIN_WIDTH)
+        print_frontier(frontier, console)
+        if self.picture is not None:
+            console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
+
+
+def _form(picture: Path) -> str:
+    """`svg` or `png`. Raises `UserError` for another ending, and for a folder that does not exist."""
+    form = picture.suffix.lower().removeprefix(".")
+    if form not in FORMS:
+        raise UserError(f"--picture {picture}: expected a name that ends in .svg or .png")
+    if not picture.parent.is_dir():
+        raise UserError(f"--picture {picture}: the folder {picture.parent} does not exist")
+    return form

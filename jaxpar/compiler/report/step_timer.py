@@ -1,0 +1,82 @@
+"""Seconds of a compiled program's kernels and transfers, by the model of GPUs and links that predicts steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from jaxpar.compiler.program.attribution import Movement
+from jaxpar.compiler.program.costs import Cost
+from jaxpar.compiler.program.groups import groups_of
+from jaxpar.compiler.program.records import ProgramError
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
+from jaxpar.hardware.catalogue import GPU
+from jaxpar.hardware.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class StepTimer:
+    """Predicts the seconds of one execution of an op in a program for `gpu`, on the links of `cluster`."""
+
+    gpu: GPU
+    cluster: Cluster
+    model: HardwareModel
+    """Parameters of both."""
+
+    def kernel(self, cost: Cost) -> float:
+        """Of a kernel: the longest of what its matrix products, its other arithmetic and its bytes of memory take; 0
+        for a transfer.
+
+        Products run at what large ones reach, other arithmetic at the same share of the float32 peak. Launches are left
+        out. Raises `ProgramError` for arithmetic that the GPU lacks.
+        """
+        if not cost.computes:
+            return 0.0
+        device = device_of(self.gpu, self.model)
+        memory = device.bytes_seconds(cost.read_bytes + cost.written_bytes)
+        return max(self._products(cost), cost.vector_flops / device.matmul_rate(4), memory)
+
+    def _products(self, cost: Cost) -> float:
+        if not cost.flops:
+            return 0.0
+        peaks = {str(kind): peak for kind, peak in self.gpu.peaks.items()}
+        peaks.setdefault("tensorfloat32", peaks["float32"])  # before Ampere float32 takes the plain units
+        if cost.arithmetic not in peaks:
+            raise ProgramError(f"no peak is known for {cost.arithmetic}, which {cost.op.name} multiplies in")
+        peak = peaks[cost.arithmetic]
+        if cost.pairs:
+            kernel = GENERATIONS["jaxpar"].attention
+            return device_of(self.gpu, self.model).fused_attention(cost.flops, cost.pairs, peak, kernel, cost.backward)
+        share = self.model.float8_share if cost.arithmetic == "float8" else self.model.matmul_share
+        return cost.flops / (peak * share)
+
+    def transfer(self, movement: Movement) -> float:
+        """Of a transfer: a copy at the bandwidth of the host's link, a collective by the rings of the cost model.
+
+        Of a group that is on several hosts, those in one host share its network cards.
+        """
+        size = movement.operand_bytes
+        if movement.transfer.channel == "host":
+            return size / self.cluster.host_bandwidth
+        ring = network_of(self.cluster, self.model).group(movement.ranks, self._in_one_host(movement))
+        match movement.kind:
+            case "all-gather":
+                return ring.gather(float(size * movement.ranks))
+            case "reduce-scatter":
+                return ring.gather(size)
+            case "all-reduce":
+                return ring.reduce(size)
+            case "all-to-all" | "ragged-all-to-all":
+                return ring.exchange(size)
+            case "collective-permute" | "collective-broadcast" | "send" | "recv":
+                return ring.shift(size)
+        raise ProgramError(f"no formula for the seconds of {movement.kind}")
+
+    def _in_one_host(self, movement: Movement) -> int:
+        """The least number of GPUs that a group has in one of its hosts."""
+        rows = groups_of(movement.transfer.inner, self.cluster.devices).rows
+        each = self.cluster.gpus_per_host
+        return min(min(Counter(device // each for device in row).values()) for row in rows)

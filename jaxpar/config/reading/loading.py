@@ -1,0 +1,106 @@
+"""A configuration from a YAML file and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.overrides import parse_overrides
+from jaxpar.config.reading.sections import Written, assemble, check_section, check_value, config_to_dict
+from jaxpar.config.reading.text_file import read_text_file
+from jaxpar.config.reading.typed import field_types, shown
+from jaxpar.config.reading.unused import without_unused
+from jaxpar.config.reading.yaml_text import parse_document, to_yaml
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.spelling import did_you_mean, named
+
+ADDED = {"preset", "kinds", "pattern", "norm_placement", "attention_scale", "embedding_scale"}
+"""Keys of `model` that resolved files of earlier versions lack, or that name a preset."""
+
+SHOWN = 10
+"""Number of a file's mistakes that one message shows."""
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration. Later wins: defaults, the model's preset, the file, the overrides.
+
+    Names and types are checked here; what must hold between keys is checked by `validate`. Warns of keys of the file
+    that an override makes unused (`optimizer.name=adamw` over a file for Muon); they then have their defaults.
+
+    Args:
+        path: A YAML file of sections, or None for the defaults.
+        overrides: `section.key=value`, the value in YAML.
+
+    Raises:
+        UserError: the file cannot be read, or a name or value is wrong; the sentence names the file and the line.
+    """
+    written = {} if path is None else read_sections(path)
+    given = parse_overrides(overrides)
+    preset = given.get("model", {}).get("preset")
+    in_file = written.get("model", {})
+    if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - ADDED:
+        raise UserError(
+            f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
+        )
+    for section, values in given.items():
+        written.setdefault(section, {}).update(values)
+    return without_unused(assemble(written), given)
+
+
+def read_sections(path: str | Path) -> Written:
+    """The contents of a YAML file, checked for names and types.
+
+    Raises:
+        UserError: the file cannot be read, or names or values are wrong: a line for each, up to `SHOWN`.
+    """
+    written: Written = {}
+    mistakes: list[str] = []
+    for section, found in parse_document(_read_text(Path(path)), named(path)).items():
+        with _Mistakes(mistakes, f"{named(path)}:{found.line}"):
+            check_section(section)
+            if (section, found.value) == ("parallel", "auto"):
+                written[section] = {"auto": True}
+                continue
+            if found.value is not None and not isinstance(found.value, dict):
+                raise UserError(f"{section}: expected a mapping of keys, got {shown(found.value)}")
+            written[section] = {}
+        for key, leaf in (found.value or {}).items() if section in written else ():
+            with _Mistakes(mistakes, f"{named(path)}:{leaf.line}"):
+                written[section][key] = check_value(section, key, leaf.value)
+    if mistakes:
+        more = [f"and {len(mistakes) - SHOWN} more mistakes in {named(path)}"] if len(mistakes) > SHOWN else []
+        raise UserError("\n".join([*mistakes[:SHOWN], *more]))
+    return written
+
+
+def config_to_yaml(config: Config) -> str:
+    """The resolved configuration as a file that `load_config` reads back as the same configuration."""
+    return to_yaml(config_to_dict(config))
+
+
+class _Mistakes:
+    """Records the message of a `UserError` raised within, with its file and line, and suppresses the error."""
+
+    def __init__(self, mistakes: list[str], place: str) -> None:
+        self.mistakes, self.place = mistakes, place
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, UserError):
+            self.mistakes.append(f"{self.place}: {error}")
+        return isinstance(error, UserError)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_text_file(path)
+    except FileNotFoundError:
+        beside = [entry.name for entry in path.parent.glob("*.yaml")]
+        raise UserError(f"{named(path)}: there is no such file{did_you_mean(path.name, beside)}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{named(path)}: not text in UTF-8, so not a configuration") from None
+    except OSError as error:
+        raise UserError(f"{named(path)}: cannot be read ({error.strerror})") from None

@@ -1,0 +1,131 @@
+"""The reference of the configuration, made from the strings under the fields of `schema.py`.
+
+`python -m jaxpar.layers.reference > docs/configuration.md` writes the page; `--help` prints `help_text()`.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxpar.config import schema
+from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.reading.sections import SECTIONS, config_to_dict
+from jaxpar.config.reading.typed import field_types, spell, type_names
+from jaxpar.config.spelling import one_of
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/schema.py instead. -->
+
+A run is described by a YAML file of sections and keys; every key has a default. `--set section.key=value` overrides a
+key, the value written as in YAML:
+
+    python -m jaxpar.train --config configs/quickstart.yaml --set model.layers=8 --set parallel.fsdp=-1
+
+- Later wins: defaults, then the model's preset, then the file, then the overrides.
+- Scalars are YAML 1.2's: `1e-3` is a number, `10:15` and `on` are text. A key may appear once.
+- A wrong name or value, or sizes that do not fit together, give one sentence and exit status 2 before a device is used.
+- A key that has no effect because of another one (`optimizer.muon_momentum` without Muon, `precision.loss_scale`
+  without float16) is refused; if an override is the cause, as `--set optimizer.name=adamw` over a file for Muon, there
+  is a warning instead.
+- The resolved configuration of a run is in its folder as `config.yaml`, and can be run again unchanged.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of the reference."""
+
+    key: str
+    """`section.key`"""
+    kind: str
+    """The type and range of the value, in words."""
+    default: str
+    """The default, in YAML."""
+    meaning: str
+    """The string under the field."""
+
+
+def entries() -> dict[str, list[Entry]]:
+    """The keys of each section, in the order of the schema."""
+    meanings = _field_strings()
+    defaults = config_to_dict(schema.Config())
+    return {
+        section: [
+            Entry(
+                f"{section}.{name}",
+                _kind(f"{section}.{name}", annotation),
+                spell(defaults[section][name]),
+                meanings[record.__name__, name],
+            )
+            for name, annotation in field_types(record).items()
+        ]
+        for section, record in SECTIONS.items()
+    }
+
+
+def markdown(parameters: Mapping[str, int]) -> str:
+    """The text of `docs/configuration.md`, with the `parameters` of each preset."""
+    parts = [_INTRODUCTION]
+    for section, keys in entries().items():
+        rows = [_row(f"`{e.key}`", e.kind, f"`{e.default}`", e.meaning) for e in keys]
+        table = [_row("key", "value", "default", "meaning"), _row(*["---"] * 4), *rows]
+        parts.append("\n".join([f"## {section}", "", _summary(section), "", *table, ""]))
+    parts.append(_preset_table(parameters))
+    return "\n".join(parts)
+
+
+def help_text() -> str:
+    """The same reference for a terminal, for `--help`."""
+    lines = ["Keys of the configuration, as section.key=default (what a value must be):"]
+    for section, keys in entries().items():
+        lines += ["", f"{section}: {_summary(section)}"]
+        for entry in keys:
+            lines.append(f"  {entry.key}={entry.default} ({entry.kind})")
+            lines += textwrap.wrap(entry.meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join([*lines, "", f"Presets (model.preset): {', '.join(PRESETS)}"])
+
+
+def _field_strings() -> dict[tuple[str, str], str]:
+    """The string under each field of each dataclass of the schema; a field without one is a bug."""
+    found: dict[tuple[str, str], str] = {}
+    for record in ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body:
+        if not isinstance(record, ast.ClassDef):
+            continue
+        for field, string in zip(record.body, record.body[1:], strict=False):
+            match field, string:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                    found[record.name, name] = " ".join(text.split())
+    return found
+
+
+def _summary(section: str) -> str:
+    return " ".join((SECTIONS[section].__doc__ or "").split())
+
+
+def _kind(key: str, annotation: object) -> str:
+    names = type_names(annotation)
+    if key not in BOUNDS:
+        return one_of(names)
+    return ", ".join([names[0], BOUNDS[key].both]) + (", or null" if "null" in names else "")
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _preset_table(parameters: Mapping[str, int]) -> str:
+    header = ("preset", "layers", "embed", "heads / kv", "mlp", "vocab", "parameters")
+    rows = [
+        _row(f"`{name}`", *map(str, (m.layers, m.embed, f"{m.heads} / {m.kv_heads}", m.mlp, m.vocab)), f"{count:,}")
+        for name, count in parameters.items()
+        for m in [PRESETS[name]]
+    ]
+    lines = [_row(*header), _row(*["---"] * len(header)), *rows]
+    return "\n".join(["## Presets", "", "Published models, for `model.preset`.", "", *lines, ""])

@@ -1,0 +1,120 @@
+"""A `Config` from and to values by section and key: unknown names, wrong types and presets are handled here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from functools import reduce
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.reading.aliases import known_elsewhere
+from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.spelling import cut, did_you_mean, quoted
+
+SECTIONS: dict[str, type] = field_types(Config)
+"""Section name to its dataclass, in the order of the schema."""
+
+type Written = dict[str, dict[str, Any]]
+"""What was written: section to key to checked value. Keys that were not written are absent."""
+
+
+def check_section(section: str) -> None:
+    """Refuse a section that does not exist, naming the nearest, or the section that a bare key belongs to.
+
+    Raises:
+        UserError: there is no such section.
+    """
+    if section in SECTIONS:
+        return
+    raise UserError(f"{cut(section, 80)}: no such section{_meant(section, SECTIONS)}")
+
+
+def check_key(section: str, key: str) -> Any:
+    """The annotation of a key.
+
+    Raises:
+        UserError: the section or the key does not exist.
+    """
+    check_section(section)
+    known = field_types(SECTIONS[section])
+    if key in known:
+        return known[key]
+    whole, *inner = key.split(".")
+    if inner and whole in known and "a mapping" in type_names(known[whole]):
+        example = reduce(lambda value, name: f"{{{name}: {value}}}", reversed(inner), "...")
+        near = f"; a mapping is written as a whole, as in {section}.{whole}={cut(example, 80)}"
+    else:
+        near = _meant(key, known)
+    raise UserError(f"{section}.{cut(key, 80)}: no such key{near}")
+
+
+def _meant(name: str, near: Iterable[str]) -> str:
+    """A clause with the key that a wrong name probably means: of another section, of another system, or the nearest."""
+    homes = [f"{section}.{name}" for section, record in SECTIONS.items() if name in field_types(record)]
+    meant = homes[0] if homes else known_elsewhere(name)
+    return f"; did you mean {meant}?" if meant else did_you_mean(name, near)
+
+
+def check_value(section: str, key: str, value: object) -> Any:
+    """The value, checked and converted for its field.
+
+    Raises:
+        UserError: the name is unknown, the value is of the wrong type, or there is no such preset.
+    """
+    value = checked(f"{section}.{key}", value, check_key(section, key))
+    if (section, key) == ("model", "preset") and value is not None and value not in PRESETS:
+        near = did_you_mean(value, PRESETS) or f"; there are {', '.join(PRESETS)}"
+        raise UserError(f"model.preset: no preset is called {quoted(value)}{near}")
+    return value
+
+
+def assemble(written: Written) -> Config:
+    """The configuration: defaults, then the preset, then what was written."""
+    made: dict[str, Any] = {}
+    for section, record in SECTIONS.items():
+        values = written.get(section, {})
+        base = preset_model(values.get("preset")) if record is ModelConfig else record()
+        made[section] = replace(base, **values)
+    return Config(**made)
+
+
+def preset_model(name: str | None) -> ModelConfig:
+    """The model of a preset, or the default model for null."""
+    return ModelConfig() if name is None else PRESETS[name]
+
+
+def config_to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Every section and key with its resolved value; the values are JSON values."""
+    plain = asdict(config)
+    for values in plain.values():
+        values.update({key: list(value) for key, value in values.items() if isinstance(value, tuple)})
+    return plain
+
+
+def config_from_dict(plain: Mapping[str, Mapping[str, Any]]) -> Config:
+    """The inverse of `config_to_dict`; keys that are absent take the preset's value, or the default.
+
+    Raises:
+        UserError: a name is unknown or a value is of the wrong type.
+    """
+    written: Written = {}
+    for section, values in plain.items():
+        check_section(section)
+        if not isinstance(values, Mapping):
+            raise UserError(f"{section}: expected a mapping of keys, got {shown(values)}")
+        written[section] = {key: check_value(section, key, value) for key, value in values.items()}
+    return assemble(written)
+
+
+def config_difference(old: Config, new: Config) -> list[str]:
+    """`section.key: old -> new` for each value that differs, in the order of the schema."""
+    before, after = config_to_dict(old), config_to_dict(new)
+    return [
+        f"{section}.{key}: {spell(value)} -> {spell(after[section][key])}"
+        for section, values in before.items()
+        for key, value in values.items()
+        if value != after[section][key]
+    ]

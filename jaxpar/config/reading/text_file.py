@@ -1,0 +1,69 @@
+"""Reading files that a user names: they must be regular files, of a size that is plausible for their kind."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named
+
+LONGEST = 2**20
+"""Limit in bytes for a file that a person writes: a configuration, a cluster, a table."""
+LONGEST_WRITTEN = 2**28
+"""Limit in bytes for a file that a program writes and reads whole: a plan, a tokenizer, an index."""
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def check_regular(path: str | Path, said: str | None = None) -> None:
+    """Refuse files whose reading could block or never end. A folder passes: opening it gives a clear error.
+
+    Args:
+        path: the file.
+        said: its name in messages; by default the path.
+
+    Raises:
+        UserError: it is a pipe, a device or a socket.
+        OSError: there is no such file, or it cannot be looked at.
+    """
+    kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    if kind is not None:
+        raise UserError(f"{named(path) if said is None else said}: {kind}, expected a regular file")
+
+
+def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, said: str | None = None) -> bytes:
+    """The contents of a regular file of at most `limit` bytes (None: of any size).
+
+    Raises:
+        UserError: it is a pipe, a device or a socket, or larger.
+        OSError: it cannot be read.
+    """
+    check_regular(path, said)
+    with open(path, "rb") as file:
+        content = file.read() if limit is None else file.read(limit + 1)
+    if limit is not None and len(content) > limit:
+        raise UserError(
+            f"{named(path) if said is None else said}: more than {limit} bytes, which no file of its kind has"
+        )
+    return content
+
+
+def read_text_file(
+    path: str | Path, limit: int | None = LONGEST, said: str | None = None, encoding: str = "utf-8"
+) -> str:
+    """The same as text, with line ends as `\\n`.
+
+    Raises:
+        UserError: it is a pipe, a device or a socket, or larger.
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is not in that encoding.
+    """
+    text = read_file(path, limit, said).decode(encoding)
+    return text.replace("\r\n", "\n").replace("\r", "\n")

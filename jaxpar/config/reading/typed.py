@@ -1,0 +1,155 @@
+"""Values checked against dataclass annotations, without coercion; used to read both configurations and plans.
+
+Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `Annotated[str, registry]` (a name in a mapping), `X |
+None`, `dict[str, X]`, `tuple[X, ...]` (written as a list) or another dataclass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
+
+LARGEST = 2**63
+"""Whole numbers must be below it, and above its negative."""
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+@cache
+def field_types(record: type) -> dict[str, Any]:
+    """The annotation of each field of a dataclass, resolved, in the order of declaration."""
+    hints = get_type_hints(record, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(record)}
+
+
+def type_name(annotation: Any) -> str:
+    """An annotation in words, for errors and the reference: `a whole number or null`, `rmsnorm or layernorm`."""
+    return one_of(type_names(annotation))
+
+
+def type_names(annotation: Any) -> list[str]:
+    """The alternatives that `type_name` joins."""
+    origin = get_origin(annotation)
+    if origin in (Literal, Annotated):
+        return [spell(choice) for choice in _choices(annotation)]
+    if origin in (Union, UnionType):
+        return [name for member in get_args(annotation) for name in type_names(member)]
+    if origin is dict or is_dataclass(annotation):
+        return ["a mapping"]
+    if origin is tuple:
+        return ["a list"]
+    return [_NAMES[annotation]]
+
+
+def spell(value: object) -> str:
+    """A value in YAML."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{spell(name)}: {spell(entry)}" for name, entry in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(spell, value)) + "]"
+    return str(value)
+
+
+def checked(key: str, value: object, annotation: Any) -> Any:
+    """The value if it is of the annotated type; an int where a float is expected becomes one. Nothing else is changed.
+
+    Raises:
+        UserError: the value is of another type, not among the choices, or not finite.
+    """
+    if type(value) is int and abs(value) >= LARGEST:
+        raise UserError(f"{key}: expected a number of at most 64 bits, got {shown(value)}")
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for member in get_args(annotation):
+            if _fits(value, member):
+                return checked(key, value, member)
+    elif origin is dict and isinstance(value, Mapping):
+        kind = get_args(annotation)[1]
+        for name in value:
+            if not isinstance(name, str):
+                raise UserError(f"{key}: expected names of its entries that are text, got {shown(name)}")
+        return {name: checked(f"{key}.{cut(name)}", entry, kind) for name, entry in value.items()}
+    elif origin is tuple and isinstance(value, (list, tuple)):
+        kind = get_args(annotation)[0]
+        return tuple(checked(f"{key}[{place}]", entry, kind) for place, entry in enumerate(value))
+    elif isinstance(annotation, type) and is_dataclass(annotation) and isinstance(value, Mapping):
+        return record_from_plain(annotation, value, key)
+    elif _fits(value, annotation):
+        return float(value) if annotation is float else value  # pyright: ignore[reportArgumentType]
+    raise UserError(f"{key}: expected {type_name(annotation)}, got {shown(value)}{_near_miss(value, annotation)}")
+
+
+def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
+    """A dataclass from nested plain mappings: every field without a default must be given, and no unknown key may be.
+
+    Raises:
+        UserError: a key is unknown or missing, or a value is of the wrong type.
+    """
+    if not isinstance(plain, Mapping):
+        raise UserError(f"{key}: expected a mapping, got {shown(plain)}")
+    known = field_types(record)
+    for name in plain:
+        if name not in known:
+            raise UserError(f"{key}: unknown key {shown(name)}{did_you_mean(name, known)}")
+    for field in fields(record):  # pyright: ignore[reportArgumentType]
+        if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:
+            raise UserError(f"{key}: the key {field.name} is missing")
+    return record(**{name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()})
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """What a `Literal` or a registry allows; nothing for other annotations."""
+    match get_origin(annotation), get_args(annotation):
+        case origin, choices if origin is Literal:
+            return list(choices)
+        case origin, (_, registry) if origin is Annotated:
+            return list(registry)
+    return []
+
+
+def _fits(value: object, annotation: Any) -> bool:
+    if get_origin(annotation) in (Literal, Annotated):  # 1 == True, so equality alone would let booleans through
+        return any(type(value) is type(choice) and value == choice for choice in _choices(annotation))
+    if annotation is float:
+        return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
+    if get_origin(annotation) is dict or is_dataclass(annotation):
+        return isinstance(value, Mapping)
+    if get_origin(annotation) is tuple:
+        return isinstance(value, (list, tuple))
+    return type(value) is annotation
+
+
+def _near_miss(value: object, annotation: Any) -> str:
+    members: tuple[Any, ...] = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if value is None and get_origin(annotation) is dict:
+        return "; did you mean {}?"
+    if isinstance(value, list):
+        firsts = [next(iter(field_types(member).items())) for member in members if is_dataclass(member)]
+        near = [name for name, first in firsts if _fits(value, first)]
+        return f"; did you mean {printable(cut(spell({near[0]: value}), 80))}?" if near else ""
+    if not isinstance(value, str):
+        return ""
+    words = [spell(choice) for member in members for choice in _choices(member)]
+    if value.lower() == "none" and NoneType in members and "none" not in words:
+        return "; did you mean null?"
+    return did_you_mean(value, words)
+
+
+def shown(value: object) -> str:
+    """A value for a message: as YAML, shortened if it is long."""
+    try:
+        text = repr(value) if isinstance(value, str | Mapping) else spell(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        text = "a number of thousands of digits"
+    return printable(text if len(text) <= 80 else text[:77] + "...")

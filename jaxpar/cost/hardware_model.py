@@ -1,0 +1,122 @@
+"""The share of its datasheet that a GPU reaches: a dozen numbers per kind, the same for all systems that run on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import one_of
+from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
+
+
+@dataclass(frozen=True)
+class HardwareModel:
+    """What a GPU kind reaches, fitted to published measurements (the method is in docs/planner.md)."""
+
+    matmul_share: float = field(metadata={"unit": "of the dense 16-bit peak", "meaning": "large matmuls reach"})
+    matmul_ramp: float = field(
+        metadata={"unit": "of the inner dimension", "meaning": "a tile's start and end cost as much as this many steps"}
+    )
+    float8_share: float = field(metadata={"unit": "of the dense float8 peak", "meaning": "large float8 matmuls reach"})
+    attention_first_share: float = field(
+        metadata={"unit": "of the dense 16-bit peak", "meaning": "matmuls inside a FlashAttention kernel reach"}
+    )
+    attention_share: float = field(
+        metadata={"unit": "of the dense 16-bit peak", "meaning": "the same in FlashAttention-2"}
+    )
+    memory_share: float = field(metadata={"unit": "of the peak bandwidth", "meaning": "elementwise kernels reach"})
+    launch_seconds: float = field(metadata={"unit": "s", "meaning": "the host needs to launch a kernel"})
+    node_share: float = field(
+        metadata={"unit": "of the link inside a host", "meaning": "large collectives reach in a host"}
+    )
+    network_share: float = field(
+        metadata={"unit": "of the link between hosts", "meaning": "large collectives reach between hosts"}
+    )
+    message_seconds: float = field(metadata={"unit": "s", "meaning": "a collective takes before it sends anything"})
+    overlap_slowdown: float = field(
+        metadata={"unit": "s per s", "meaning": "compute loses for each second of a message beside it"}
+    )
+    host_jitter: float = field(
+        metadata={"unit": "of the step", "meaning": "waiting for the slowest, per doubling of hosts"}
+    )
+    attention_native_share: float = field(
+        default=0.78,
+        metadata={
+            "unit": "of the dense 16-bit peak",
+            "meaning": "the same in kernels written for Hopper (NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k)",
+        },
+    )
+    multiprocessors: int = field(default=132, metadata={"unit": "", "meaning": "streaming multiprocessors (datasheet)"})
+    exponentials: float = field(
+        default=3.9e12, metadata={"unit": "1/s", "meaning": "exponentials: 16 a clock and multiprocessor (whitepaper)"}
+    )
+
+
+_SHARED = {
+    "matmul_ramp": 76.8, "memory_share": 0.677, "launch_seconds": 8e-6, "node_share": 0.74, "network_share": 0.95,
+    "message_seconds": 3.4e-5, "overlap_slowdown": 0.185, "host_jitter": 0.00703,
+}  # fmt: skip
+"""One value for all kinds, from all sources. `node_share` and `message_seconds` are from the collectives that were
+measured alone, and `launch_seconds` is what a launch is known to take: no run in the file is bound by it."""
+
+AMPERE = HardwareModel(
+    matmul_share=0.804, float8_share=0.0, attention_first_share=0.382, attention_share=0.828,
+    multiprocessors=108, exponentials=16 * 108 * 1.41e9, **_SHARED,
+)  # fmt: skip
+HOPPER = HardwareModel(
+    matmul_share=0.624, float8_share=0.575, attention_first_share=0.218, attention_share=0.470,
+    multiprocessors=132, exponentials=16 * 132 * 1.755e9, **_SHARED,
+)  # fmt: skip
+VOLTA = replace(AMPERE, multiprocessors=80, exponentials=16 * 80 * 1.53e9, node_share=0.895)
+BLACKWELL = replace(HOPPER, multiprocessors=148, exponentials=16 * 148 * 1.965e9)
+CPU = replace(
+    AMPERE, matmul_share=0.6, matmul_ramp=16.0, attention_share=0.2, memory_share=0.6, node_share=0.5,
+    network_share=0.5, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0, multiprocessors=1, exponentials=5e8,
+)  # fmt: skip
+"""What virtual devices reach of nominal numbers: guesses, until `jaxpar.plan calibrate` has measured."""
+
+_MODELS = {
+    "v100-32": VOLTA, "a100-40": AMPERE, "a100-80": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER,
+    "h200": HOPPER, "b200": BLACKWELL, "cpu": CPU,
+}  # fmt: skip
+
+UNFITTED = {
+    "v100-32": "no run on a V100 was at hand: what an A100 reaches, and node_share from all-reduces on V100",
+    "h200": "no run on an H200 was at hand: what an H100 reaches",
+    "b200": "no run on a B200 was at hand: what an H100 reaches",
+}
+"""GPUs that use the shares of another kind, and why."""
+
+
+def hardware_of(gpu: GPU) -> HardwareModel:
+    """The model of a GPU; raises `UserError` if none was fitted."""
+    if gpu.short not in _MODELS:
+        raise UserError(f"no time model was fitted for {gpu.name}; there are models of {one_of(_MODELS)}")
+    return _MODELS[gpu.short]
+
+
+def nearest_hardware(gpu: GPU) -> HardwareModel:
+    """The model of a GPU; if none was fitted, that of the newest GPU of the catalogue (by compute capability) that
+    is no newer than it, else of the oldest. `borrowed` says so."""
+    return _MODELS[_nearest(gpu)]
+
+
+def borrowed(gpu: GPU) -> str | None:
+    """The GPU whose shares `nearest_hardware` takes, and why; None if its own were fitted."""
+    if gpu.short in _MODELS:
+        return UNFITTED.get(gpu.short)
+    return f"no time model was fitted for {gpu.name}: what {gpu_named(_nearest(gpu)).name} reaches"
+
+
+def _nearest(gpu: GPU) -> str:
+    """Name of the kind in `_MODELS`."""
+    if gpu.short in _MODELS:
+        return gpu.short
+    fitted = sorted((one for one in GPUS if one.short in _MODELS), key=lambda one: one.compute_capability)
+    older = [one for one in fitted if one.compute_capability <= gpu.compute_capability]
+    return max(older or fitted[:1], key=lambda one: one.compute_capability).short
+
+
+def described(model: HardwareModel) -> list[tuple[str, float, str, str]]:
+    """(name, value, unit, meaning) of every parameter."""
+    return [(f.name, getattr(model, f.name), f.metadata["unit"], f.metadata["meaning"]) for f in fields(model)]

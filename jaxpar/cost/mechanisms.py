@@ -1,0 +1,106 @@
+"""What a generation of training software does and does not do. Switches only: a mechanism has no numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Mechanisms:
+    """The mechanisms of a training system that decide how its time is spent."""
+
+    attention: Literal["scores", "flash1", "flash2", "flash3"] = "flash2"
+    """`scores`: batched matmuls with all scores in memory, masked ones too. `flash1`: one kernel, masked tiles skipped
+    (FlashAttention, and its port to Triton). `flash2`: FlashAttention-2, whose warps share work without communication.
+    `flash3`: a kernel written for Hopper (FlashAttention-3, cuDNN 9); on Ampere the same as `flash2`."""
+    dropout: bool = False
+    """Whether attention and both residual branches drop out, as GPT-3's do."""
+    fused_elementwise: bool = True
+    """Whether norms, rotary embeddings and activation functions are one kernel each."""
+    compiled: bool = False
+    """Whether a compiler or a graph launches kernels, so that the device never waits for the host."""
+    overlap_data: Literal["none", "gradients", "both"] = "none"
+    """Which messages of data parallelism without sharded weights run beside compute: the reduction of gradients under
+    the backward, and the gather of updated weights under the forward of the next step."""
+    prefetch_weights: bool = True
+    """Whether the gather of a layer's sharded weights runs under the layer before, and the reduction of its gradients
+    under the layer after (FSDP)."""
+    gather_again: bool = False
+    """Whether sharded weights are gathered once for recomputation and once more for the backward."""
+    overlap_tensor: bool = False
+    """Whether gathers and scatters over tensor ranks are cut up and run beside the matmuls next to them."""
+    overlap_weight_gradient: bool = False
+    """Whether the sum of an input's gradient over tensor ranks runs beside the gradient of the weight."""
+    overlap_context: bool = False
+    """Whether keys and values travel over context ranks beside compute."""
+    overlap_pipe: bool = False
+    """Whether a rank computes while it sends to the next stage."""
+    shared_cards: bool = True
+    """Whether a message of data parallelism leaves a host over the network cards of all its ranks there, each byte once
+    (rings), rather than every rank fetching all that it lacks over its own card."""
+    lockstep: bool = False
+    """Whether one program with uniform ticks runs on all pipeline ranks, rather than each continuing when it can."""
+    padded: bool = False
+    """Whether all chunks of a pipeline take as long as the longest in every layout. Of no generation here: tests set it
+    for comparison. `chunks.why_padded` reports what jaxpar's own program pads."""
+    fused_accumulation: bool = True
+    """Whether matmuls add weight gradients to the accumulator themselves."""
+    gradient_type: Literal["float32", "16-bit"] = "float32"
+    """Type in which gradients are reduced. Megatron-LM reduces those of float16 weights as they are, and adds up those
+    of bfloat16 weights in float32."""
+    recompute_last_matmul: bool = True
+    """Whether full recomputation runs the layer's last matmul again, whose result is not needed. PyTorch stops early
+    since 2.1, where checkpoints are not reentrant."""
+    pure_16bit: bool = False
+    """Whether master weights and moments also have 16 bits."""
+
+
+GENERATIONS: dict[str, Mechanisms] = {
+    "megatron-2021": Mechanisms(attention="scores", dropout=True, fused_accumulation=False),
+    "megatron-2022": Mechanisms(
+        attention="scores", dropout=True, overlap_weight_gradient=True
+    ),
+    "megatron-deepspeed-2021": Mechanisms(
+        attention="scores", dropout=True, fused_accumulation=False
+    ),
+    "megatron-deepspeed": Mechanisms(
+        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit",
+        overlap_weight_gradient=True,
+    ),
+    "deepspeed-zero3": Mechanisms(
+        attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit", shared_cards=False,
+        gather_again=True,
+    ),
+    "megatron-2024": Mechanisms(
+        attention="flash2", fused_elementwise=False, overlap_tensor=True, overlap_weight_gradient=True,
+        overlap_pipe=True, overlap_context=True,
+    ),
+    "megatron-core": Mechanisms(
+        attention="flash3", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
+        overlap_weight_gradient=True,
+    ),
+    "kuaishou": Mechanisms(
+        attention="flash2", overlap_data="both", overlap_tensor=True, overlap_pipe=True, overlap_context=True,
+        overlap_weight_gradient=True,
+    ),
+    "llm-foundry": Mechanisms(
+        attention="flash1", fused_accumulation=False, gradient_type="float32", recompute_last_matmul=False
+    ),
+    "llm-foundry-pure": Mechanisms(
+        attention="flash1", fused_accumulation=False, gradient_type="16-bit", pure_16bit=True
+    ),
+    "torchtitan": Mechanisms(
+        attention="flash2", fused_elementwise=False, fused_accumulation=False, gradient_type="float32",
+        recompute_last_matmul=False,
+    ),
+    "torchtitan-compiled": Mechanisms(
+        attention="flash2", compiled=True, fused_accumulation=False, gradient_type="float32",
+        recompute_last_matmul=False,
+    ),
+    "jaxpar": Mechanisms(
+        attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,
+        overlap_pipe=True, lockstep=True, fused_accumulation=True, recompute_last_matmul=False,
+    ),
+}  # fmt: skip
+"""Generations of software by name."""

@@ -1,0 +1,145 @@
+"""Seconds of collectives: a message's start, the hops of a ring, and its bytes at the slowest level's bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.hardware.cluster import Cluster
+
+UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
+"""Share of a V100's six NVLinks that rings of two and four GPUs can use in a DGX-1, whose links go point to point."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A group of ranks that share a collective, and the links between them."""
+
+    ranks: int
+    hosts: int
+    """Hosts that they sit in."""
+    inside: float
+    """Bytes per second that a rank sends to the next of its host, reached by large messages."""
+    across: float
+    """Bytes per second that the members of a host send to the next host together; infinite for one host."""
+    card: float
+    """Bytes per second that one member sends to another host over its own card; infinite for one host."""
+    latency: float
+    """Seconds until a message has gone round the ring once."""
+    hop: float
+    """Seconds of its slowest hop."""
+    start: float
+    """Seconds before anything is sent."""
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the ring."""
+        return min(self.inside, self.across)
+
+    def gather(self, whole: float) -> float:
+        """All-gather that ends with `whole` bytes on each rank; the same as a reduce-scatter that starts with them."""
+        if self.ranks == 1 or whole == 0:
+            return 0.0
+        return self.start + self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth
+
+    def reduce(self, whole: float) -> float:
+        """All-reduce of `whole` bytes: scatter and gather in one message."""
+        if self.ranks == 1 or whole == 0:
+            return 0.0
+        return self.start + 2 * (self.latency + whole * (self.ranks - 1) / self.ranks / self.bandwidth)
+
+    def exchange(self, whole: float) -> float:
+        """All-to-all in which each rank holds `whole` bytes, an equal part for every rank.
+
+        No part is for two ranks: parts for other hosts leave over the sender's own card, beside those that stay.
+        """
+        if self.ranks == 1 or whole == 0:
+            return 0.0
+        mates = self.ranks / self.hosts
+        stays, leaves = whole * (mates - 1) / self.ranks, whole * (self.ranks - mates) / self.ranks
+        return self.start + self.latency + max(stays / self.inside, leaves / self.card)
+
+    def shift(self, part: float) -> float:
+        """Every rank sends `part` bytes to its neighbour; all wait for the pair that sits in two hosts: one card."""
+        if self.ranks == 1 or part == 0:
+            return 0.0
+        return self.start + self.hop + part / min(self.inside, self.card)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a cluster, and the share of their bandwidth that collectives reach."""
+
+    per_host: int
+    """GPUs of a host."""
+    inside: float
+    """Bytes per second of the link inside a host."""
+    inside_latency: float
+    outside: float
+    """Bytes per second of a GPU's share of the network."""
+    outside_latency: float
+    switched: bool
+    """Whether all GPUs of a host reach each other at full speed."""
+    model: HardwareModel
+    edge: float = inf
+    """Bytes per second of the slowest link that a pipeline crosses, where that is not `outside`: between groups."""
+    edge_latency: float = 0.0
+
+    def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
+        """The group of `ranks` devices of which each is `stride` devices after the one before.
+
+        Inside a host a ring runs at the share of its link that large messages reach. Between hosts, the members of a
+        host share the traffic of gathers and reductions: each byte crosses to the next host once, over the
+        network cards of all of them, and other groups of the same axis, one for each other device of the host, use
+        their own. If the cards are not `shared`, every rank gets all of its bytes over its own.
+        """
+        return self.group(ranks, max(1, min(ranks, self.per_host // stride)), shared)
+
+    def group(self, ranks: int, per_host: int, shared: bool = True) -> Ring:
+        """The same of `ranks` devices of which `per_host` are in each host."""
+        hosts = -(-ranks // per_host)
+        bandwidth = self.inside * self.model.node_share
+        if not self.switched:
+            bandwidth *= UNSWITCHED_LINKS.get(ranks, 1.0)
+        across = self.outside * self.model.network_share * (per_host if shared else 1) if hosts > 1 else inf
+        if per_host == 1:
+            bandwidth = inf
+        card = self.outside * self.model.network_share if hosts > 1 else inf
+        latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
+        hop = self.outside_latency if hosts > 1 else self.inside_latency
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, self.model.message_seconds)
+
+    def pair(self, stride: int, ranks: int) -> Ring:
+        """Two neighbouring stages of a pipeline of `ranks`: between hosts as soon as any edge crosses."""
+        start = self.model.message_seconds
+        if stride * ranks > self.per_host:
+            card = min(self.outside, self.edge) * self.model.network_share
+            hop = max(self.outside_latency, self.edge_latency)
+            return Ring(2, 2, inf, card, card, hop, hop, start)
+        return Ring(
+            2, 1, self.inside * self.model.node_share, inf, inf, self.inside_latency, self.inside_latency, start
+        )
+
+
+def network_of(cluster: Cluster, model: HardwareModel) -> Network:
+    """The links of a cluster, at the shares that `model` gives."""
+    inside, outside = cluster.link(False), cluster.link(True)
+    return Network(
+        cluster.gpus_per_host, inside.bandwidth, inside.latency, outside.bandwidth, outside.latency,
+        cluster.gpu.compute_capability >= (8, 0), model, cluster.between.bandwidth, cluster.between.latency,
+    )  # fmt: skip
+
+
+def overlapped(compute: float, message: float, slowdown: float) -> float:
+    """Seconds of `compute` and a `message` beside it: while both run, each takes multiprocessors and bandwidth from the
+    other, so that the longer one takes longer (Galvatron's coefficient, arXiv:2211.13878)."""
+    return max(compute, message) + slowdown * min(compute, message)
+
+
+def interleaved(compute: float, message: float, slowdown: float, pieces: int) -> float:
+    """The same for a matmul and the message that it depends on, cut into `pieces`: the first is not hidden."""
+    if message == 0:
+        return compute
+    first = (compute + message) / pieces
+    return first + overlapped(compute, message, slowdown) * (pieces - 1) / pieces

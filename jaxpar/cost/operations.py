@@ -1,0 +1,113 @@
+"""Seconds of operations on one GPU: matmuls, attention kernels, and memory-bound work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.hardware.catalogue import GPU
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.6))
+"""Output tiles that a matmul library chooses from, and the speed of each relative to the largest, whose operands are
+read least often. Rows, columns, share (CUTLASS' profiler on large matmuls, rounded)."""
+
+ATTENTION_TILE = 128
+"""Rows and columns of the tiles of scores in an attention kernel: those on the diagonal are computed whole."""
+
+ATTENTION_BACKWARD = 0.8
+"""Speed of the five matmuls of attention's backward relative to the two of its forward: it holds two accumulators more
+and adds to memory (NVIDIA's table for cuDNN 9, H200, 8k: 541 against 644 TFLOP/s, exponentials included)."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU and what it reaches of its datasheet."""
+
+    peak: float
+    """FLOP/s of dense matmuls in 16 bits."""
+    float8_peak: float
+    """The same in float8; 0 where the GPU has none."""
+    float32_peak: float
+    """The same in float32 that is not rounded to TF32."""
+    bandwidth: float
+    """Bytes per second of its memory."""
+    model: HardwareModel
+
+    def bytes_seconds(self, moved: float) -> float:
+        """Seconds that memory-bound kernels take for so many bytes."""
+        return moved / (self.bandwidth * self.model.memory_share)
+
+    def matmul_rate(self, item: int = 2) -> float:
+        """FLOP/s of large matmuls of numbers of 1, 2 or 4 bytes; float32 is not rounded to TF32."""
+        if item == 1:
+            return self.float8_peak * self.model.float8_share
+        return (self.float32_peak if item == 4 else self.peak) * self.model.matmul_share
+
+    def matmul(self, m: int, n: int, k: int, batch: int = 1, out_bytes: float = 2, item: int = 2) -> float:
+        """Seconds of `batch` products [m, k] x [k, n], of numbers of `item` bytes.
+
+        Tiles of the output go over the multiprocessors in waves, the last of which may be almost empty; each tile
+        takes k steps and `matmul_ramp` more; the time is at least that of reading the operands and writing the output.
+        """
+        ramp, units = self.model.matmul_ramp, self.model.multiprocessors
+        least = math.inf
+        for rows, columns, speed in TILES:
+            tiles = -(-m // rows) * -(-n // columns) * batch
+            work = -(-tiles // units) * rows * columns / speed
+            if work < least:
+                least = work
+        compute = least * 2.0 * (k + ramp) * units / self.matmul_rate(item)
+        moved = batch * ((m * k + k * n) * item + m * n * out_bytes)
+        return max(compute, moved / (self.bandwidth * self.model.memory_share))
+
+    def flash(
+        self, rows: int, heads: int, queries: int, keys: float, width: int, generation: str, item: int = 2
+    ) -> tuple[float, float]:
+        """Seconds of an attention kernel forward and backward.
+
+        Args:
+            rows: sequences.
+            heads: query heads on this device.
+            queries: of each sequence, on this device.
+            keys: that a query sees, on average.
+            width: of a head.
+            generation: of the kernel; those written for Hopper hide half of their exponentials behind matmuls.
+            item: bytes of a number; matmuls of float32 run at the peak of float32.
+        """
+        pairs = float(rows) * heads * queries * (keys + ATTENTION_TILE / 2)
+        peak = self.float32_peak if item == 4 else self.peak
+        forward = self.fused_attention(4.0 * width * pairs, pairs, peak, generation, backward=False)
+        return forward, self.fused_attention(10.0 * width * pairs, pairs, peak, generation, backward=True)
+
+    def fused_attention(self, flops: float, pairs: float, peak: float, generation: str, backward: bool) -> float:
+        """Seconds of a kernel with so many FLOPs at `peak` FLOP/s, and an exponential for each pair."""
+        model = self.model
+        native = generation == "flash3" and self.float8_peak > 0
+        later = model.attention_native_share if native else model.attention_share
+        rate = peak * (model.attention_first_share if generation == "flash1" else later)
+        exponentials = pairs / model.exponentials * (0.5 if native else 1.0)
+        return flops / (rate * ATTENTION_BACKWARD if backward else rate) + exponentials
+
+    def scores(
+        self, rows: int, heads: int, queries: int, keys: int, width: int, dropout: bool, fused: bool, item: int = 2
+    ) -> tuple[float, float]:
+        """Seconds of attention with all scores in memory, forward and backward; masked scores take part.
+
+        Bytes per score in 16 bits. Forward: softmax with scale and mask in one kernel reads and writes it (4; three
+        kernels 12), dropout reads and writes it and writes a mask (5). Backward: dropout 5, softmax reads the
+        probability and its gradient and writes (6; three kernels 14).
+        """
+        batch = rows * heads
+        elements = float(batch) * queries * keys * item / 2
+        drop = 5.0 if dropout else 0.0
+        product = self.matmul(queries, keys, width, batch, item, item)
+        back = self.matmul(queries, width, keys, batch, item, item)
+        forward = product + back + self.bytes_seconds(elements * ((4.0 if fused else 12.0) + drop))
+        backward = product + 3 * back + self.bytes_seconds(elements * ((6.0 if fused else 14.0) + drop))
+        return forward, backward
+
+
+def device_of(gpu: GPU, model: HardwareModel) -> Device:
+    """A GPU of the catalogue that reaches what `model` says."""
+    return Device(gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.peaks["float32"], gpu.hbm_bandwidth, model)

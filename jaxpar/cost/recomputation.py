@@ -1,0 +1,104 @@
+"""The cost of recomputing each named activation of a layer, from the layer times that predict a step.
+
+Every name has a use in the backward, so what is not kept is recomputed, once, whatever else is kept. The cost of a
+choice is therefore a sum over the operations that run again; two outputs of one kernel (attention's output and its
+log-sum-exp) share one operation, which runs again when either is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
+from jaxpar.cost.layer import LayerCase, LayerTime, Work, head_time, layer_time, total
+from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.messages import Network, network_of
+from jaxpar.cost.operations import Device, device_of
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.declaration import Core, Matmuls
+from jaxpar.memory.costs import LayerCosts, Recomputation
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes
+
+
+def layer_costs(
+    shape: LayerShape,
+    cluster: Cluster,
+    context_strategy: str = "allgather",
+    hardware: HardwareModel | None = None,
+    measured: Mapping[str, float] | None = None,
+) -> LayerCosts:
+    """The costs of a layer of `shape` in jaxpar.
+
+    Args:
+        shape: the layer, on one device.
+        cluster: where it runs; a mesh takes its GPUs in order, the tensor axis innermost.
+        context_strategy: how context ranks share a row.
+        hardware: what the GPUs reach; None is what was fitted for them, or for the nearest kind.
+        measured: seconds by operation (`LayerTime.operations`) that replace those of the model.
+
+    Raises:
+        UserError: a measured time is of no operation, or is below 0.
+    """
+    time = layer_time(_case(shape, context_strategy), *_on(cluster, hardware))
+    time = replace(time, operations=dict(time.operations) | _checked(measured or {}, time))
+    flops, outputs = operation_flops(shape), {}
+    for name, operation in time.made.items():
+        outputs.setdefault(operation, []).append(name)
+    return LayerCosts(
+        sizes=activation_bytes(shape),
+        recomputations=tuple(
+            Recomputation(tuple(names), time.operations[operation].seconds, flops.get(operation, 0.0))
+            for operation, names in outputs.items()
+        ),
+        forward_seconds=time.forward.seconds,
+        backward_seconds=time.backward.seconds,
+        host_bandwidth=cluster.host_bandwidth,
+        forward_flops=sum(flops.values()),
+    )
+
+
+def head_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
+    """Seconds of the output head and the loss, forward and backward, for one microbatch."""
+    return total(head_time(_case(shape, "allgather"), vocab, *_on(cluster, None))).seconds
+
+
+def head_flops(shape: LayerShape, vocab: int) -> float:
+    """FLOPs of the output head, forward, for one microbatch: shared by the tensor ranks."""
+    return 2.0 * shape.tokens * shape.embed * vocab / shape.tensor
+
+
+def operation_flops(shape: LayerShape) -> dict[str, float]:
+    """Multiplications and additions of the forward's operations that have matmuls, by name as in `LayerTime`."""
+    found: dict[str, float] = {}
+    for part, one in shape.layer.operations:
+        if isinstance(one, Core):
+            query = next(each for each in shape.layer.activations if each.name == one.query)
+            found[one.outputs[0]] = 4.0 * shape.tokens * shape.keys_per_query * shape.width(query.dims)
+        elif isinstance(one, Matmuls):
+            for place, weight in enumerate(one.weights):
+                inputs, outputs = shape.matrix(part.weights[weight])
+                name = one.outputs[place] if one.outputs else f"{part.name}_{weight}"
+                found[name] = 2.0 * shape.tokens * inputs * outputs
+    return found
+
+
+def _case(shape: LayerShape, context_strategy: str) -> LayerCase:
+    return LayerCase(shape, context_strategy, sequence_parallel=shape.tensor > 1, float8=False)
+
+
+def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network, Mechanisms]:
+    model = nearest_hardware(cluster.gpu) if hardware is None else hardware
+    return device_of(cluster.gpu, model), network_of(cluster, model), GENERATIONS["jaxpar"]
+
+
+def _checked(measured: Mapping[str, float], time: LayerTime) -> dict[str, Work]:
+    for name, value in measured.items():
+        if name not in time.operations:
+            near = did_you_mean(name, time.operations) or f"; there are {', '.join(time.operations)}"
+            raise UserError(f"measured times: {name!r} is no operation of a layer{near}")
+        if not value >= 0:
+            raise UserError(f"measured times: {name}: expected seconds, 0 or more, got {value!r}")
+    return {name: Work(other=value) for name, value in measured.items()}

@@ -1,0 +1,1 @@
+"""Tokens in files: folders of shards with their index, digests and tokenizer."""

@@ -1,0 +1,129 @@
+"""Tokens in several memory-mapped files, as one array; every block is checked before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int, Int64, UInt, UInt8
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.tokens.digests import BLOCK_BYTES, block_sum
+
+
+class CheckedTokens:
+    """The tokens of one `.npy` file. A block of the file is compared with its sum when it is used for the first time.
+
+    Args:
+        path: the file.
+        raw: its bytes, memory-mapped.
+        offset: where the tokens begin, in bytes; a multiple of the size of a token.
+        dtype: type of the tokens.
+        sums: the sum of each block of the file.
+        vocab: tokens must be below it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        raw: UInt8[np.ndarray, " bytes"],
+        *,
+        offset: int,
+        dtype: np.dtype,
+        sums: UInt8[np.ndarray, "blocks sum_bytes"],
+        vocab: int,
+    ) -> None:
+        assert offset % dtype.itemsize == 0 == BLOCK_BYTES % dtype.itemsize, "no token lies in two blocks"
+        self._path, self._raw, self._offset, self._sums, self._vocab = path, raw, offset, sums, vocab
+        self._tokens: UInt[np.ndarray, " tokens"] = raw[offset:].view(dtype)
+        self._checked: Bool[np.ndarray, " blocks"] = np.zeros(len(sums), bool)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+        """The tokens at some places. Raises `UserError` when they lie in a damaged block."""
+        blocks = (self._offset + places * self._tokens.itemsize) // BLOCK_BYTES
+        if not self._checked[blocks].all():
+            self._check(np.unique(blocks))
+        return self._tokens[places]
+
+    def between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
+        """The tokens from `first` up to, not including, `last`. Raises `UserError` when a block is damaged."""
+        if first < last:
+            size = self._tokens.itemsize
+            low, high = (self._offset + first * size) // BLOCK_BYTES, (self._offset + last * size - 1) // BLOCK_BYTES
+            self._check(np.arange(low, high + 1))
+        return self._tokens[first:last]
+
+    def check(self) -> None:
+        """Check every block that was not checked yet. Raises `UserError` when one is damaged."""
+        self._check(np.arange(len(self._sums)))
+
+    def _check(self, blocks: Int64[np.ndarray, " n"]) -> None:
+        """Threads may check a block twice, which costs time only."""
+        for block in blocks[~self._checked[blocks]]:
+            first = int(block) * BLOCK_BYTES
+            content = self._raw[first : first + BLOCK_BYTES]
+            if block_sum(content) != self._sums[block].tobytes():
+                raise UserError(
+                    f"{self._path} is damaged (bytes {first} to {first + len(content)} are not what was written); "
+                    "copy or make the folder again"
+                )
+            low = max(first, self._offset)
+            tokens = self._raw[low : first + len(content)].view(self._tokens.dtype)
+            if len(tokens) and int(tokens.max()) >= self._vocab:
+                raise UserError(f"{self._path} holds token {int(tokens.max())}, and the vocabulary is {self._vocab}")
+            self._checked[block] = True
+
+
+class ShardedTokens:
+    """The tokens of several files laid end to end; indexed like an array of one dimension, by slices and integers."""
+
+    ndim = 1
+
+    def __init__(self, shards: Sequence[CheckedTokens], dtype: np.dtype) -> None:
+        assert shards, "at least one shard"
+        self._shards = list(shards)
+        self._ends: Int64[np.ndarray, " shards"] = np.cumsum([len(shard) for shard in shards], dtype=np.int64)
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: slice | Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+        """Raises `UserError` when the requested tokens are damaged."""
+        if isinstance(index, slice):
+            first, last, step = index.indices(len(self))
+            assert step == 1, "slices are without a step"
+            return self._between(first, max(first, last))
+        return self._at(index)
+
+    def _between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
+        low, high = np.searchsorted(self._ends, [first, max(first, last - 1)], side="right")
+        parts = []
+        for number in range(low, min(high + 1, len(self._shards))):
+            begin = int(self._ends[number]) - len(self._shards[number])
+            shard = self._shards[number]
+            parts.append(shard.between(max(first - begin, 0), min(last - begin, len(shard))))
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
+
+    def _at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+        numbers = np.searchsorted(self._ends, places, side="right")
+        found = np.empty(len(places), self.dtype)
+        for number in np.unique(numbers):
+            chosen = numbers == number
+            begin = int(self._ends[number]) - len(self._shards[number])
+            found[chosen] = self._shards[number].at(places[chosen] - begin)
+        return found
+
+    def check(self) -> None:
+        """Check every block of every file. Raises `UserError` when one is damaged."""
+        for shard in self._shards:
+            shard.check()
+
+    def followed_by(self, other: ShardedTokens) -> ShardedTokens:
+        """These tokens and then the other ones."""
+        assert self.dtype == other.dtype, "one type"
+        return ShardedTokens([*self._shards, *other._shards], self.dtype)

@@ -1,0 +1,88 @@
+"""Token files: `.npy`, one dimension, unsigned integers, read through a memory map."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
+from jaxpar.data.stream import TokenStream
+
+_CHUNK = 1 << 24
+_EXPECTED = "expected a .npy file with one dimension of unsigned integers"
+
+
+def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | None) -> tuple[TokenStream, int]:
+    """A token file as a stream, and its largest token; reads the file once, a piece at a time.
+
+    Args:
+        path: the `.npy` file.
+        key: configuration key that names the file, for messages.
+        separator: token that ends a document; None makes the file one document.
+        vocab: tokens must be below it, if given.
+
+    Raises:
+        UserError: missing, unreadable, empty, truncated, of another shape or type, or with a token that is too large.
+    """
+    try:
+        tokens = _map(Path(path).expanduser(), f"{key}={quoted(path)}")
+    except OSError as error:
+        raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
+    ends, largest = [], 0
+    for first in range(0, len(tokens), _CHUNK):
+        chunk = tokens[first : first + _CHUNK]
+        largest = max(largest, int(chunk.max()))
+        if separator is not None:
+            ends.append(np.flatnonzero(chunk == separator) + first + 1)
+    limit, reason = (vocab, f"model.vocab={vocab}") if vocab is not None else (1 << 31, "2**31")
+    if largest >= limit:
+        raise UserError(f"{key}={quoted(path)} holds token {largest}; expected only tokens below {reason}")
+    starts = np.concatenate([np.zeros(1, np.int64), *ends])
+    return TokenStream(tokens, starts[starts < len(tokens)]), largest
+
+
+def _map(path: Path, said: str) -> np.ndarray:
+    """The file's array, memory-mapped; each kind of error has its own sentence, which begins with `said`."""
+    if not path.exists():
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, names, n=1)
+        hint = f" (did you mean {quoted(str(path.with_name(near[0])))}?)" if near else ""
+        raise UserError(f"{said} does not exist{hint}; {_EXPECTED}, or a folder that python -m jaxpar.prepare has made")
+    if not path.is_file():
+        raise UserError(f"{said} is not a file; {_EXPECTED}")
+    size = path.stat().st_size
+    if size == 0:
+        raise UserError(f"{said} is empty (0 bytes); {_EXPECTED}")
+    try:
+        shape, dtype, offset = _header(path)
+    except (ValueError, EOFError) as error:
+        raise UserError(f"{said} has no readable .npy header; {_EXPECTED}") from error
+    if dtype.kind != "u":
+        raise UserError(f"{said} holds {dtype}; {_EXPECTED} (save it with tokens.astype(numpy.uint32))")
+    if len(shape) != 1:
+        raise UserError(f"{said} has shape {shape}; {_EXPECTED} (save it with tokens.reshape(-1))")
+    if shape[0] == 0:
+        raise UserError(f"{said} holds no tokens; expected at least one row of data.sequence_length tokens")
+    needed = offset + shape[0] * dtype.itemsize
+    if size < needed:
+        raise UserError(
+            f"{said} is truncated: its header says {shape[0]} tokens of {dtype}, which need {needed} bytes, "
+            f"and the file has {size}; expected the whole file (copy it again)"
+        )
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Shape, dtype and offset of the data of a `.npy` file."""
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"format version {version}, which plain integers never need")
+        return shape, dtype, file.tell()

@@ -1,0 +1,153 @@
+"""Token folders: an index, a tokenizer, and documents as tokens in memory-mapped shards (`docs/data.md`).
+
+Sizes, names and everything small are checked when a folder is opened. Tokens are checked block by block: all of them at
+once in a folder of up to `CHECKED_AT_OPEN` bytes, otherwise each block when it is first used, so that damage is never
+trained on, however large the folder, and opening takes no time. `python -m jaxpar.prepare --verify` checks everything.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
+from jaxpar.data.stream import TokenStream
+from jaxpar.data.tokens.digests import as_sums, digest
+from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
+from jaxpar.data.tokens.token_index import HELDOUT, INDEX, TRAIN, File, Index, Shard, read_index
+from jaxpar.data.tokens.tokenizer_file import TextCodec
+
+CHECKED_AT_OPEN = 2**30
+"""Bytes of tokens up to which opening a folder checks all of it, at about 1 GB/s."""
+
+
+@dataclass(frozen=True)
+class TokenFolder:
+    """An open token folder."""
+
+    path: Path
+    index: Index
+    train: TokenStream
+    heldout: TokenStream | None
+    """None where no documents are held out."""
+
+    @property
+    def identity(self) -> str:
+        """The folder's identity, independent of its path: the digest of its index."""
+        return self.index.digest
+
+    @property
+    def codec(self) -> TextCodec:
+        """Text to tokens and back."""
+        return TextCodec(self.path / self.index.tokenizer.name)
+
+    def check(self) -> None:
+        """Compare every byte with the index. Raises `UserError`."""
+        for stream in (self.train, self.heldout):
+            if stream is not None:
+                assert isinstance(stream.tokens, ShardedTokens)
+                stream.tokens.check()
+
+
+def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
+    """Open the token folder at `path`.
+
+    Args:
+        path: the folder.
+        key: its configuration key or command-line flag, for messages.
+
+    Raises:
+        UserError: a file of the folder is missing, damaged, of another size, or outside it; the sentence names it.
+    """
+    folder = Path(path).expanduser()
+    try:
+        return _open(folder)
+    except UserError as error:
+        raise UserError(f"{key}={quoted(str(path))}: {error}") from None
+    except OSError as error:
+        raise UserError(
+            f"{key}={quoted(str(path))}: {error.filename or folder} cannot be read ({error.strerror})"
+        ) from error
+
+
+def _open(folder: Path) -> TokenFolder:
+    index = read_index(folder)
+    for name, size in index.files():
+        _check_place(folder, name, size)
+    _read_checked(folder, index.tokenizer)
+    heldout = _stream(folder, index, HELDOUT) if index.splits[HELDOUT] else None
+    opened = TokenFolder(folder, index, _stream(folder, index, TRAIN), heldout)
+    if sum(size for _, size in index.files()) <= CHECKED_AT_OPEN:
+        opened.check()
+    return opened
+
+
+def _check_place(folder: Path, name: str, size: int) -> None:
+    """Check that a path is a regular file in the folder itself, of the right size."""
+    path = folder / name
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; copy or make the folder again") from None
+    if not stat.S_ISREG(found.st_mode) or path.resolve().parent != folder.resolve():
+        raise UserError(f"{path} is not a file of the folder itself; links that leave the folder are not followed")
+    if found.st_size != size:
+        raise UserError(f"{path} has {found.st_size} bytes, and {INDEX} says {size}; copy or make the folder again")
+
+
+def _read_checked(folder: Path, file: File) -> bytes:
+    content = (folder / file.name).read_bytes()
+    if digest(content) != file.digest:
+        raise UserError(f"{folder / file.name} is damaged (its digest is not that of {INDEX}); make the folder again")
+    return content
+
+
+def _stream(folder: Path, index: Index, split: str) -> TokenStream:
+    shards = index.shards(split)
+    tokens = ShardedTokens([_tokens(folder, shard, index) for shard in shards], np.dtype(index.dtype))
+    firsts = np.cumsum([0, *(shard.token_count for shard in shards)])
+    starts = [_starts(folder, shard) + first for shard, first in zip(shards, firsts, strict=False)]
+    return TokenStream(tokens, np.concatenate(starts))
+
+
+def _tokens(folder: Path, shard: Shard, index: Index) -> CheckedTokens:
+    path, dtype = folder / shard.tokens.name, np.dtype(index.dtype).newbyteorder("<")
+    sums = (folder / shard.sums_name).read_bytes()
+    if digest(sums) != shard.tokens.digest:
+        raise UserError(
+            f"{folder / shard.sums_name} is damaged (its digest is not that of {INDEX}); make the folder again"
+        )
+    raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
+    offset = shard.tokens.bytes - shard.token_count * dtype.itemsize
+    tokens = CheckedTokens(path, raw, offset=offset, dtype=dtype, sums=as_sums(sums), vocab=index.vocab)
+    tokens.between(0, 1)  # Checks the block that holds the header.
+    expected = npy_header(dtype, shard.token_count)
+    if raw[:offset].tobytes() != expected:
+        raise UserError(f"{path} is not a .npy file of {shard.token_count} tokens of {index.dtype}")
+    return tokens
+
+
+def _starts(folder: Path, shard: Shard) -> Int64[np.ndarray, " documents"]:
+    path, content = folder / shard.starts.name, _read_checked(folder, shard.starts)
+    header = npy_header(np.dtype("<i8"), shard.document_count)
+    if len(content) != len(header) + 8 * shard.document_count or not content.startswith(header):
+        raise UserError(f"{path} is not a .npy file of {shard.document_count} numbers of int64")
+    starts = np.frombuffer(content, "<i8", offset=len(header))
+    if starts[0] != 0 or (np.diff(starts, append=shard.token_count) <= 0).any():
+        raise UserError(f"{path} does not say where documents start: they are not in order, or one is empty")
+    return starts
+
+
+def npy_header(dtype: np.dtype, count: int) -> bytes:
+    """How a `.npy` file of `count` values begins."""
+    header = BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": (count,)})
+    return header.getvalue()

@@ -1,0 +1,225 @@
+"""`index.json` of a token folder: its contents, and their digests.
+
+The index carries its own digest and there is exactly one text for given contents, so a changed byte anywhere in the
+folder is noticed: the index names a digest of every small file, and for each file of tokens the digest of its sums
+(`digests.py`), which are stored next to it so that a block can be checked when it is first used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_file
+from jaxpar.config.reading.typed import record_from_plain
+from jaxpar.config.spelling import quoted
+from jaxpar.data.tokens.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, digest
+
+INDEX = "index.json"
+FORMAT = "jaxpar-tokens"
+VERSION = 1
+TRAIN, HELDOUT = SPLITS = ("train", "heldout")
+SUMS = ".sums"
+"""Suffix of the file of sums after the name of its file of tokens."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+_HEX = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}\Z")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the folder."""
+
+    name: str
+    """A plain name, without folders."""
+    bytes: int
+    digest: str
+    """BLAKE2b-256 in hex: of the file's bytes, or, for a file of tokens, of its sums."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Documents one after the other, each with its end-of-document token."""
+
+    tokens: File
+    """`.npy`, one dimension; its sums are in the file of the same name and `.sums`."""
+    starts: File
+    """`.npy`, int64: where in the shard each document starts."""
+    token_count: int
+    document_count: int
+    text_bytes: int
+    """Bytes of the documents' text in UTF-8."""
+
+    @property
+    def sums_name(self) -> str:
+        """Name of the file with the sums of the tokens' blocks."""
+        return self.tokens.name + SUMS
+
+    @property
+    def sums_bytes(self) -> int:
+        """Size of that file."""
+        return blocks_in(self.tokens.bytes) * SUM_BYTES
+
+
+@dataclass(frozen=True)
+class Index:
+    """The contents of a token folder."""
+
+    dtype: Literal["uint16", "uint32"]
+    vocab: int
+    """Tokens are below it."""
+    separator: int
+    """Token that ends each document."""
+    tokenizer: File
+    splits: dict[str, dict[str, Shard]]
+    """Split (`train`, `heldout`) to the name of a shard to the shard; shards are in the order of their names."""
+    skipped: dict[str, int]
+    """Documents that were left out, by the reason (`empty`, `broken`)."""
+    format: Literal["jaxpar-tokens"] = FORMAT
+    version: int = VERSION
+    digest: str = field(default="", compare=False)
+    """BLAKE2b-256 of the other fields; filled in by `encode`."""
+
+    def shards(self, split: str) -> list[Shard]:
+        """The shards of a split, in order."""
+        shards = self.splits[split]
+        return [shards[name] for name in sorted(shards)]
+
+    def tokens_in(self, split: str) -> int:
+        """Tokens of a split."""
+        return sum(shard.token_count for shard in self.shards(split))
+
+    def documents_in(self, split: str) -> int:
+        """Documents of a split."""
+        return sum(shard.document_count for shard in self.shards(split))
+
+    def text_bytes_in(self, split: str) -> int:
+        """Bytes of text of a split."""
+        return sum(shard.text_bytes for shard in self.shards(split))
+
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every file that belongs to the folder, the index itself left out."""
+        yield self.tokenizer.name, self.tokenizer.bytes
+        for split in self.splits:
+            for shard in self.shards(split):
+                yield shard.tokens.name, shard.tokens.bytes
+                yield shard.sums_name, shard.sums_bytes
+                yield shard.starts.name, shard.starts.bytes
+
+
+def encode(index: Index) -> bytes:
+    """The text of `index.json`; it is unique for given contents."""
+    plain = asdict(index)
+    del plain["digest"]
+    plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
+    return (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode()
+
+
+def read_index(folder: Path) -> Index:
+    """The index of `folder`, checked for consistency; other files are not read.
+
+    Raises:
+        UserError: it is not there, cannot be read, is damaged, or is of another format or version.
+    """
+    path = folder / INDEX
+    try:
+        raw = read_file(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} has no {INDEX}, so it is no token folder, or its preparation has not ended; "
+            "expected one that python -m jaxpar.prepare has made"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+    return decode(raw, str(path))
+
+
+def decode(raw: bytes, said: str) -> Index:
+    """The index with this text.
+
+    Args:
+        raw: the file's bytes.
+        said: name of the file, for messages.
+
+    Raises:
+        UserError: `encode` would not have written this text.
+    """
+    plain = _parse(raw, said)
+    if plain.get("format") != FORMAT:
+        raise UserError(f"{said} is not the index of a token folder (its format is not {quoted(FORMAT)})")
+    version = plain.get("version")
+    if type(version) is int and version != VERSION:
+        raise UserError(f"{said} has version {version} of the format, and this release reads version {VERSION}")
+    _check_names(plain, said)
+    index = record_from_plain(Index, plain, said)
+    # The text is a function of the contents, so writing it again finds any changed byte, blanks included.
+    if encode(index) != raw:
+        raise UserError(f"{said} is damaged (its digest is not that of its contents); make the folder again")
+    _check(index, said)
+    return index
+
+
+def _parse(raw: bytes, said: str) -> dict[str, Any]:
+    try:
+        plain = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise UserError(f"{said} is damaged (it is not JSON); make the folder again") from None
+    if not isinstance(plain, dict):
+        raise UserError(f"{said} is not the index of a token folder (it is not a mapping)")
+    return plain
+
+
+def _check_names(plain: dict[str, Any], said: str, depth: int = 5) -> None:
+    """Names of fields and shards stand in messages, so they must be plain."""
+    for name, value in plain.items():
+        if not _NAME.match(name):
+            raise UserError(f"{said}: {quoted(name[:40])} is not the name of a field or a shard")
+        if isinstance(value, dict) and depth:
+            _check_names(value, said, depth - 1)
+
+
+def _check(index: Index, said: str) -> None:
+    """Check the consistency of the fields, which a digest does not prove."""
+    if set(index.splits) != set(SPLITS) or not index.splits[TRAIN]:
+        raise UserError(f"{said}: splits: expected {TRAIN}, with at least one shard, and {HELDOUT}")
+    if not 0 <= index.separator < index.vocab <= 2 ** (16 if index.dtype == "uint16" else 31):
+        raise UserError(
+            f"{said}: vocab {index.vocab} with separator {index.separator} and {index.dtype}: expected a separator "
+            "below the vocabulary, and a vocabulary that the type holds"
+        )
+    if any(count < 0 for count in index.skipped.values()):
+        raise UserError(f"{said}: skipped: expected counts of at least 0")
+    _check_file(index.tokenizer, said)
+    for shards in index.splits.values():
+        for name, shard in shards.items():
+            _check_shard(shard, index, f"{said}: {name}")
+    twice = [name for name, times in Counter(name for name, _ in index.files()).items() if times > 1]
+    if twice:
+        raise UserError(f"{said} names {twice[0]} twice")
+
+
+def _check_shard(shard: Shard, index: Index, said: str) -> None:
+    _check_file(shard.tokens, said)
+    _check_file(shard.starts, said)
+    if not 1 <= shard.document_count <= shard.token_count or shard.text_bytes < 0:
+        raise UserError(
+            f"{said}: {shard.document_count} documents of {shard.token_count} tokens; expected at least one document, "
+            "and at least one token in each"
+        )
+    width = 2 if index.dtype == "uint16" else 4
+    for file, needed in ((shard.tokens, width * shard.token_count), (shard.starts, 8 * shard.document_count)):
+        if not 0 < file.bytes - needed < 2**16:
+            raise UserError(f"{said}: {file.name} of {file.bytes} bytes cannot hold what it should, {needed} bytes")
+
+
+def _check_file(file: File, said: str) -> None:
+    if not _NAME.match(file.name) or file.name == INDEX:
+        raise UserError(f"{said}: {quoted(file.name[:60])} is not the plain name of a file in the folder")
+    if not _HEX.match(file.digest) or file.bytes < 0:
+        raise UserError(f"{said}: {file.name}: expected a size and a digest of {2 * DIGEST_BYTES} hex digits")

@@ -1,0 +1,116 @@
+"""`tokenizer.json`: a tokenizer of Hugging Face's `tokenizers`, used for text only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.install import install_command
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.spelling import quoted
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<EOS>", "[EOS]", "[SEP]")
+"""Names of the end-of-document token in published tokenizers, the likeliest first."""
+
+
+def tokenizers_installed() -> bool:
+    """Whether the `tokenizers` package is installed."""
+    return find_spec("tokenizers") is not None
+
+
+def load_tokenizer(path: Path, said: str) -> Tokenizer:
+    """The tokenizer of a file. Text that spells a special token stays text; nothing is cut, padded or added.
+
+    Args:
+        path: the file.
+        said: its name in messages.
+
+    Raises:
+        UserError: `tokenizers` is not installed, or the file cannot be read or is not a tokenizer.
+    """
+    if not tokenizers_installed():
+        raise UserError(f"{said} needs the package tokenizers, which is not installed: {install_command('data')}")
+    from tokenizers import Tokenizer
+
+    try:
+        text = read_text_file(path, LONGEST_WRITTEN, said)
+    except FileNotFoundError:
+        raise UserError(f"{said} does not exist; expected a tokenizer.json of Hugging Face's tokenizers") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"{said} cannot be read ({reason})") from error
+    try:
+        return prepared_for_text(Tokenizer.from_str(text))
+    except Exception as error:  # The library raises plain exceptions.
+        raise UserError(
+            f"{said} is no tokenizer file of Hugging Face's tokenizers ({str(error).splitlines()[0][:120]})"
+        ) from error
+
+
+def prepared_for_text(tokenizer: Any) -> Any:
+    """The tokenizer, set to encode documents as they are."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """One more than the largest token: some vocabularies have gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def end_of_document(tokenizer: Any, wanted: str | None) -> int:
+    """The token that ends a document: the `wanted` one, or the first of `END_NAMES` that exists.
+
+    Raises:
+        UserError: there is no such token.
+    """
+    if wanted is not None:
+        found = tokenizer.token_to_id(wanted)
+        if found is None:
+            raise UserError(f"--separator {quoted(wanted)} is no token of the tokenizer; {_special(tokenizer)}")
+        return found
+    for name in END_NAMES:
+        found = tokenizer.token_to_id(name)
+        if found is not None:
+            return found
+    raise UserError(
+        f"the tokenizer has none of the usual tokens that end a document ({', '.join(END_NAMES[:4])}, ...): name one "
+        f"with --separator; {_special(tokenizer)}"
+    )
+
+
+def _special(tokenizer: Any) -> str:
+    names = [repr(added.content) for _, added in sorted(tokenizer.get_added_tokens_decoder().items())]
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"its special tokens are {', '.join(names[:12])}{more}" if names else "it has no special tokens"
+
+
+class TextCodec:
+    """Text to tokens and back, with a tokenizer that is loaded on first use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tokenizer: Any = None
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, none added."""
+        return self._loaded().encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The text of some tokens; special tokens are left out."""
+        return self._loaded().decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def _loaded(self) -> Any:
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._path, str(self._path))
+        return self._tokenizer

@@ -1,0 +1,134 @@
+"""The processes of a job meet before JAX connects them.
+
+`jax.distributed.initialize` ends the program with a stack trace when a process does not arrive. Here they meet first,
+over plain sockets at the coordinator's address: process 0 listens (`reception.py`), the others identify themselves,
+with a proof of the job's secret if it has one, and all continue once every process is present. Missing processes are
+named. The port is free again when JAX takes it; the connections stay open, and over them the processes watch each other
+from then on (`watch.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from jaxpar.config.errors import UserError
+from jaxpar.distributed.addresses import Place, find_place
+from jaxpar.distributed.messages import Malformed
+from jaxpar.distributed.peer import Peer, Refused
+from jaxpar.distributed.rendezvous.reception import STRANGERS, Reception
+from jaxpar.distributed.rendezvous.visit import SentAway, Visit
+
+RETRY_S = 0.2
+ABSENT = "process 0 is not there"
+SPARE_FILES = 1024 + STRANGERS
+"""Open files that process 0 reserves for everything else, in addition to one connection per process."""
+
+
+def _print(sentence: str) -> None:
+    print(f"jaxpar: {sentence}", file=sys.stderr, flush=True)
+
+
+def meet(
+    coordinator: str,
+    processes: int,
+    process_id: int,
+    timeout_s: float,
+    secret: bytes | None = None,
+    *,
+    listen_at: str | None = None,
+    say: Callable[[str], None] = _print,
+) -> dict[int, Peer]:
+    """Return once all `processes` have called this, each with its own `process_id`.
+
+    Returns the peers that this process is now connected to: all others for process 0, process 0 for the others. The
+    caller closes the connections.
+
+    Args:
+        coordinator: `host:port` of process 0.
+        processes: number of processes.
+        process_id: index of this one.
+        timeout_s: how long to wait for the others, in seconds.
+        secret: shared by all; None for a job without. It is not sent.
+        listen_at: `host:port` where process 0 listens, if not at `coordinator`.
+        say: called with sentences that an operator may want to read before the end.
+
+    Raises:
+        UserError: a process is missing; this process is refused, or process 0 does not know the secret; the address is
+            wrong.
+    """
+    host, port = coordinator.rsplit(":", 1)
+    host = host.strip("[]")
+    deadline = time.monotonic() + timeout_s
+    place: Place | None = None
+    try:
+        if process_id == 0:
+            place = find_place(listen_at or coordinator)
+            return _receive(place, processes, deadline, secret, say)
+        return {0: _visit(host, int(port), processes, process_id, deadline, secret)}
+    except (OSError, OverflowError, UnicodeError, Refused) as error:
+        why = str(error) if isinstance(error, Refused) else getattr(error, "strerror", None) or str(error)
+        if place is not None and place.foreign:
+            why += f"; {place.host} is no address of {socket.gethostname()}, where process 0 is"
+        raise UserError(
+            f"distributed.coordinator is {coordinator!r}: process {process_id} of {processes} could not join within "
+            f"{timeout_s:g} s ({why})"
+        ) from error
+
+
+def _receive(
+    place: Place, processes: int, deadline: float, secret: bytes | None, say: Callable[[str], None]
+) -> dict[int, Peer]:
+    """Process 0: wait for the others, then send them on."""
+    _allow_files(processes + SPARE_FILES)
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(listener) for listener in place.listen()]
+        if place.why:
+            say(f"process 0 listens at all addresses of {socket.gethostname()}, port {place.port}: {place.why}")
+        return Reception(processes, secret, say).receive(listeners, deadline)
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise this process's own limit of open files as far as the system's lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _visit(host: str, port: int, processes: int, process_id: int, deadline: float, secret: bytes | None) -> Peer:
+    """The others: find process 0 and wait for its answer, retrying until the time is up."""
+    last = ABSENT
+    while True:
+        with contextlib.ExitStack() as stack:
+            visit = None
+            try:
+                listener = stack.enter_context(socket.create_connection((host, port), timeout=_left(deadline, last)))
+                visit = Visit(listener, process_id, processes, secret, deadline)
+                peer = visit.wait()
+                stack.pop_all()
+                return peer
+            except socket.gaierror:  # Kubernetes gives a pod its name some time after the pod.
+                last = f"no address is known for {host!r}"
+            except Malformed as error:  # Perhaps a leftover of an earlier job.
+                last = f"what listens there is not process 0 of this jaxpar: {error}"
+            except SentAway as error:
+                last = f"process 0 turned this process away: {error}"
+            except OSError:  # Nothing listens yet, or process 0 went away.
+                if visit is not None and visit.welcome:
+                    last = "process 0 was there, and others were missing"
+                elif visit is not None and last == ABSENT:
+                    last = "process 0 does not answer"
+        time.sleep(min(RETRY_S, _left(deadline, last)))
+
+
+def _left(deadline: float, last: str) -> float:
+    """Seconds until `deadline`; after it, raises `Refused` with the last finding."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise Refused(last)
+    return left

@@ -1,0 +1,286 @@
+"""The processes of a job watch each other, over the connections of their meeting.
+
+The watch is a thread in every process. A few times in each time-out, the others report to process 0 that they are
+alive and what their main thread is at; process 0 reports to them that it is alive. So:
+
+- a process that dies is noticed at once (its connection ends), by process 0, or by all when it is process 0;
+- a process that is stopped, or whose host or network is down, is noticed after `heartbeat_timeout_s`;
+- a process whose main thread makes no progress is noticed by process 0, which knows who is behind the others.
+
+Process 0 sends the verdict to all, and `end` is called with it in every process. This must happen in a thread: the main
+thread waits inside a collective that Python cannot interrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxpar.distributed import verdicts
+from jaxpar.distributed.activity import Activity
+from jaxpar.distributed.messages import SENTENCE_LENGTH, Malformed, Report, clean, decode, encode, text
+from jaxpar.distributed.peer import Peer
+from jaxpar.distributed.verdicts import Mark, Sign
+
+BEATS = 30
+"""Heartbeats in one time-out, in a small job."""
+BEATS_PER_S = 500
+"""Heartbeats that process 0 receives per second, in a large one."""
+FEWEST_BEATS = 4
+GRACE_S = 2.0
+"""How long a process may take to end by itself after another one failed: often all fail for one reason."""
+LINGER_S = 3.0
+"""How long process 0 stays until the others have read its last message: its end would cut them off."""
+WAKE_S = 0.125
+LINE_BYTES = 65536
+"""The longest line that is read."""
+VERDICT_LENGTH = 2 * SENTENCE_LENGTH
+"""The most characters of a verdict, in which a sentence of a process may be quoted."""
+
+
+@dataclass
+class _Known:
+    """The state of a peer."""
+
+    peer: Peer
+    mark: Mark
+    set_at: float
+    """When it set its mark, on the clock of this process."""
+    heard_at: float
+    idle_s: float = 0.0
+    left: bool = False
+    unread: bytes = field(default=b"", repr=False)
+
+
+class Watch:
+    """Watches the peers of this process until `leave`, and reports on this process.
+
+    Args:
+        process: index of this process.
+        processes: number of processes of the job.
+        peers: the result of `meet`; the connections are closed at the end.
+        timeout_s: how long a peer may be silent.
+        mark: what the main thread is at now.
+        end: called once from the thread, with the sentence, when the job is over; it is expected to end the process.
+    """
+
+    def __init__(
+        self,
+        process: int,
+        processes: int,
+        peers: dict[int, Peer],
+        *,
+        timeout_s: float,
+        mark: Mark,
+        end: Callable[[str], None],
+    ):
+        self._process, self._timeout_s, self._end = process, timeout_s, end
+        self._host = socket.gethostname()
+        self._every_s = min(timeout_s / FEWEST_BEATS, max(timeout_s / BEATS, processes / BEATS_PER_S))
+        now = time.monotonic()
+        self._mark, self._marked_at = mark, now
+        self._paused_at = now
+        """When all last waited for a process that was outside a step."""
+        self._activity = Activity()
+        self._known = {number: _Known(peer, mark, now, now) for number, peer in peers.items()}
+        self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
+        self._told_of_leaving = False
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        for known in self._known.values():
+            known.peer.connection.setblocking(False)
+            self._selector.register(known.peer.connection, selectors.EVENT_READ, known)
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def at(self) -> str:
+        """What the main thread is at."""
+        return self._mark.at
+
+    def mark(
+        self, at: str, limit_s: float, limit_key: str, waiting_limit_s: float | None = None, *, busy: bool = False
+    ) -> None:
+        """The main thread is now `at` something, and may stay there for so long (see `Mark`). Costs a microsecond."""
+        self._mark = Mark(self._mark.count + 1, at, limit_s, limit_key, waiting_limit_s, busy)
+        self._marked_at = time.monotonic()
+
+    def fail(self, why: str) -> None:
+        """Tell the others that this process ends now, and why. Returns once they read it, or after some seconds."""
+        self._failing.set()
+        why = clean(why, SENTENCE_LENGTH)
+        if self._process == 0:
+            self._say({"end": verdicts.failed(self._own_sign(), why), "may_end_itself": True})
+            self._over.wait(GRACE_S + LINGER_S)
+        else:
+            self._say({"failed": why, "at": self._report()})
+
+    def leave(self) -> None:
+        """Wait until all processes have ended; one that dies meanwhile is still named."""
+        self._leaving.set()
+        self._over.wait()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop watching and close the connections without a message, as the end of the process does."""
+        self._over.set()
+        self._thread.join()
+
+    # Below: in the thread.
+
+    def _run(self) -> None:
+        try:
+            self._keep_watch()
+        except Exception as error:  # Nothing else would end this process.
+            self._end(f"the watch over the other processes broke ({error!r}); {verdicts.CONTINUES}")
+        for known in self._known.values():
+            known.peer.connection.close()
+        self._selector.close()
+
+    def _keep_watch(self) -> None:
+        woke, beat_at, judge_at = time.monotonic(), 0.0, 0.0
+        while not self._over.is_set():
+            events = self._selector.select(timeout=WAKE_S)
+            now = time.monotonic()
+            if now - woke > self._every_s + 1:  # This process was stopped: that time does not count.
+                self._forgive(now - woke)
+            woke = now
+            for key, _ in events:
+                self._hear(key.data, now)
+            if self._failing.is_set():
+                if not self._selector.get_map():
+                    self._over.set()
+                continue
+            if now >= beat_at and not (self._leaving.is_set() and self._process != 0):
+                beat_at = now + self._every_s
+                self._say({"at": self._report()})
+            if now >= judge_at or self._leaving.is_set():
+                judge_at = now + self._every_s / 2
+                self._judge(now)
+                self._let_go()
+
+    def _forgive(self, seconds: float) -> None:
+        self._marked_at += seconds
+        self._paused_at += seconds
+        for known in self._known.values():
+            known.heard_at += seconds
+            known.set_at += seconds
+
+    def _hear(self, known: _Known, now: float) -> None:
+        try:
+            said = known.peer.connection.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said:
+            self._selector.unregister(known.peer.connection)
+            if not known.left and not self._failing.is_set():
+                self._conclude(verdicts.died(self._sign_of(known, now)))
+            return
+        known.heard_at = now
+        *lines, known.unread = (known.unread + said).split(b"\n")
+        try:
+            for line in lines:
+                self._take(known, decode(line), now)
+            if len(known.unread) > LINE_BYTES:
+                raise Malformed(f"a line has more than {LINE_BYTES} bytes")
+        except Malformed as error:
+            self._selector.unregister(known.peer.connection)
+            self._conclude(verdicts.garbled(self._sign_of(known, now), str(error)))
+
+    def _take(self, known: _Known, message: dict[str, Any], now: float) -> None:
+        if "at" in message:
+            report = Report.read(message["at"])
+            known.mark, known.set_at, known.idle_s = report.mark, now - report.age_s, report.idle_s
+        if "left" in message:
+            known.left = True
+        if "over" in message:
+            known.left = True
+            self._over.set()
+        if "failed" in message:
+            sentence = verdicts.failed(self._sign_of(known, now), text(message["failed"], SENTENCE_LENGTH))
+            known.left = True
+            self._conclude(sentence, may_end_itself=True)
+        if "end" in message:
+            sentence = text(message["end"], VERDICT_LENGTH)
+            known.left = True
+            self._conclude(sentence, may_end_itself=message.get("may_end_itself") is True, told=True)
+
+    def _judge(self, now: float) -> None:
+        watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
+        sentence = verdicts.silent(watched, self._timeout_s)
+        if sentence is None and self._process == 0:
+            everyone = [self._own_sign(), *watched]
+            if verdicts.waits_for_pause(everyone):
+                self._paused_at = now
+            sentence = verdicts.stalled(everyone, now - self._paused_at)
+        if sentence is not None:
+            self._conclude(sentence)
+
+    def _let_go(self) -> None:
+        """Once this process leaves: report it to process 0; process 0 ends the watch when all others have left."""
+        if not self._leaving.is_set():
+            return
+        if self._process != 0:
+            if not self._told_of_leaving:
+                self._told_of_leaving = True
+                self._say({"left": True})
+        elif all(known.left for known in self._known.values()):
+            self._say({"over": True})
+            self._over.set()
+
+    def _conclude(self, sentence: str, *, may_end_itself: bool = False, told: bool = False) -> None:
+        """The job is over: tell the others, and end this process."""
+        if self._over.is_set():
+            return
+        if self._process == 0:
+            self._say({"end": sentence, "may_end_itself": may_end_itself})
+        elif not told:
+            self._say({"failed": sentence, "at": self._report()})
+        if may_end_itself and self._failing.wait(GRACE_S):
+            return
+        if self._process == 0:
+            self._linger()
+        self._over.set()
+        self._end(sentence)
+
+    def _linger(self) -> None:
+        """Wait for the others to hang up, except silent ones."""
+        now = time.monotonic()
+        for known in self._known.values():
+            if now - known.heard_at > self._timeout_s and known.peer.connection in self._selector.get_map():
+                self._selector.unregister(known.peer.connection)
+        until = now + LINGER_S
+        while self._selector.get_map() and time.monotonic() < until:
+            for key, _ in self._selector.select(timeout=WAKE_S):
+                with contextlib.suppress(OSError):
+                    if key.data.peer.connection.recv(65536):
+                        continue
+                self._selector.unregister(key.fileobj)
+
+    def _report(self) -> dict[str, Any]:
+        return Report(self._mark, time.monotonic() - self._marked_at, self._activity.idle_s()).message()
+
+    def _own_sign(self) -> Sign:
+        # As old as the state of the others: otherwise this process would be late before they are.
+        age = max(0.0, time.monotonic() - self._marked_at - self._every_s)
+        return Sign(self._process, self._host, self._mark, age, 0.0, self._activity.idle_s())
+
+    def _sign_of(self, known: _Known, now: float) -> Sign:
+        age = known.heard_at - known.set_at
+        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.heard_at, known.idle_s)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        """Send to all peers. A line is far smaller than the buffer; a peer that does not empty it counts as silent."""
+        line = encode(message)
+        with self._lock:
+            for known in self._known.values():
+                with contextlib.suppress(OSError):
+                    known.peer.connection.send(line)

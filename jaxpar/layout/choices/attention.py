@@ -1,0 +1,160 @@
+"""The attention of a plan: the request, the context strategy, and a backend for each kind of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import gcd
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from jaxpar.attention import (
+    CONTEXT_STRATEGIES,
+    AttentionRequest,
+    ContextLayout,
+    choose_backend,
+    choose_context_strategy,
+    context_layout,
+)
+from jaxpar.attention.balance import sequence_order
+from jaxpar.attention.context import neighbours
+from jaxpar.config import Config, UserError
+from jaxpar.config.axes import axis_sizes
+from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
+from jaxpar.distributed.devices import Device
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.memory.remat import recomputed
+from jaxpar.observe.amounts import mebibytes
+from pallas_kernels.attention import SAVED_NAMES
+
+
+class AttentionPlan(NamedTuple):
+    """The fields of a `Plan` that describe attention."""
+
+    attention: Choice
+    kind_attention: dict[str, Choice]
+    context_strategy: Choice
+    context_order: str
+    context_order_reason: str
+    ulysses: int
+
+
+def attention_plan(
+    config: Config, device: Device, runs: Sequence[LayerRun], node_devices: int | None = None
+) -> AttentionPlan:
+    """The attention of layers that keep `runs`; see `make_plan`. Raises `UserError` for a choice that is impossible."""
+    requests = attention_requests(config, device, runs, node_devices)
+    served = widest(requests)
+    strategy = choose_context_strategy(config.parallel.context_strategy, served, config.attention.backend)
+    layout = _context_layout(config, strategy.name, served)
+    whole_rows = layout.ulysses == served.context
+    backends = {
+        kind: choose_backend(config.attention.backend, replace(request, whole_rows=whole_rows), kind=kind)
+        for kind, request in requests.items()
+    }
+    return AttentionPlan(
+        attention=next(iter(backends.values())),
+        kind_attention=backends if config.model.kinds else {},
+        context_strategy=strategy,
+        context_order=layout.order,
+        context_order_reason=_traffic_words(strategy.name, served, layout),
+        ulysses=layout.ulysses,
+    )
+
+
+def strategy_on(config: Config, cluster: Cluster) -> str:
+    """The context strategy on the GPUs of a cluster."""
+    capability = "{}.{}".format(*cluster.gpu.compute_capability)
+    gpu: Any = SimpleNamespace(platform="gpu", compute_capability=capability)
+    request = widest(attention_requests(config, gpu, (), cluster.gpus_per_host))
+    return choose_context_strategy(config.parallel.context_strategy, request, config.attention.backend).name
+
+
+def check_attention(plan: Plan, config: Config, device: Device, node_devices: int | None = None) -> None:
+    """Raise `UserError` if the attention of a plan cannot run on devices like `device`."""
+    requests = attention_requests(config, device, plan.runs, node_devices)
+    backends = plan.kind_attention if config.model.kinds else {"": plan.attention}
+    if backends.keys() != requests.keys():
+        kinds = ", ".join(config.model.kinds) or "none"
+        raise UserError(f"plan.kind_attention: is of {', '.join(backends) or 'none'}; expected model.kinds, {kinds}")
+    for kind, request in requests.items():
+        own = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
+        choose_backend(backends[kind].name, own, f"plan.kind_attention.{kind}" if kind else "plan.attention")
+    served = replace(widest(requests), ulysses=plan.ulysses)
+    choose_context_strategy(plan.context_strategy.name, served, key="plan.context_strategy")
+
+
+def _traffic_words(strategy: str, request: AttentionRequest, layout: ContextLayout) -> str:
+    if request.context == 1:
+        return ""
+    (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
+    sent = entry.traffic(request, layout)
+    return (
+        f"a device sends {mebibytes(round(sent.forward))} forward and {mebibytes(round(sent.backward))} backward per "
+        "layer and microbatch"
+    )
+
+
+def _context_layout(config: Config, strategy: str, request: AttentionRequest) -> ContextLayout:
+    """How context ranks share a row; raises `UserError` where its length does not allow it."""
+    order, length = config.parallel.context_order, config.data.sequence_length
+    layout = context_layout(strategy, order, request)
+    ranks = request.context // layout.ulysses
+    if config.parallel.ulysses is not None and strategy != "usp":
+        raise UserError(
+            f"parallel.ulysses: {config.parallel.ulysses} would not be used, because the context strategy is "
+            f"{strategy}; expected parallel.context_strategy: usp with it, or null"
+        )
+    if strategy == "ulysses" and request.context > 1 and layout.order != "contiguous":
+        raise UserError(
+            f"parallel.context_order: expected auto or contiguous, got {order}; under ulysses each rank attends over "
+            "whole rows, so there is nothing to balance"
+        )
+    try:
+        sequence_order(layout.order, length, ranks)
+    except ValueError as error:
+        raise UserError(f"data.sequence_length: {error}; or take another parallel.context_order") from None
+    return layout
+
+
+def attention_requests(
+    config: Config, device: Device, runs: Sequence[LayerRun], node_devices: int | None = None
+) -> dict[str, AttentionRequest]:
+    """The attention request of each kind of layers; see `attention_request`."""
+    models = kind_models(config.model).items()
+    return {kind: attention_request(replace(config, model=m), device, runs, node_devices) for kind, m in models}
+
+
+def widest(requests: Mapping[str, AttentionRequest]) -> AttentionRequest:
+    """The request of the kind with the widest window: the order of a row's tokens is chosen for it."""
+    return max(requests.values(), key=lambda request: request.sequence if request.window is None else request.window)
+
+
+def attention_request(
+    config: Config, device: Device, runs: Sequence[LayerRun], node_devices: int | None = None
+) -> AttentionRequest:
+    """The attention request of layers that keep `runs`, on one device of the layout; see `attention_plan`."""
+    model, parallel = config.model, config.parallel
+    tensor, context = parallel.tensor, parallel.context
+    at_hand = context if node_devices is None else gcd(context, max(1, node_devices // tensor))
+    capability = getattr(device, "compute_capability", None)
+    return AttentionRequest(
+        platform=device.platform,
+        dtype=config.precision.compute,
+        heads=model.heads // tensor,
+        kv_heads=max(1, kv_heads(model) // tensor),
+        head_dim=head_dim(model),
+        packed=config.data.packed,
+        window=model.window,
+        softcap=model.attention_softcap,
+        prefix=False,
+        sequence=config.data.sequence_length,
+        context=context,
+        rows=config.data.batch_size // (AxisSizes(**axis_sizes(parallel)).data * parallel.microbatches),
+        attends_again=any(recomputed(runs, name) for name in SAVED_NAMES),
+        ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
+        permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
+        compute_capability=None if capability is None else float(capability),
+    )

@@ -1,0 +1,148 @@
+"""The pipeline of a plan: its schedule as a table, and the rank and chunk of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice, pairwise
+from math import prod
+from pathlib import Path
+
+from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.plan import Plan
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.spelling import quoted
+from jaxpar.mesh.axes import SHARD_AXES
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.execution.program import PipelineProgram, make_program
+from jaxpar.pipeline.lockstep import lockstep_ticks
+from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
+from jaxpar.pipeline.tables import parse_schedule
+
+
+def choose_schedule(config: Config) -> Schedule:
+    """The schedule that `parallel` names, for its sizes.
+
+    Raises `UserError` where there is none of that name, or its sizes do not fit it.
+    """
+    parallel = config.parallel
+    if parallel.pipe == 1:
+        return make_schedule("one-stage", ranks=1, microbatches=parallel.microbatches)
+    name = "1f1b" if parallel.schedule == "auto" else parallel.schedule
+    try:
+        return _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
+    except ScheduleError as error:
+        raise UserError(f"parallel.schedule: {error}") from None
+
+
+def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
+    """Layers of each of `chunks` chunks, in model order: those that `parallel.stage_layers` says, or equal ones.
+
+    The remainder goes to the middle chunks, one layer each: the ends have the embedding and the head.
+    Raises `UserError` where `stage_layers` has another length, or there are fewer layers than chunks.
+    """
+    layers, written = config.model.layers, config.parallel.stage_layers
+    if written is None:
+        if layers < chunks:
+            raise UserError(
+                f"parallel.pipe x virtual_stages: {chunks} chunks are more than the {layers} layers of the model "
+                "(model.layers)"
+            )
+        equal, more = divmod(layers, chunks)
+        first = (chunks - more) // 2
+        return tuple(equal + (first <= chunk < first + more) for chunk in range(chunks))
+    if len(written) != chunks:
+        raise UserError(
+            f"parallel.stage_layers: {list(written)} has {len(written)} entries, and there are {chunks} chunks "
+            f"(parallel.pipe {config.parallel.pipe} x {chunks // config.parallel.pipe} virtual stages)"
+        )
+    return written
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The schedule of a plan."""
+    return _schedule(plan.schedule, plan.axes.pipe, plan.microbatches, plan.virtual_stages)
+
+
+def pipeline_program(plan: Plan) -> PipelineProgram:
+    """The program that the executor runs for a plan."""
+    return make_program(schedule_of(plan), hold=holds_chunks(plan), branching=plan.pipe_ticks == "branching")
+
+
+TABLE = ".csv"
+"""The suffix of a schedule's name that is the path of a table."""
+
+
+def table_text(file: str) -> str:
+    """The text of the table that `parallel.schedule` names by its path. Raises `UserError` where it cannot be read."""
+    said = f"parallel.schedule: the table {quoted(file)}"
+    try:
+        return read_text_file(Path(file).expanduser(), LONGEST_WRITTEN, said, "utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"parallel.schedule: the table {quoted(file)} cannot be read ({error})") from error
+
+
+@cache
+def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    """The schedule in the text of a file, called by its path. Raises `ScheduleError` where it is for other sizes."""
+    schedule = parse_schedule(text, name=Path(file).stem)
+    found = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
+    wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
+    for what, number in found.items():
+        if number != wanted[what]:
+            raise ScheduleError(
+                f"the table {quoted(file)} is for {number} {what}, and the configuration has {wanted[what]}"
+            )
+    for chunk, (before, after) in enumerate(pairwise(schedule.rank_of)):
+        if (after - before) % ranks not in (0, 1, ranks - 1):
+            raise ScheduleError(
+                f"the table {quoted(file)} has chunk {chunk} on rank {before} and chunk {chunk + 1} on rank "
+                f"{after}; the "
+                "executor sends between neighbouring ranks alone"
+            )
+    return replace(schedule, name=file)
+
+
+def _schedule(name: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    if name.endswith(TABLE):
+        return _table(name, table_text(name), ranks, microbatches, virtual_stages)
+    return _published(name, ranks, microbatches, virtual_stages)
+
+
+@cache
+def _published(name: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
+    return make_schedule(schedule_name(name), ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
+
+
+def holds_chunks(plan: Plan) -> bool:
+    """Whether a chunk's weights are gathered once for all microbatches, and held while they go through it.
+
+    With one chunk a rank all its layers would be held from the first tick to the last; ZeRO-2 does that already.
+    """
+    sharded = plan.zero == 3 and prod(plan.axes[axis] for axis in SHARD_AXES) > 1
+    return sharded and plan.schedule == "breadth-first" and plan.virtual_stages > 1
+
+
+def layer_order(plan: Plan, model: ModelConfig) -> LayerOrder:
+    """The order of the layers in the stacks."""
+    return order_of_chunks(schedule_of(plan), plan.stage_layers, model)
+
+
+def order_of_chunks(schedule: Schedule, stage_layers: Sequence[int], model: ModelConfig) -> LayerOrder:
+    """The order of the layers of `model` in the stacks, with so many in each chunk of `schedule`."""
+    kinds = iter(layer_kinds(model))
+    return LayerOrder.of_kinds(schedule.rank_of, [tuple(islice(kinds, count)) for count in stage_layers])
+
+
+def forward_program(plan: Plan, microbatches: int) -> PipelineProgram:
+    """Forwards only, for evaluation: each rank runs all microbatches through its first chunk, then the next."""
+    schedule = schedule_of(plan)
+    orders = [_forwards(chunks, microbatches) for chunks in schedule.chunks_of]
+    return make_program(schedule, lockstep_ticks(orders, schedule.chunks))
+
+
+def _forwards(chunks: Sequence[int], microbatches: int) -> Order:
+    return tuple(Action(Kind.FORWARD, microbatch, chunk) for chunk in chunks for microbatch in range(microbatches))

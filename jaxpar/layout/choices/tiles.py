@@ -1,0 +1,103 @@
+"""The number of tiles of tokens in head and feed-forward, by ALST's rules (arXiv:2506.13996)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.plan import LayerRun
+from jaxpar.layers.declared import declare_layer, hidden_names
+from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, inside_numbers
+from jaxpar.memory.remat import Treatment, joined
+from jaxpar.observe.amounts import mebibytes
+
+GIB = 2**30
+
+
+def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, ...]:
+    """What layers keep if the feed-forward is in tiles: none of the activations inside it.
+
+    Raises `UserError` if one of these is to be offloaded.
+    """
+    if mlp_tiles == 1:
+        return tuple(runs)
+    hidden = [name for name in runs[0].activations if name in hidden_names()]
+    for name in hidden:
+        if any(run.activations[name] == "offload" for run in runs):
+            raise UserError(
+                f"memory.remat.{name}: expected recompute, because memory.mlp_tiles: {mlp_tiles} has these activations "
+                "for one tile at a time, got offload"
+            )
+    again: dict[str, Treatment] = dict.fromkeys(hidden, "recompute")
+    return joined(LayerRun(run.layers, run.activations | again) for run in runs)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A number of tiles."""
+
+    number: int
+    why: str
+
+
+def loss_tiles(config: Config) -> Tiles:
+    """As many tiles as make float32 logits of 1 GiB or less, unless the configuration gives a number."""
+    size = 4 * head_tokens(config) * head_columns(config)
+    logits = f"a microbatch has {mebibytes(size)} of logits"
+    if config.memory.loss_tiles is not None:
+        return Tiles(config.memory.loss_tiles, f"asked for; {logits}")
+    return Tiles(min(-(-size // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
+
+
+def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Tiles:
+    """As many as make tiles of about `model.embed` tokens, unless the configuration gives a number.
+
+    `runs` is what layers keep. The default is one tile where tiles would cost time, because hidden activations are
+    saved, or would save little. Raises `UserError` if tiles are configured and the schedule splits the backward.
+    """
+    model, asked = config.model, config.memory.mlp_tiles
+    if asked is not None:
+        if asked > 1 and splits_backward:
+            raise UserError(
+                f"memory.mlp_tiles: {asked} needs a schedule that leaves the backward whole, and parallel.schedule: "
+                f"{config.parallel.schedule} keeps the hidden activations from B to W; expected 1 or null"
+            )
+        return Tiles(asked, "asked for")
+    if splits_backward:
+        return Tiles(1, "the schedule keeps hidden activations from B to W")
+    first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in kind_models(model).values()}
+    if not all(run.activations[name] == "recompute" for run in runs for name in first):
+        return Tiles(1, "memory.remat keeps hidden activations")
+    size = max(_hidden_bytes(config, own) for own in kind_models(model).values())
+    hidden = f"a layer has {mebibytes(size)} of hidden activations"
+    if size <= GIB:
+        return Tiles(1, hidden)
+    return Tiles(min(-(-head_tokens(config) // model.embed), _part(config)), hidden)
+
+
+def _hidden_bytes(config: Config, model: ModelConfig) -> int:
+    """Bytes that the matmuls of a layer's feed-forward make and read inside it, of a microbatch on one device."""
+    shape = LayerShape(model, rows=1, sequence=1)
+    numbers = inside_numbers(shape, declare_layer(model).part("mlp"))
+    return ITEM_BYTES[config.precision.compute] * numbers * head_tokens(config) // config.parallel.tensor
+
+
+def head_columns(config: Config) -> int:
+    """Columns of the padded vocabulary on one device."""
+    parallel = config.parallel
+    return padded_vocab(config.model) // (parallel.tensor * (parallel.pipe if parallel.pipe_ends == "shared" else 1))
+
+
+def head_tokens(config: Config) -> int:
+    """Tokens of a microbatch on one device, the parts of the tensor ranks joined."""
+    parallel, data = config.parallel, config.data
+    rows = data.batch_size // (parallel.replica * parallel.fsdp * parallel.expert * parallel.microbatches)
+    return rows * data.sequence_length // parallel.context
+
+
+def _part(config: Config) -> int:
+    """Tokens of a microbatch on one device between blocks: no tile has fewer than one of them."""
+    return head_tokens(config) // config.parallel.tensor

@@ -1,0 +1,120 @@
+"""Checks of a plan that is given to a run: that it matches the run's configuration, and can run on its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpar.config import Config, UserError, config_difference
+from jaxpar.config.axes import axis_sizes
+from jaxpar.config.plan import Plan
+from jaxpar.config.reading.typed import shown
+from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.distributed.devices import Device
+from jaxpar.layers.declared import activation_names
+from jaxpar.layout.choices.attention import check_attention
+from jaxpar.layout.choices.head_loss import check_loss
+from jaxpar.layout.choices.pipeline import layer_order, schedule_of
+from jaxpar.layout.choices.tiles import head_tokens
+from jaxpar.layout.step_layout import StepLayout
+
+PLANNED = (
+    "model.", "parallel.", "precision.", "attention.", "memory.",
+    "data.batch_size", "data.sequence_length", "data.packed",
+)  # fmt: skip
+"""Prefixes of the keys that a plan is made from."""
+NOT_PLANNED = ("memory.offload_dir", "memory.host_limit")
+"""Keys with these prefixes that only say where a run of the plan has room; they may differ."""
+OTHERWISE = "python -m jaxpar.plan on this cluster makes another plan, and so does a run with --config"
+
+
+def check_same_layout(planned: Config, changed: Config) -> None:
+    """Raise `UserError` where a key that a plan is made from has another value than when it was made."""
+    for line in config_difference(planned, changed):
+        key, _, values = line.partition(": ")
+        if key.startswith(PLANNED) and key not in NOT_PLANNED:
+            raise UserError(
+                f"--set {key}: the plan was made for another value ({values}); plan again with python -m jaxpar.plan, "
+                "or train with --config and the configuration of the plan"
+            )
+
+
+def check_plan_devices(plan: Plan, devices: Sequence[Device]) -> None:
+    """Raise `UserError` if a plan is for another number of devices."""
+    if plan.axes.devices != len(devices):
+        mesh = " x ".join(f"{axis} {size}" for axis, size in dict(plan.axes).items() if size > 1) or "all axes 1"
+        raise UserError(
+            f"plan.axes: the plan ({mesh}) is for {plan.axes.devices} devices, and there "
+            f"{'is' if len(devices) == 1 else 'are'} {len(devices)}; {OTHERWISE}"
+        )
+
+
+def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | None = None) -> None:
+    """Check that a plan matches a resolved `config` and can run on devices like `device`, in nodes of `node_devices`.
+
+    Raises:
+        UserError: it does not, or cannot: one sentence with the key of the plan.
+    """
+    for key, found, wanted, what in _sizes(plan, config):
+        if found != wanted:
+            raise UserError(f"plan.{key}: {shown(found)}, and {what} is {shown(wanted)}; {OTHERWISE}")
+    tokens = head_tokens(config)
+    for key in ("loss_tiles", "mlp_tiles"):
+        if (tiles := getattr(plan, key)) > tokens:
+            raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
+    _check_residency(plan, config)
+    try:
+        check_attention(plan, config, device, node_devices)
+        check_loss(plan, config, device)
+    except UserError as error:
+        raise UserError(f"{error}; {OTHERWISE}") from None
+
+
+def _check_residency(plan: Plan, config: Config) -> None:
+    """Raise `UserError` if what the plan keeps on the device, or on the host, is impossible for its layers."""
+    if plan.resident_weights and plan.optimizer_offload != "host":
+        raise UserError(
+            f"plan.resident_weights: expected none where plan.optimizer_offload is {plan.optimizer_offload}, got "
+            f"{shown(list(plan.resident_weights))}"
+        )
+    names = StepLayout(config, plan).weight_names if plan.resident_weights else ()
+    for name in plan.resident_weights:
+        if name not in names:
+            raise UserError(
+                f"plan.resident_weights: {quoted(name)} is no weight of the model{did_you_mean(name, names)}"
+            )
+    most = layer_order(plan, config.model).layers_per_chunk if plan.weights_offload == "host" else 0
+    if plan.host_layers > most:
+        raise UserError(
+            f"plan.host_layers: must be at most {most} where plan.weights_offload is {plan.weights_offload}, got "
+            f"{plan.host_layers}"
+        )
+
+
+def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
+    """(key of the plan, its value, the value expected, where that comes from)."""
+    parallel, precision, memory = config.parallel, config.precision, config.memory
+    rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
+    schedule = schedule_of(plan)
+    slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks")
+    kept = ("optimizer_offload", "weights_offload")
+    return [
+        ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
+        *((key, getattr(plan, key), getattr(parallel, key), f"parallel.{key}") for key in same),
+        ("microbatch_rows", rows, config.data.batch_size, "data.batch_size, of all microbatches and data ranks,"),
+        ("stage_layers", len(plan.stage_layers), schedule.chunks, "the number of chunks of plan.schedule"),
+        ("stage_layers", sum(plan.stage_layers), config.model.layers, "model.layers"),
+        ("runs", sum(run.layers for run in plan.runs), slots, "the number of layers of a chunk"),
+        *(
+            ("runs", sorted(run.activations), sorted(activation_names(config.model)), "the activations of the model")
+            for run in plan.runs
+        ),
+        *((f"dtypes.{key}", getattr(plan.dtypes, key), getattr(precision, key), f"precision.{key}") for key in DTYPES),
+        ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
+        *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
+    ]
+
+
+DTYPES = ("compute", "master", "gradient", "moments")
+"""Roles whose dtype is in `precision` under the same name."""

@@ -1,0 +1,177 @@
+"""From a configuration to a `Plan` for the given devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.axes import axis_sizes, resolve_axes
+from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
+from jaxpar.cost.recomputation import layer_costs
+from jaxpar.distributed.devices import Device, cluster_of
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layers.checks import validate
+from jaxpar.layers.declared import activation_names, hidden_names
+from jaxpar.layout.auto_remat import auto_runs
+from jaxpar.layout.choices.attention import attention_plan, strategy_on
+from jaxpar.layout.choices.head_loss import choose_loss
+from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
+from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
+from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
+from jaxpar.layout.memory.resident import with_residency
+from jaxpar.memory.costs import LayerCosts
+from jaxpar.memory.fraction import kept_bytes, offload_share
+from jaxpar.memory.layer_shape import layer_shapes
+from jaxpar.memory.pipeline_offload import check_hidden
+from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
+from jaxpar.observe.amounts import mebibytes
+
+
+def resolve_config(config: Config, devices: int, *, validated: bool = False) -> Config:
+    """`config` with the mesh axis of -1 filled in for `devices`, checked; `validated` if it was checked before. Raises
+    `UserError`."""
+    if config.parallel.auto:
+        raise UserError(
+            "parallel: auto is planned when python -m jaxpar.train starts; plan first, with python -m jaxpar.plan, and "
+            "use what it writes"
+        )
+    resolved = replace(config, parallel=resolve_axes(config.parallel, devices))
+    validate(resolved, config if validated else None)
+    return resolved
+
+
+def with_vocab(config: Config, vocab: int) -> Config:
+    """The validated `config` with the vocabulary that the data has, checked. Raises `UserError`."""
+    known = replace(config, model=replace(config.model, vocab=vocab))
+    validate(known, config)
+    return known
+
+
+def make_plan(
+    config: Config,
+    device: Device,
+    node_devices: int | None = None,
+    cluster: Cluster | None = None,
+    usable: int | None = None,
+) -> Plan:
+    """The layout of a resolved `config` on devices like `device`, in nodes of `node_devices` (None: all in one).
+
+    `cluster` has the speeds of GPUs and links and the memory; by default those that are known for `device`.
+    `usable` is what a program may take of a device, in bytes; by default the processes of the job agree on it.
+    Raises `UserError` for a choice that does not support it.
+    """
+    parallel, precision, memory = config.parallel, config.precision, config.memory
+    axes = AxisSizes(**axis_sizes(parallel))
+    rows = config.data.batch_size // (axes.data * parallel.microbatches)
+    schedule = choose_schedule(config)
+    stage_layers = chunk_layers(config, schedule.chunks)
+    kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
+    loss_parts = loss_tiles(config)
+    settled = partial(
+        Plan,
+        axes=axes,
+        zero=parallel.zero,
+        schedule=schedule.name,
+        virtual_stages=schedule.virtual_stages,
+        stage_layers=stage_layers,
+        pipe_ends=parallel.pipe_ends,
+        pipe_ticks=parallel.pipe_ticks,
+        microbatches=parallel.microbatches,
+        microbatch_rows=rows,
+        remat=remat_name(memory.remat),
+        loss=choose_loss(config, device),
+        loss_tiles=loss_parts.number,
+        loss_tiles_reason=loss_parts.why,
+        dtypes=Dtypes(
+            compute=precision.compute,
+            storage=precision.storage or precision.compute,
+            master=precision.master,
+            gradient=precision.gradient,
+            moments=precision.moments,
+        ),
+        optimizer_offload=memory.optimizer_offload,
+        weights_offload=memory.weights_offload,
+    )
+    at_hand = cluster or cluster_of(device, axes.devices, node_devices)
+    costs = _layer_costs(config, axes, rows, at_hand)
+
+    def keeping(asked: Sequence[LayerRun]) -> Plan:
+        """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""
+        tiles = mlp_tiles(config, asked, schedule.splits_backward)
+        kept = without_hidden(asked, tiles.number)
+        kept = _partly_offloaded(config, kept, [costs[kind] for kind in kinds], known=at_hand is not None)
+        attention = attention_plan(config, device, kept, node_devices)
+        plan = settled(runs=kept, mlp_tiles=tiles.number, mlp_tiles_reason=tiles.why, **attention._asdict())
+        return with_residency(config, plan)
+
+    names = activation_names(config.model)
+    if memory.remat != AUTO:
+        return keeping(layer_runs(memory.remat, names, len(kinds)))
+    host = _host_limit(config, cluster, alone=usable is not None)
+    if usable is None:
+        usable = usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
+    tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
+    return keeping(auto_runs(config, keeping(layer_runs("full", names, len(kinds))), tiled, usable, host))
+
+
+def _host_limit(config: Config, described: Cluster | None, *, alone: bool) -> int:
+    """Bytes of host memory for a device; `alone` if the other processes are not to be asked."""
+    if described is not None:
+        return described.host_limit(config.memory.host_limit)
+    if config.memory.host_limit is not None:
+        return config.memory.host_limit
+    return own_host_share() if alone else host_share()
+
+
+def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
+    """`costs` without what a feed-forward in tiles does not keep, if the configuration asks for tiles."""
+    if (config.memory.mlp_tiles or 1) == 1:
+        return costs
+    return replace(
+        costs,
+        sizes={name: size for name, size in costs.sizes.items() if name not in hidden_names()},
+        recomputations=[one for one in costs.recomputations if not set(one.outputs) & hidden_names()],
+    )
+
+
+def _layer_costs(config: Config, axes: AxisSizes, rows: int, cluster: Cluster | None) -> dict[str, LayerCosts]:
+    """What a layer of each kind can keep, and the costs; for unknown devices those of an H100."""
+    cluster = cluster or parse_cluster(f"h100:1x{axes.devices}")
+    strategy = strategy_on(config, cluster)
+    return {kind: layer_costs(own, cluster, strategy) for kind, own in layer_shapes(config, axes, rows).items()}
+
+
+def _partly_offloaded(
+    config: Config, runs: Sequence[LayerRun], costs: Sequence[LayerCosts], *, known: bool
+) -> tuple[LayerRun, ...]:
+    """What layers keep, with `memory.offload_fraction` of it in host memory; `costs` has those of each slot of a chunk.
+
+    Raises `UserError` if a link of `known` speed cannot hide the copies.
+    """
+    fraction, names = config.memory.offload_fraction, offloaded(runs)
+    if fraction == 0:
+        return tuple(runs)
+    if names:
+        raise UserError(
+            f"memory.offload_fraction: {fraction:g} offloads a share of all that is kept, and memory.remat offloads "
+            f"{', '.join(names)} by name; expected one of the two"
+        )
+    each = [LayerRun(1, run.activations) for run in runs for _ in range(run.layers)]
+    alike = [(own, list(group)) for own, group in groupby(zip(each, costs, strict=True), key=lambda pair: pair)]
+    pieces = [(LayerRun(len(group), run.activations), own.sizes) for (run, own), group in alike]
+    unit = sum(kept_bytes([run], sizes) for run, sizes in pieces)
+    times = sum(own.forward_seconds for own in costs), sum(own.backward_seconds for own in costs)
+    if known:
+        check_hidden(fraction, unit, costs[0].host_bandwidth, *times)
+    found = offload_share(pieces, fraction, config.memory.offload_smallest)
+    if not offloaded(found):
+        raise UserError(
+            f"memory.offload_fraction: {fraction:g} moves nothing: no array that a layer keeps has "
+            f"{mebibytes(config.memory.offload_smallest)} or more (memory.offload_smallest), or none is near that "
+            f"share of {mebibytes(unit)}"
+        )
+    return found

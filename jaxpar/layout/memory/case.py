@@ -1,0 +1,52 @@
+"""What the memory of a layout depends on, apart from what layers keep and the slots of the pipeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """What memory depends on, apart from what layers keep and the slots of the pipeline."""
+
+    pipe: int
+    shards: int
+    """Ranks that ZeRO shards over: fsdp, expert and context."""
+    context: int
+    tensor: int
+    rows: int
+    """Rows of a microbatch on a device."""
+    microbatches: int
+    zero: int
+    slots: tuple[str, ...]
+    """The kind of each slot of a chunk: enough for the layers of every chunk."""
+    virtual_stages: int = 1
+    state: str = "none"
+    """Where the optimizer's state is stored: `memory.optimizer_offload`."""
+    resident: tuple[str, ...] = ()
+    """Weights whose state stays on the device while that of the others is on the host."""
+    shared_ends: bool = False
+    host_layers: int = 0
+    """Number of layers of a chunk whose weights and gradients are on the host."""
+    loss_tiles: int | None = None
+    """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
+
+    @property
+    def rows_of(self) -> Counter[str]:
+        """Rows of each kind in a chunk, padding included."""
+        return Counter(self.slots)
+
+    @property
+    def local_rows(self) -> dict[str, int]:
+        """Rows of each kind's stack on a device."""
+        return {kind: rows * self.virtual_stages for kind, rows in self.rows_of.items()}
+
+    @property
+    def ends(self) -> int:
+        """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
+        return self.pipe if self.shared_ends else 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether a step has one microbatch and no pipeline, so that nothing accumulates."""
+        return self.microbatches == 1 and self.pipe == 1

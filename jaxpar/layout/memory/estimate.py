@@ -1,0 +1,257 @@
+"""What a step takes of a device's memory, by class, in closed form: before anything is compiled, allocated or traced.
+
+Weights come from their declarations and the rules of `mesh.placements`, kept activations from a layer's shape, slots of
+the pipeline's buffers from its program, or in a search from formulas (docs/planner.md compares the sums with the
+compiler's numbers). Three things decide: the case (axis sizes, microbatch, ZeRO, chunks), what the layers keep, and the
+schedule's slots. Each is computed once and reused, so that a search covers thousands of layouts per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from jaxpar.config import Config
+from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.config.schema import ParallelConfig
+from jaxpar.layers.declared import hidden_names
+from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
+from jaxpar.layout.choices.tiles import loss_tiles
+from jaxpar.layout.memory.case import Case
+from jaxpar.layout.memory.fixed import Fixed, Work, fixed_bytes, state_of
+from jaxpar.layout.memory.slots import Slots
+from jaxpar.layout.memory.weights import Weights
+from jaxpar.memory.fraction import kept_bytes
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shapes
+from jaxpar.memory.remat import offloaded, runs_by_kind
+
+TWICE = 0.5
+"""Share of a unit that waits for W, as found in programs of three split schedules (0.2, 0.5 and 0.9)."""
+
+IN_TRANSIT = 2
+"""Layers whose offloaded activations are on the device nevertheless: the one that computes, and the next."""
+
+
+class MemoryEstimate(NamedTuple):
+    """Bytes on one device, in the classes of `jaxpar.inspect`; `host` comes on top."""
+
+    optimizer: int
+    """Master weights and moments."""
+    weights: int
+    """Storage weights made from the master weights, and gathered weights."""
+    gradients: int
+    """Accumulated gradients, and those of whole layers before they are added to them."""
+    saved_activations: int
+    """Kept from forward to backward, over all microbatches in flight."""
+    temporaries: int
+    """A layer's backward or the loss, whichever is larger, and the batch."""
+    host: int
+    """Pinned memory of the host."""
+
+    @property
+    def device(self) -> int:
+        """The total on the device."""
+        return sum(self) - self.host
+
+
+class ChunkBytes(NamedTuple):
+    """Bytes of one microbatch in one chunk, on one device."""
+
+    stash: int
+    """Kept from its forward to its backward in the device's memory."""
+    kept: int
+    """Kept from a split backward until the weights' gradients are computed."""
+    sent: int
+    """Handed to the next chunk; the gradient that comes back is as large."""
+
+
+def estimate_memory(config: Config, plan: Plan) -> MemoryEstimate:
+    """What the step of a plan takes; docs/memory.md compares it with what XLA allocates for GPUs.
+
+    State, storage weights, accumulated gradients and the stash, and what works on them: the head in the loss or a layer
+    in its backward, whichever takes more. What XLA fuses or reorders is not known here.
+    """
+    model, case = MemoryModel(_as_planned(config, plan)), case_of(config, plan)
+    return model.estimate(case, model.units(case, plan.runs, plan.mlp_tiles), plan_slots(plan))
+
+
+def estimated_bytes(config: Config, plan: Plan) -> int:
+    """Bytes that the step of a plan takes on a device."""
+    return estimate_memory(config, plan).device
+
+
+def offloaded_bytes(config: Config, plan: Plan) -> int:
+    """Bytes in the host's memory of each device's activations: as many chunks as its stash has slots."""
+    if not offloaded(plan.runs):
+        return 0
+    return plan_slots(plan).stash * MemoryModel(config).units(case_of(config, plan), plan.runs).offloaded
+
+
+def chunk_bytes(config: Config, plan: Plan) -> ChunkBytes:
+    """What the chunks of a plan keep and send; a chunk of fewer layers is padded, and keeps as much."""
+    model, case = MemoryModel(_as_planned(config, plan)), case_of(config, plan)
+    fixed = model.fixed(case)
+    splits = schedule_of(plan).splits_backward
+    return ChunkBytes(model.units(case, plan.runs).saved, splits * fixed.for_weights, fixed.between)
+
+
+def case_of(config: Config, plan: Plan) -> Case:
+    """What the memory of a plan depends on, apart from what its layers keep and its schedule."""
+    axes = plan.axes
+    return Case(
+        axes.pipe, axes.fsdp * axes.expert * axes.context, axes.context, axes.tensor, plan.microbatch_rows,
+        plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
+        plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
+        plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers, plan.loss_tiles,
+    )  # fmt: skip
+
+
+def plan_slots(plan: Plan) -> Slots:
+    """The slots of the buffers of a plan's pipeline."""
+    return Slots.of_program(pipeline_program(plan))
+
+
+def _as_planned(config: Config, plan: Plan) -> Config:
+    """`config` with the dtypes of a plan."""
+    return replace(config, precision=replace(config.precision, **asdict(plan.dtypes)))
+
+
+class Units(NamedTuple):
+    """Bytes that the layers of a chunk keep and make, for one microbatch on one device."""
+
+    saved: int
+    """On the device, of the chunk."""
+    offloaded: int
+    """On the host, of the chunk."""
+    kept: int
+    """Both, as they are without tiles."""
+    back: int
+    """What is saved by the layer that saves least, without tiles."""
+    transit: int
+    """What is offloaded by the layer that offloads most."""
+    again: int
+    """In a layer's backward: all that it makes and the cotangents of that, its feed-forward in tiles, less what the
+    layer that saves the least saves."""
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """The memory of every layout of one configuration; its `parallel` and `memory.remat` are not used."""
+
+    config: Config
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Of the model."""
+        return Weights(self.config)
+
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        return {}
+
+    def units(self, case: Case, runs: Sequence[LayerRun], tiles: int = 1) -> Units:
+        """What layers with these `runs` keep, with their feed-forward in so many tiles.
+
+        `runs` must not have what a feed-forward in tiles does not keep.
+        """
+        shapes = self.shapes(case)
+        each = [
+            _units(activation_bytes(shapes[kind]), own, tiles) for kind, own in runs_by_kind(runs, case.slots).items()
+        ]
+        saved, offloaded, kept, back, transit, again = zip(*each, strict=True)
+        return Units(sum(saved), sum(offloaded), sum(kept), max(back), max(transit), max(again))
+
+    def estimate(self, case: Case, units: Units, slots: Slots) -> MemoryEstimate:
+        """Bytes on a device, for layers that keep `units`."""
+        fixed = self.fixed(case)
+        head, layer = fixed.head, fixed.layer
+        zeros = slots.heads if fixed.zeros else 0
+        in_head = head._replace(gradients=head.gradients + (1 + zeros) * fixed.head_gradient)
+        in_layer = layer._replace(temporaries=layer.temporaries + units.again)
+        work = in_head if sum(in_head) >= sum(in_layer) else in_layer
+        if case.pipe > 1 and case.virtual_stages == 1 and len(case.rows_of) > 1:
+            # Layers of several kinds are not one loop: XLA moves what a slot reads out of the loop over ticks, and
+            # starts a layer while the head runs. Found in programs of 4 to 10 slots, of two kinds.
+            both = in_head.temporaries + in_layer.temporaries
+            work = work._replace(weights=work.weights + fixed.chunk, temporaries=both)
+        if case.state == "file":
+            work = _leaving(work, fixed.leaving, fixed.host, case.alone)
+        # Units from B to W: one is written, layer by layer, while another is read; XLA holds half of it twice.
+        waiting = slots.kept + (TWICE if slots.kept else 0.0)
+        held = fixed.widening * fixed.chunk * slots.gradients
+        estimate = MemoryEstimate(
+            optimizer=fixed.optimizer,
+            weights=work.weights + fixed.chunk * slots.weights,
+            gradients=work.gradients + int(held),
+            saved_activations=slots.stash * units.saved + int(waiting * fixed.for_weights),
+            temporaries=slots.sent * fixed.between + work.temporaries + fixed.batch + IN_TRANSIT * units.transit,
+            host=fixed.host + slots.stash * units.offloaded,
+        )
+        if not case.host_layers:
+            return estimate
+        # Pieces of the state and of gradients are fetched when what a layer needs is freed.
+        others = estimate.device - fixed.passing
+        return estimate._replace(optimizer=fixed.optimizer - fixed.passing + max(0, fixed.update - others))
+
+    def resident(self, case: Case, budget: int) -> tuple[str, ...]:
+        """The weights of a case whose state stays on the device, `budget` bytes of it."""
+        return state_of(self.config, self.weights, case).that_stay(budget)
+
+    def shapes(self, case: Case) -> dict[str, LayerShape]:
+        """The shape of a layer of each kind on a device."""
+        key = "shapes", case.rows, case.context, case.tensor
+        if key not in self._known:
+            axes = AxisSizes(context=case.context, tensor=case.tensor)
+            self._known[key] = layer_shapes(self.config, axes, case.rows)
+        return self._known[key]
+
+    def alike(self, case: Case) -> Config:
+        """The configuration on a mesh whose devices have the same number of tokens, columns and hidden activations."""
+        parallel = ParallelConfig(
+            pipe=case.pipe, context=case.context, tensor=case.tensor,
+            pipe_ends="shared" if case.shared_ends else "last",
+            microbatches=self.config.data.batch_size // case.rows,
+        )  # fmt: skip
+        return replace(self.config, parallel=parallel)
+
+    def fixed(self, case: Case) -> Fixed:
+        """What a case takes independently of what its layers keep."""
+        if case not in self._known:
+            self._known[case] = fixed_bytes(
+                self.config, self.weights, case, self.shapes(case), case.loss_tiles or self.loss_tiles(case)
+            )
+        return self._known[case]
+
+    def loss_tiles(self, case: Case) -> int:
+        """Tiles of a microbatch's tokens in the head."""
+        key = "loss tiles", case.rows, case.context, case.tensor, case.ends
+        if key not in self._known:
+            self._known[key] = loss_tiles(self.alike(case)).number
+        return self._known[key]
+
+
+def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Units:
+    """What the layers of one kind in a chunk keep and make."""
+    made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
+    least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
+    away = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
+    return Units(
+        saved=kept_bytes(runs, sizes, "save"),
+        offloaded=kept_bytes(runs, sizes, "offload"),
+        kept=kept_bytes(runs, sizes),
+        back=least(sizes),
+        transit=max(away, default=0),
+        again=2 * sum(made.values()) - least(made),
+    )
+
+
+def _leaving(work: Work, leaving: Work, pieces: int, alone: bool) -> Work:
+    """Where the state is on disk: all weights are arguments and all gradients results, for the whole step.
+
+    The update comes after the step, and its pieces take the place of what that needed.
+    """
+    if alone:
+        work = work._replace(weights=leaving.weights, gradients=leaving.gradients)
+    return work._replace(temporaries=max(work.temporaries + leaving.temporaries, pieces))

@@ -1,0 +1,272 @@
+"""What a case takes of a device independently of what its layers keep: weights, gradients, state and temporaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from jaxpar.config import Config
+from jaxpar.config.counting import padded_vocab
+from jaxpar.layout.memory.case import Case
+from jaxpar.layout.memory.state import StateBytes
+from jaxpar.layout.memory.weights import HALVES, Ends, Parts, Weight, Weights
+from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
+from jaxpar.memory.streaming import PIECES
+
+BATCH_BYTES = 6 * 4
+"""Bytes of a token: tokens, labels, mask, segments, positions, indices."""
+
+
+class Work(NamedTuple):
+    """Bytes that live while a part of the model is differentiated."""
+
+    weights: int
+    gradients: int
+    temporaries: int
+
+
+class Fixed(NamedTuple):
+    """Bytes of a case, independently of what its layers keep."""
+
+    optimizer: int
+    host: int
+    passing: int
+    """The part of `optimizer` that is buffers of state on its way to the host or back."""
+    update: int
+    """While weights are updated, where layers are on the host; else 0."""
+    head: Work
+    """While the loss is differentiated, without its gradient."""
+    head_gradient: int
+    zeros: bool
+    """Whether XLA keeps zeros of that size for each run of ticks with a loss."""
+    layer: Work
+    """In a layer's backward, without its activations."""
+    leaving: Work
+    """Where the state is on disk: all weights and gradients, and those that are held twice."""
+    chunk: int
+    """Weights of a chunk that is held whole."""
+    widening: float
+    """Bytes of a gradient for each byte of the weight in compute dtype."""
+    for_weights: int
+    """What a split backward of a chunk keeps for W."""
+    between: int
+    """The residual stream, as it is sent from rank to rank."""
+    batch: int
+
+
+def fixed_bytes(
+    config: Config, weights: Weights, case: Case, shapes: Mapping[str, LayerShape], loss_tiles: int
+) -> Fixed:
+    """The bytes of a case.
+
+    Args:
+        config: of the model; its `parallel` is not used.
+        weights: of the same.
+        case: whose bytes they are.
+        shapes: of a layer of each kind.
+        loss_tiles: tiles of a microbatch's tokens in the head.
+    """
+    return _Counted(config, weights, case, shapes, loss_tiles).all()
+
+
+def state_of(config: Config, weights: Weights, case: Case) -> StateBytes:
+    """Master weights and moments of a case."""
+    return StateBytes(config, weights.parts(case.tensor, case.shards, case.ends), case.zero >= 1, case.local_rows)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """The bytes of one case."""
+
+    config: Config
+    weights: Weights
+    case: Case
+    shapes: Mapping[str, LayerShape]
+    loss_tiles: int
+
+    def all(self) -> Fixed:
+        """All of them."""
+        case = self.case
+        state = StateBytes(self.config, self.parts, case.zero >= 1, self._local_rows)
+        device, passing, host = state.resting(case.state, case.resident)
+        weights, gradients = self._staying(self._stored), self._staying(self._accumulated)
+        head, head_gradient, zeros = self._in_head(weights, gradients)
+        return Fixed(
+            optimizer=device + passing + self._arriving,
+            host=host + self._accumulated.layers - gradients.layers,
+            passing=passing,
+            update=gradients.all + PIECES * (state.passing_piece(case.resident) + self._largest_gradient)
+            if case.host_layers
+            else 0,
+            head=head,
+            head_gradient=head_gradient,
+            zeros=zeros,
+            layer=self._in_layer(weights, gradients),
+            leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" else 0),
+            chunk=self._widths[0] * int(self._in_layers("compute", case.rows_of)),
+            widening=self._widening,
+            for_weights=self._kept_for_weights(),
+            between=between_bytes(self.shape),
+            batch=BATCH_BYTES * self.shape.tokens * case.microbatches,
+        )
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Elements and state of each part."""
+        return self.weights.parts(self.case.tensor, self.case.shards, self.case.ends)
+
+    @cached_property
+    def _local_rows(self) -> dict[str, int]:
+        return self.case.local_rows
+
+    @property
+    def shape(self) -> LayerShape:
+        """The part of any one kind, for what all kinds have in common."""
+        return next(iter(self.shapes.values()))
+
+    def _in_layers(self, what: str, rows: Mapping[str, int]) -> float:
+        """`what` (a field of `Part`) of so many layers of each kind."""
+        return sum(getattr(own, what) * rows[kind] for kind, own in self.parts.layers.items())
+
+    @cached_property
+    def _widths(self) -> tuple[int, int, int]:
+        """Bytes of compute, storage and gradient."""
+        precision = self.config.precision
+        storage = precision.storage or precision.compute
+        return ITEM_BYTES[precision.compute], ITEM_BYTES[storage], ITEM_BYTES[precision.gradient]
+
+    @property
+    def _widening(self) -> float:
+        compute, _, gradient = self._widths
+        return gradient / compute
+
+    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool) -> Ends:
+        form = lambda sharded: "sharded" if sharded else "compute"
+        ends = {name: width * getattr(part, form(ends_sharded)) for name, part in self.parts.ends.items()}
+        layers = width * int(self._in_layers(form(layers_sharded), self._local_rows))
+        return Ends(layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
+
+    @cached_property
+    def _stored(self) -> Ends:
+        _, width, _ = self._widths
+        case, precision = self.case, self.config.precision
+        sharded = case.zero >= 3
+        ends = sharded and case.pipe == 1
+        same = (precision.storage or precision.compute) == precision.master
+        if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
+            return Ends(0, 0, 0, 0)
+        return self._bytes(width, sharded, ends)
+
+    @property
+    def _gradients_sharded(self) -> bool:
+        """Whether layers' gradients accumulate sharded."""
+        return self.case.zero >= 3 or self._ends_sharded
+
+    @property
+    def _ends_sharded(self) -> bool:
+        """Whether gradients of embedding and head do."""
+        return self.case.zero >= 2 and self.case.pipe == 1
+
+    @cached_property
+    def _accumulated(self) -> Ends:
+        _, _, width = self._widths
+        return self._bytes(width, self._gradients_sharded, self._ends_sharded)
+
+    @property
+    def _arriving(self) -> int:
+        """Where the state is on disk: weights come as arguments in storage dtype, sharded like their state, and what is
+        not stored like that is gathered from them."""
+        case = self.case
+        if case.state != "file" or case.shards == 1 or case.zero == 0:
+            return 0
+        arguments = self._bytes(self._widths[1], True, True)
+        ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
+        return ends + (0 if case.zero >= 3 else arguments.layers)
+
+    def _staying(self, ends: Ends) -> Ends:
+        """Rows without the layers that are on the host."""
+        rows = sum(self._local_rows.values())
+        return ends._replace(layers=ends.layers - ends.layers // rows * self.case.host_layers)
+
+    @property
+    def _layer(self) -> int:
+        """The maximum over kinds."""
+        return self._widths[0] * max(own.compute for own in self.parts.layers.values())
+
+    @property
+    def _gathered_layers(self) -> int:
+        """The layer that computes, and the one that is gathered or fetched from the host meanwhile."""
+        if self.case.host_layers:
+            return FLOAT32_BYTES * max(one.local(self.case.zero >= 1) for one in self._layer_weights) + 2 * self._layer
+        return 2 * self._layer if self.case.zero >= 3 and self.case.shards > 1 else 0
+
+    @property
+    def _layer_weights(self) -> list[Weight]:
+        """Of one layer of each kind."""
+        return [weight for own in self.parts.layers.values() for weight in own.weights]
+
+    def _reduced(self, weight: Weight) -> int:
+        """A layer's elements in the accumulated gradients."""
+        return weight.local(self._gradients_sharded)
+
+    @property
+    def _largest_gradient(self) -> int:
+        """Of a layer's weights, as they accumulate."""
+        return self._widths[2] * max(map(self._reduced, self._layer_weights))
+
+    def _in_head(self, weights: Ends, gradients: Ends) -> tuple[Work, int, bool]:
+        """While the loss is differentiated; its gradient apart, and whether zeros of that size are kept.
+
+        The head is gathered, and a tile's logits are there in float32 with their gradient. The first layer of the
+        backward is gathered meanwhile; a pipeline has two at the same time. In tiles the head's gradient adds up in
+        float32 from zeros as large as itself, which XLA keeps for every run of ticks with a loss; under tensor
+        parallelism it allocates them anew, also for a tied head whose gradients accumulate sharded. The gradient of an
+        untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
+        are not needed before they are computed, and the embedding is not needed any more.
+        """
+        case, model = self.case, self.config.model
+        name = "embedding" if model.tied else "head"
+        gathers = case.zero >= 3 and case.pipe == 1 and self.parts.ends[name].sharded < self.parts.ends[name].compute
+        head = self.parts.ends[name].compute
+        tiles = self.loss_tiles
+        logits = 4 * (self.shape.tokens // tiles) * padded_vocab(model) // (case.tensor * case.ends)
+        if case.alone:
+            gradients = Ends(gradients.layers, 0, 0, 0)
+            weights = weights if model.tied else weights._replace(embedding=0)
+        layers = self._gathered_layers // (1 if case.pipe > 1 else 2)
+        anew = (model.tied and self._ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
+        zeros = tiles > 1 and not anew
+        gradient = head * (FLOAT32_BYTES if zeros else self._widths[2])
+        temporaries = logits * (3 if tiles == 1 or zeros else 4) // 2
+        if zeros and not model.tied:
+            temporaries = max(temporaries, gradient)
+        work = Work(weights.all + gathers * self._widths[0] * head + layers, gradients.all, temporaries)
+        return work, gradient, zeros
+
+    def _in_layer(self, weights: Ends, gradients: Ends) -> Work:
+        """In a layer's backward: its weights and the next one's, its whole gradients, without what it recomputes.
+
+        Tensor ranks gather the inputs of both halves of a layer, and the cotangents of their outputs. With one
+        microbatch alone, the ends are not needed any more, nor the gradient of the embedding yet. Gradients of layers
+        that are on the host are written back weight by weight.
+        """
+        case, shape = self.case, self.shape
+        if case.alone:
+            weights = Ends(weights.layers, 0, 0, 0)
+            gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
+        whole = shape.tokens * shape.embed * self._widths[0]
+        own = 2 * self._largest_gradient if case.host_layers else int(self._layer * self._widening)
+        return Work(weights.all + self._gathered_layers, gradients.all + own, 4 * whole if case.tensor > 1 else 0)
+
+    def _turned(self) -> int:
+        """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in
+        programs of 4 to 45 layers."""
+        largest = lambda kind, half: max(map(self._reduced, self.parts.layers[kind].of_half(half)))
+        stacks = self._local_rows.items()
+        return self._widths[2] * sum(max(rows * largest(kind, half) for kind, rows in stacks) for half in HALVES)
+
+    def _kept_for_weights(self) -> int:
+        """Inputs and output gradients of all matmuls of a chunk: what a split backward keeps for W."""
+        return sum(rows * matmul_bytes(self.shapes[kind]) for kind, rows in self.case.rows_of.items())

@@ -1,0 +1,100 @@
+"""Bytes of master weights and moments: on the device, in the host's memory, and in transfers between them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxpar.config import Config
+from jaxpar.layout.memory.weights import Parts, Weight
+from jaxpar.memory.streaming import PIECE_BYTES, PIECES, piece_rows
+from jaxpar.mesh.layer_order import LAYERS
+
+
+class StackState(NamedTuple):
+    """Master and moments of one weight of all layers, or of the ends, on a device."""
+
+    weight: Weight
+    row: float
+    """Bytes of a row, which is a layer; for the ends, all bytes."""
+    rows: int
+
+    @property
+    def bytes(self) -> float:
+        """Of all rows."""
+        return self.row * self.rows
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """The state of all weights."""
+
+    config: Config
+    parts: Parts
+    sharded: bool
+    """Whether ZeRO splits it."""
+    rows: Mapping[str, int]
+    """Of each kind's stack on a device."""
+
+    def resting(self, place: str, resident: Collection[str]) -> tuple[int, int, int]:
+        """Bytes that stay on the device, of buffers there, and in the host's memory; for state on disk the latter are
+        buffers too.
+
+        Args:
+            place: `memory.optimizer_offload`.
+            resident: weights whose state stays on the device.
+        """
+        if place == "file":
+            return 0, 0, PIECES * self._largest_piece(())
+        name = "state" if self.sharded else "whole_state"
+        ends = sum(getattr(own, name) for own in self.parts.ends.values())
+        total = int(ends + sum(getattr(own, name) * self.rows[kind] for kind, own in self.parts.layers.items()))
+        if place == "none":
+            return total, 0, 0
+        host = total - int(sum(state.bytes for state in self._weights if state.weight.name in resident))
+        return total - host, min(host, PIECES * self.passing_piece(resident)), host
+
+    def passing_piece(self, resident: Collection[str]) -> int:
+        """Bytes of a piece of state that passes through the device: a row may be larger than a piece should be."""
+        if resident or self.config.optimizer.name in ("adafactor", "muon"):
+            return max(PIECE_BYTES, self._largest_piece(resident))
+        name = "largest" if self.sharded else "whole_largest"
+        return max(PIECE_BYTES, *(int(getattr(own, name)) for own in self.parts.layers.values()))
+
+    def by_weight(self) -> dict[str, int]:
+        """Bytes of each weight's state on a device, in the order of the update."""
+        weights = sorted(self._weights, key=lambda state: state.weight.name.split("."))
+        return {state.weight.name: int(state.bytes) for state in weights}
+
+    def that_stay(self, budget: int) -> tuple[str, ...]:
+        """The weights whose state stays on the device, `budget` bytes of it.
+
+        From the last that the update reaches, each that still fits.
+        """
+        kept: list[str] = []
+        for name, size in reversed(self.by_weight().items()):
+            if size <= budget:
+                kept.append(name)
+                budget -= size
+        return tuple(reversed(kept))
+
+    @property
+    def _weights(self) -> Iterator[StackState]:
+        stacks = [(own, self.rows[kind]) for kind, own in self.parts.layers.items()]
+        for own, rows in (*stacks, *((own, 1) for own in self.parts.ends.values())):
+            for weight in own.weights:
+                yield StackState(weight, weight.state if self.sharded else weight.whole_state, rows)
+
+    def _largest_piece(self, resident: Collection[str]) -> int:
+        return max((self._piece(one) for one in self._weights if one.weight.name not in resident), default=0)
+
+    def _piece(self, state: StackState) -> int:
+        """As many rows as `residency.weight_update` takes: Adafactor all, Muon at least a layer for each rank."""
+        name, weight = self.config.optimizer.name, state.weight
+        if name == "adafactor":
+            return int(state.bytes)
+        if not weight.name.startswith(LAYERS):
+            return min(int(state.bytes), PIECE_BYTES)
+        least = weight.elements // weight.local(self.sharded) if name == "muon" and weight.matrix else 1
+        return int(state.row * piece_rows(state.rows, int(state.row), least))

@@ -1,0 +1,26 @@
+"""Bytes of master weights and moments, from shapes alone."""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+
+from jaxpar.hardware.host import PINNED
+from jaxpar.layout.step_layout import StepLayout
+
+
+def state_bytes(layout: StepLayout) -> int:
+    """Bytes of one device's master weights and moments, wherever they are."""
+    return _bytes_of(jax.tree.leaves(layout.abstract_state()))
+
+
+def offloaded_state_bytes(layout: StepLayout, *, master_alone: bool = False) -> int:
+    """The part of them that is in pinned memory of the host, or on disk; or of that part only the master weights."""
+    state = layout.abstract_state()
+    leaves = jax.tree.leaves(state.master if master_alone else state)
+    return _bytes_of([leaf for leaf in leaves if leaf.sharding.memory_kind == PINNED])
+
+
+def _bytes_of(leaves: list[jax.ShapeDtypeStruct]) -> int:
+    return sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,124 @@
+"""Where master weights and moments are stored: whether they fit there, and what their transfers cost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from jaxpar.config import UserError
+from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.hardware.host import require_pinned
+from jaxpar.layout.memory.device import host_limit, limit_words
+from jaxpar.layout.memory.estimate import offloaded_bytes
+from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.disk_array import offload_folder
+from jaxpar.observe.amounts import mebibytes
+
+
+def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
+    """(to the device, from the device) of master weights, moments and gradients, for one device and step.
+
+    All offloaded state is fetched and written back. From host memory the master weights are fetched a second time, at
+    the beginning of a step, to make the weights of the forward; with files the update makes those.
+    Layers in host memory are fetched for each forward and each backward instead. Their gradients are written back after
+    each backward; they are fetched in each of several microbatches (in the first without being used, since all run one
+    program), and always for the norm and for the update.
+    """
+    state = offloaded_state_bytes(layout)
+    if layout.plan.optimizer_offload == "none":
+        return 0, 0
+    there = state + (offloaded_state_bytes(layout, master_alone=True) if layout.plan.optimizer_offload != "file" else 0)
+    times, gradients = layout.plan.microbatches, host_gradient_bytes(layout)
+    masters = layout.plan.host_layers * layer_bytes(layout).master if layout.plan.host_layers else 0
+    return there + (2 * times - 1) * masters + (gradient_fetches(times) + 2) * gradients, state + times * gradients
+
+
+def gradient_fetches(microbatches: int) -> int:
+    """How often in a step the gradients of a layer are fetched from host memory to be added to."""
+    return microbatches if microbatches > 1 else 0
+
+
+def check_resting_state(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> None:
+    """Raises `UserError` if there is no room for master weights and moments where they are to be stored.
+
+    Args:
+        layout: of the step.
+        mesh: the devices.
+        limit: bytes of host memory, or free on the disk; by default, those available. Other processes on the machine
+            are not counted.
+    """
+    kind = layout.plan.optimizer_offload
+    if kind == "none":
+        return
+    local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    needed = (offloaded_state_bytes(layout) + host_gradient_bytes(layout)) * len(local)
+    if layout.plan.optimizer_offload == "file":
+        folder = offload_folder(layout.config)
+        free = shutil.disk_usage(_existing(folder)).free if limit is None else limit
+        if needed > free:
+            raise UserError(
+                f"memory.optimizer_offload: file takes {mebibytes(needed)} on disk for {len(local)} devices, and "
+                f"{folder} has {mebibytes(free)} free; expected memory.offload_dir on a larger disk, or a smaller model"
+            )
+        return
+    require_pinned(local[0], "memory.optimizer_offload: host", "none or file")
+    limit = host_limit(layout.config, len(local)) if limit is None else limit
+    activations = offloaded_bytes(layout.config, layout.plan) * len(local)
+    if needed + activations > limit:
+        devices = f"{len(local)} devices"
+        beside = f" with gradients of {layout.plan.host_layers} layers" if layout.plan.host_layers else ""
+        beside += f", and offloaded activations {mebibytes(activations)}" if activations else ""
+        raise UserError(
+            f"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for {devices}{beside}, and "
+            f"{limit_words(layout.config)} {mebibytes(limit)}; expected {less_on_the_host(layout)}, or more machines"
+        )
+
+
+def less_on_the_host(layout: StepLayout) -> str:
+    """Settings that free host memory from the state, as far as they are compatible with the others of `layout`."""
+    if not layout.plan.host_layers:
+        return "memory.optimizer_offload: file"
+    return "a larger memory.weights_resident, or memory.weights_offload: none"
+
+
+def resting_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, str]]:
+    """Row of the plan's table: where the state is stored and what that costs; nothing if it is on the device."""
+    if layout.plan.optimizer_offload == "none":
+        return []
+    there, back = streamed_bytes(layout)
+    where = (
+        "pinned host memory" if layout.plan.optimizer_offload != "file" else f"files in {offload_folder(layout.config)}"
+    )
+    moved = f"a step moves {mebibytes(there)} to the device and {mebibytes(back)} back"
+    gpu = gpu_of(device_kind)
+    cost = ""
+    if gpu is not None:
+        cost = f", {max(there, back) / gpu.pcie.bandwidth:.2f} s at the least over {gpu.pcie.name}"
+    stays = state_bytes(layout) - offloaded_state_bytes(layout)
+    beside = f", and {mebibytes(stays)} stay on the device" if layout.plan.resident_weights else ""
+    value = mebibytes(offloaded_state_bytes(layout))
+    rows = [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
+    if layout.plan.weights_offload == "none":
+        return rows
+    away, layers = layout.plan.host_layers, layout.order.layers_per_chunk
+    first = (
+        f"weights of layers 0-{away - 1} are fetched for each use, and their gradients are in"
+        if away
+        else "none are in"
+    )
+    stay = f"layers {away}-{layers - 1} stay" if away < layers else "no layer stays"
+    rows.append(("weights offload", mebibytes(host_gradient_bytes(layout)), f"per device, {first} {where}; {stay}"))
+    return rows
+
+
+def _existing(folder: Path) -> Path:
+    """The folder itself, or its nearest parent that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder

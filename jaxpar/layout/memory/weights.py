@@ -1,0 +1,181 @@
+"""Elements and bytes of the parts of a model on one device, as `mesh.placements` lays them: from declarations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import jax
+
+from jaxpar.config import Config
+from jaxpar.config.counting import kv_heads
+from jaxpar.config.kinds import ALIKE, kind_counts
+from jaxpar.memory.layer_shape import FLOAT32_BYTES
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers
+from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
+from jaxpar.mesh.placements import SHARD_ORDER
+from jaxpar.mesh.rules import compute_rules
+from jaxpar.model.decoder import decoder_specs
+from jaxpar.optim.moments import Blocks, form_of
+
+HALVES = ("attention", "mlp")
+"""The parts of a layer that have its large weights."""
+
+
+class Weight(NamedTuple):
+    """Elements of one weight on a device; for the layers' weights, those of one layer."""
+
+    name: str
+    """As in `StepLayout.weight_names`."""
+    elements: int
+    """Elements of the whole weight."""
+    compute: int
+    """As it is multiplied."""
+    sharded: int
+    """Split over fsdp, expert and context besides."""
+    state: float
+    """Bytes of master weight, moments and average, split like `sharded`."""
+    whole_state: float
+    """Those split like `compute`."""
+    matrix: bool
+    """Whether Muon orthogonalises it."""
+    half: str = ""
+    """Of the layers' weights, which of `HALVES` it is in, if any."""
+
+    def local(self, sharded: bool) -> int:
+        """One or the other."""
+        return self.sharded if sharded else self.compute
+
+
+class Part(NamedTuple):
+    """Elements of one part of the model on a device; for layers, those of one layer."""
+
+    weights: tuple[Weight, ...]
+    compute: int
+    """As they are multiplied."""
+    sharded: int
+    """Split over fsdp, expert and context besides."""
+    state: float
+    """Bytes of master weights and moments if those are split like `sharded`."""
+    whole_state: float
+    """The same if they are split like `compute`."""
+    largest: float
+    """Of one weight alone, split like `sharded`."""
+    whole_largest: float
+    """The same, split like `compute`."""
+
+    def of_half(self, half: str) -> list[Weight]:
+        """The weights of a layer in one of `HALVES`."""
+        return [weight for weight in self.weights if weight.half == half]
+
+    @staticmethod
+    def of(weights: Iterable[Weight]) -> Part:
+        """The sum over several weights."""
+        weights = tuple(weights)
+        return Part(
+            weights,
+            sum(one.compute for one in weights),
+            sum(one.sharded for one in weights),
+            sum(one.state for one in weights),
+            sum(one.whole_state for one in weights),
+            max(one.state for one in weights),
+            max(one.whole_state for one in weights),
+        )
+
+
+class Parts(NamedTuple):
+    """The parts of a model on a device."""
+
+    ends: dict[str, Part]
+    """Embedding, head and the norm before it, by name."""
+    layers: dict[str, Part]
+    """Of one layer of each kind."""
+
+
+class Ends(NamedTuple):
+    """Bytes by part of the model."""
+
+    layers: int
+    embedding: int
+    head: int
+    final_norm: int
+
+    @property
+    def all(self) -> int:
+        """Bytes of the whole model."""
+        return sum(self)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one configuration, on any mesh; its `parallel` is not used."""
+
+    config: Config
+
+    @cached_property
+    def _specs(self) -> Specs:
+        """The parameter specs of the model, with one layer of each kind."""
+        return decoder_specs(self.config, LayerOrder.of_kinds([0], [self.kinds]))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the model's layers."""
+        return tuple(kind_counts(self.config.model))
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, int, int], Parts]:
+        return {}
+
+    def parts(self, tensor: int, shards: int, pipe: int = 1) -> Parts:
+        """Elements and state of each part.
+
+        Args:
+            tensor: ranks that share every matrix.
+            shards: ranks that ZeRO shards over.
+            pipe: ranks that share the ends of the model; 1 where they do not.
+        """
+        key = tensor, shards, pipe
+        if key not in self._parts:
+            ends = {name: self._part((name,), tree, *key) for name, tree in self._specs.items() if name != LAYERS}
+            paths = {kind: (LAYERS,) if kind == ALIKE else (LAYERS, kind) for kind in self.kinds}
+            own = lambda kind: own_layers(self._specs[LAYERS], kind)
+            self._parts[key] = Parts(ends, {kind: self._part(path, own(kind), *key) for kind, path in paths.items()})
+        return self._parts[key]
+
+    def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, *ranks: int) -> Part:
+        """The weights of the tree at `path`."""
+        found = jax.tree_util.tree_leaves_with_path(tree)
+        return Part.of(self._weight(path, tuple(key.key for key in below), spec, *ranks) for below, spec in found)
+
+    def _weight(
+        self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, tensor: int, shards: int, pipe: int
+    ) -> Weight:
+        rules = compute_rules(kv_heads=kv_heads(self.config.model), tensor=tensor, shared_ends=pipe > 1)
+        sizes = {"tensor": tensor, "pipe": pipe}
+        dims = {name: size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"}
+        local = {name: size // prod(sizes[axis] for axis in getattr(rules, name)) for name, size in dims.items()}
+        compute, name = prod(local.values()), ".".join((*path, *below))
+        axes = SHARD_ORDER if len(dims) > 1 else ()
+        divided = next((axis for axis in axes if axis in local and local[axis] % shards == 0), None)
+        split = local if divided is None else local | {divided: local[divided] // shards}
+        sharded, state, whole = prod(split.values()), self._state_bytes(spec, split), self._state_bytes(spec, local)
+        return Weight(name, prod(dims.values()), compute, sharded, state, whole, spec.matrix, *below[:1])
+
+    def _state_bytes(self, spec: ParamSpec, local: Mapping[str, int]) -> float:
+        """Bytes of master weight, moments and average on a device that has `local` of each dim."""
+        optimizer, moments = self.config.optimizer, self.config.precision.moments
+        each, elements = FLOAT32_BYTES * (2 if optimizer.ema is not None else 1), prod(local.values())
+        if optimizer.name == "adafactor":
+            sizes = list(local.values())
+            inputs, outputs = prod(sizes[: spec.inputs]), prod(sizes[spec.inputs :])
+            return each * elements + FLOAT32_BYTES * (inputs + outputs if len(sizes) > 1 else elements)
+        form = form_of(moments, spec)
+        if isinstance(form, Blocks):
+            width = 1 + FLOAT32_BYTES / form.size
+        else:
+            width = 2 if form == "bfloat16" else FLOAT32_BYTES
+        single = optimizer.name == "lion" or (optimizer.name == "muon" and spec.matrix)
+        return (each + width * (1 if single else 2)) * elements

@@ -1,0 +1,166 @@
+"""`plan.json`: a plan with its configuration, the cluster that it is for, and the predictions for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config import Config, UserError, config_from_dict, config_to_dict, load_config
+from jaxpar.config.axes import axis_sizes
+from jaxpar.config.plan import PLAN_VERSION, Plan, check_plan_version
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.reading.typed import field_types, record_from_plain, shown
+from jaxpar.config.spelling import did_you_mean, named
+
+KEYS = ("version", "cluster", "predicted", "plan", "config")
+"""The keys of the file, in this order."""
+NUMBERS = ("step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes")
+"""Predictions that are a number above 0."""
+TABLES = ("breakdown", "memory")
+"""Predictions that are numbers by name."""
+LARGEST_NUMBER = 1e30
+"""Limit for bytes, seconds and rates; whole numbers of hundreds of digits would not become a float."""
+DROPPED = ("optimizer_resident", "weights_resident")
+"""Keys that only plans without a version have: such a plan is derived again before it is run."""
+CONFIG_BESIDE = "config.yaml"
+"""File with the configuration of a run's plan without a version."""
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """What `plan.json` holds."""
+
+    config: Config
+    plan: Plan
+    cluster: str | None = None
+    """The cluster that it is for, as the user wrote it; None for a run on this machine's devices."""
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    """Nothing, or `NUMBERS` and `TABLES`, and `host_bytes`, `usable_bytes`, `node_order` and `stages`."""
+    version: int | None = PLAN_VERSION
+    """None for an older file: it may lack what a plan decides today, and is derived again before it is run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "version": PLAN_VERSION,
+            "cluster": self.cluster,
+            "predicted": dict(self.predicted),
+            "plan": asdict(self.plan),
+            "config": config_to_dict(self.config),
+        }
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def write(path: Path, file: PlanFile) -> None:
+    """Write `plan.json`. Raises `UserError` if it cannot be written."""
+    try:
+        path.write_text(file.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{named(path)}: the plan cannot be written ({error.strerror})") from None
+
+
+def read(path: Path) -> PlanFile:
+    """Read `plan.json` of the planner or of a run, files without a version too; of a list (`--json`) the first.
+
+    Raises:
+        UserError: it cannot be read, is no plan, or is of a version that this release does not read.
+    """
+    said = named(path)
+    try:
+        text = read_text_file(path, LONGEST_WRITTEN)
+    except FileNotFoundError:
+        beside = [entry.name for entry in path.parent.glob("*.json")]
+        raise UserError(f"{said}: there is no such file{did_you_mean(path.name, beside)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{said}: cannot be read as text ({error})") from None
+    plain = parse_json(text, said, unique=True)
+    if isinstance(plain, list) and plain:
+        plain = plain[0]
+    if not isinstance(plain, dict):
+        raise UserError(f"{said}: no plan.json; expected {', '.join(KEYS)}, got {shown(plain)}")
+    if "version" in plain:
+        check_plan_version(plain["version"], said)
+    elif "axes" in plain:
+        return _run_of_before(path, plain)
+    else:
+        plain = _planner_of_before(plain)
+    _check(said, plain)
+    try:
+        config, plan = config_from_dict(plain["config"]), record_from_plain(Plan, plain["plan"], "plan")
+    except UserError as error:
+        raise UserError(f"{said}: {error}") from None
+    return PlanFile(config, plan, plain["cluster"], plain["predicted"], plain["version"])
+
+
+def _planner_of_before(plain: dict[str, Any]) -> dict[str, Any]:
+    """The planner's files without a version: predictions were at the level of the plan."""
+    predicted = {name: value for name, value in plain.items() if name not in KEYS}
+    known = {name: plain[name] for name in KEYS if name in plain}
+    return known | {"version": None, "predicted": predicted, "plan": _without_dropped(plain.get("plan"))}
+
+
+def _without_dropped(plan: Any) -> Any:
+    return {name: own for name, own in plan.items() if name not in DROPPED} if isinstance(plan, dict) else plan
+
+
+def _run_of_before(path: Path, plain: dict[str, Any]) -> PlanFile:
+    """A run's files without a version: only the plan, with the configuration in a file next to it."""
+    said, beside = named(path), path.parent / CONFIG_BESIDE
+    try:
+        plan = record_from_plain(Plan, _without_dropped(plain), "plan")
+    except UserError as error:
+        raise UserError(f"{said}: {error}") from None
+    if not beside.exists():
+        raise UserError(
+            f"{said}: a run's plan without a version, which has no configuration of its own; expected that of the run "
+            f"beside it, in {CONFIG_BESIDE}"
+        )
+    config = load_config(str(beside))
+    if axis_sizes(config.parallel) != dict(plan.axes):
+        raise UserError(f"{said}: a plan on another mesh than {named(beside)}, which should be its configuration")
+    return PlanFile(config, plan, version=None)
+
+
+def _check(said: str, plain: Mapping[str, Any]) -> None:
+    """Raise `UserError` if something is missing or unknown, or a prediction is not a number."""
+    if missing := [key for key in KEYS if key not in plain]:
+        are = "is" if len(missing) == 1 else "are"
+        raise UserError(f"{said}: no plan.json, because {' and '.join(missing)} {are} missing")
+    if unknown := [key for key in plain if key not in KEYS]:
+        raise UserError(f"{said}: unknown key {shown(unknown[0])}{did_you_mean(unknown[0], KEYS)}")
+    if not isinstance(plain["cluster"], str | None):
+        raise UserError(f"{said}: cluster: expected text or null, got {shown(plain['cluster'])}")
+    for name in ("config", "plan", "predicted"):
+        if not isinstance(plain[name], dict):
+            raise UserError(f"{said}: {name}: expected names and values, got {shown(plain[name])}")
+    if plain["version"] is not None and (missing := [key for key in field_types(Plan) if key not in plain["plan"]]):
+        raise UserError(f"{said}: plan: the key {missing[0]} is missing")
+    if plain["predicted"]:
+        _check_predicted(said, plain["predicted"])
+
+
+def _check_predicted(said: str, predicted: Mapping[str, Any]) -> None:
+    for name in NUMBERS:
+        if not is_number(predicted.get(name)) or predicted[name] <= 0:
+            raise UserError(f"{said}: {name}: expected a number above 0, got {shown(predicted.get(name))}")
+    for table in TABLES:
+        if not isinstance(predicted.get(table), dict):
+            raise UserError(f"{said}: {table}: expected names and values, got {shown(predicted.get(table))}")
+        for name, value in predicted[table].items():
+            if not is_number(value):
+                raise UserError(f"{said}: {table}.{name}: expected a number, got {shown(value)}")
+    for stage in predicted.get("stages") or []:
+        if not isinstance(stage, dict) or not {"group", "gpu", "first", "layers"} <= set(stage):
+            raise UserError(f"{said}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite JSON number of at most `LARGEST_NUMBER`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER

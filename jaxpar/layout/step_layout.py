@@ -1,0 +1,184 @@
+"""The specs, placements and shapes of a plan's step: without devices, and without compiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxpar.config import Config
+from jaxpar.config.counting import kv_heads
+from jaxpar.config.plan import Plan
+from jaxpar.hardware.host import PINNED
+from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
+from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
+from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.build import abstract_mesh
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.parameters import Partitions, Specs, initial_weights
+from jaxpar.mesh.placements import Placements, place
+from jaxpar.model.decoder import decoder_specs
+from jaxpar.optim.moments import check_blocks
+from jaxpar.optim.norm import squares_layout
+from jaxpar.optim.optimizer import Optimizer, make_optimizer
+from jaxpar.optim.schedule import Schedule, learning_rate, muon_learning_rate
+from jaxpar.pipeline.execution.program import PipelineProgram
+from jaxpar.pipeline.schedules import Schedule as PipelineSchedule
+from jaxpar.precision.loss_scale import initial_loss_scale
+
+type AnyMesh = Mesh | AbstractMesh
+
+
+@dataclass(frozen=True, eq=False)
+class StepLayout:
+    """The specs, placements and shapes of a step; raises `UserError` if moments do not fit the layout."""
+
+    config: Config
+    plan: Plan
+    fraction: Schedule | None = None
+    """The learning rate at a step as a share of its peak; by default the schedule of `config`."""
+
+    def __post_init__(self) -> None:
+        check_blocks(self.plan.dtypes.moments, self.specs, self.master, self.plan.axes)
+
+    @cached_property
+    def order(self) -> LayerOrder:
+        """The order of the layers in the stacks of weights."""
+        return layer_order(self.plan, self.config.model)
+
+    @cached_property
+    def specs(self) -> Specs:
+        """The spec of each weight of the model."""
+        return decoder_specs(self.config, self.order)
+
+    @cached_property
+    def placements(self) -> Placements:
+        """The placements of the weights, by role."""
+        plan, shared_ends = self.plan, self.plan.pipe_ends == "shared"
+        return place(
+            self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model), shared_ends=shared_ends
+        )
+
+    @property
+    def master(self) -> Partitions:
+        """Partitions of the master weights."""
+        return self.placements.optimizer.layout
+
+    @cached_property
+    def learning_rate(self) -> Schedule:
+        """The learning rate after so many updates."""
+        return learning_rate(self.config.optimizer, self.config.run.steps, self.fraction)
+
+    @cached_property
+    def muon_learning_rate(self) -> Schedule | None:
+        """That of Muon's matrices; None under another optimizer."""
+        return muon_learning_rate(self.config.optimizer, self.config.run.steps, self.fraction)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """The rules of all weights."""
+        return make_optimizer(
+            self.config.optimizer,
+            steps=self.config.run.steps,
+            moments=self.plan.dtypes.moments,
+            specs=self.specs,
+            layout=self.master,
+            fraction=self.fraction,
+        )
+
+    @cached_property
+    def state(self) -> TrainState:
+        """Partitions of the state."""
+        return state_layout(self.master, self.optimizer)
+
+    @cached_property
+    def squares(self) -> Partitions:
+        """Partitions of the squares of gradients, weight by weight."""
+        return squares_layout(self.master, self.specs)
+
+    @cached_property
+    def schedule(self) -> PipelineSchedule:
+        """Of the pipeline."""
+        return schedule_of(self.plan)
+
+    @cached_property
+    def program(self) -> PipelineProgram:
+        """The program that the executor runs."""
+        return pipeline_program(self.plan)
+
+    @cached_property
+    def batch(self) -> dict[str, PartitionSpec]:
+        """Partition of each array of a batch, [microbatch, row, ...]."""
+        tokens = PartitionSpec(None, DATA_AXES, "context")
+        names = ("tokens", "labels", "mask", "segments", "positions", "indices")
+        return {**dict.fromkeys(names, tokens), "examples": PartitionSpec(None, DATA_AXES)}
+
+    @property
+    def batch_shape(self) -> tuple[int, int, int]:
+        """[microbatch, row, token] of a global batch."""
+        data, microbatches = self.config.data, self.plan.microbatches
+        return microbatches, data.batch_size // microbatches, data.sequence_length
+
+    @cached_property
+    def mesh(self) -> AbstractMesh:
+        """The mesh without devices."""
+        return abstract_mesh(self.plan.axes)
+
+    @cached_property
+    def on_device(self) -> tuple[bool, ...]:
+        """For each leaf of `specs`, whether its master weight and moments are on the device."""
+        plan = self.plan
+        if plan.optimizer_offload == "none":
+            return (True,) * len(self.weight_names)
+        return tuple(name in plan.resident_weights for name in self.weight_names)
+
+    @cached_property
+    def weight_names(self) -> tuple[str, ...]:
+        """The name of each leaf of `specs`, such as `layers.mlp.up`."""
+        paths = jax.tree_util.tree_leaves_with_path(self.specs)
+        return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)
+
+    def state_shardings(self, mesh: AnyMesh | None = None) -> TrainState:
+        """The shardings of the state between steps; what is offloaded, or on disk, has those of pinned host memory."""
+        everywhere = shardings(self.mesh if mesh is None else mesh, self.state)
+        states = [
+            own if stays else jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), own)
+            for own, stays in zip(weight_states(everywhere.master, everywhere.optimizer), self.on_device, strict=True)
+        ]
+        return join_weights(states, everywhere)
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""
+        master = initial_weights(self.specs, self.config.run.seed, self.order)
+        return initial_state(master, self.optimizer, initial_loss_scale(self.config.precision))
+
+    @cached_property
+    def state_shapes(self) -> TrainState:
+        """Global shapes and dtypes of the state."""
+        return jax.eval_shape(self.initial_state)
+
+    def abstract_state(self, mesh: AnyMesh | None = None) -> TrainState:
+        """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
+        put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        return jax.tree.map(put, self.state_shapes, self.state_shardings(mesh))
+
+    def abstract_batch(self, mesh: AnyMesh | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and shardings of a placed batch, for compiling before there is one."""
+        return {
+            name: jax.ShapeDtypeStruct(
+                self.batch_shape[: 2 if name == "examples" else 3],
+                jnp.float32 if name == "mask" else jnp.int32,
+                sharding=sharding,
+            )
+            for name, sharding in shardings(self.mesh if mesh is None else mesh, self.batch).items()
+        }
+
+
+def shardings(mesh: AnyMesh, layout: Any) -> Any:
+    """`NamedSharding`s on a mesh for a tree of partitions."""
+    is_leaf = lambda x: isinstance(x, PartitionSpec)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), layout, is_leaf=is_leaf)

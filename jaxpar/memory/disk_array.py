@@ -1,0 +1,157 @@
+"""Arrays over a mesh whose parts are stored in files: each process has those of its own devices.
+
+The files are scratch. Their disk space is allocated at the start, and they are unlinked as soon as they are open: they
+are freed however the process ends, and no later process can mistake them for its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+from jaxpar.hardware.host import PINNED
+
+type _Place = tuple[tuple[int, int], ...]
+"""Which part of the whole array: first and last index along each dim."""
+
+type Region = tuple[slice, ...]
+"""The same as slices."""
+
+type Parts = list[tuple[Any, np.ndarray]]
+"""Devices, and rows of the part of each, on the host."""
+
+
+class DiskArray:
+    """An array of which this process's parts are in files in `folder`.
+
+    Args:
+        folder: where the files are made.
+        like: shape, dtype and sharding.
+
+    Raises:
+        UserError: the disk has no room, or the folder cannot be written to.
+    """
+
+    def __init__(self, folder: Path, like: jax.ShapeDtypeStruct):
+        assert isinstance(like.sharding, NamedSharding), "a state is sharded over the mesh"
+        self.folder, self.shape, self.dtype = folder, like.shape, np.dtype(like.dtype)
+        self.sharding = NamedSharding(like.sharding.mesh, like.sharding.spec)
+        self.local_shape = self.sharding.shard_shape(self.shape)
+        self.on_device: jax.Array | None = None
+        """What the next step reads of it, in another dtype; None where it reads nothing."""
+        self.halfway = False
+        """Whether an update of the state that it belongs to has begun and not ended."""
+        self._place_of = {
+            device: _place(index, self.shape)
+            for device, index in self.sharding.addressable_devices_indices_map(self.shape).items()
+        }
+        self._parts = {place: _scratch(folder, self.local_shape, self.dtype) for place in set(self._place_of.values())}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts, including those of other processes."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def read(self, first: int, rows: int | None) -> Parts:
+        """Some rows of every part, or all from `first` on."""
+        last = None if rows is None else first + rows
+        read = {place: np.array(part[first:last]) for place, part in self._parts.items()}
+        return [(device, read[place]) for device, place in self._place_of.items()]
+
+    def placed(self, parts: Parts) -> jax.Array:
+        """The result of `read`, on the devices."""
+        rows = parts[0][1].shape[0] * (self.shape[0] // self.local_shape[0])
+        arrays = [jax.device_put(part, device) for device, part in parts]
+        return jax.make_array_from_single_device_arrays((rows, *self.shape[1:]), self.sharding, arrays)
+
+    def write(self, first: int, piece: jax.Array) -> None:
+        """Write back rows that are on the devices as `placed` returns them, or in host memory likewise."""
+        written = set()
+        for shard in piece.addressable_shards:
+            place = self._place_of[shard.device]
+            if place not in written:
+                written.add(place)
+                rows = np.asarray(shard.data)
+                self._parts[place][first : first + rows.shape[0]] = rows
+
+    def parts(self) -> Iterator[tuple[Region, np.ndarray]]:
+        """Each part of this process, in its file, and its index in the array."""
+        for place, part in self._parts.items():
+            yield _region(place), part
+
+    def own_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
+        """Those of `parts` that this process saves: replicas are saved by one process only."""
+        owners: dict[_Place, Any] = {}
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
+            place = _place(index, self.shape)
+            owners[place] = min(device, owners.get(place, device), key=lambda device: device.id)
+        for place, part in self._parts.items():
+            if owners[place].process_index == jax.process_index():
+                yield _region(place), part
+
+    def copied(self) -> DiskArray:
+        """A copy in new files."""
+        copy = DiskArray(self.folder, jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding))
+        for place, part in self._parts.items():
+            np.copyto(copy._parts[place], part)
+        return copy
+
+    def in_memory(self) -> jax.Array:
+        """A copy in pinned host memory."""
+        pinned = self.sharding.with_memory_kind(PINNED)
+        copy = lambda index: np.array(self._parts[_place(index, self.shape)])
+        return jax.make_array_from_callback(self.shape, pinned, copy)
+
+
+def offload_folder(config: Config) -> Path:
+    """The folder of the files of a run's state."""
+    run, chosen = config.run, config.memory.offload_dir
+    return Path(chosen).expanduser() if chosen is not None else Path(run.dir).expanduser() / run.name
+
+
+def check_whole(state: Any) -> None:
+    """Raises `UserError` if an update was interrupted: it is then in some of the files and not in others."""
+    leaves = jax.tree.leaves(state)
+    if any(leaf.halfway for leaf in leaves if isinstance(leaf, DiskArray)):
+        raise UserError(
+            "memory.optimizer_offload: file, and the update of a step was interrupted, so that a part of the state has "
+            "it and the rest does not; create a new Trainer, and restore the last checkpoint"
+        )
+
+
+def in_memory(tree: Any) -> Any:
+    """`tree` with its disk arrays in pinned host memory."""
+    return jax.tree.map(lambda leaf: leaf.in_memory() if isinstance(leaf, DiskArray) else leaf, tree)
+
+
+def _place(index: Any, shape: tuple[int, ...]) -> _Place:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _region(place: _Place) -> Region:
+    return tuple(slice(*ends) for ends in place)
+
+
+def _scratch(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory-maps an unlinked file for an array."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f".resting-state-{os.getpid()}"
+        with path.open("w+b") as file:
+            path.unlink()
+            os.posix_fallocate(file.fileno(), 0, size)
+            return np.memmap(file, np.uint8, "r+", shape=(size,)).view(dtype).reshape(shape)
+    except OSError as error:
+        raise UserError(
+            f"memory.offload_dir: {folder} cannot take {size / 2**20:.1f} MiB more of master weights and moments "
+            f"({error.strerror}); expected a folder on a disk with room for all of them"
+        ) from error

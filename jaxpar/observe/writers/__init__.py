@@ -1,0 +1,1 @@
+"""Writers of metrics: the screen, files, TensorBoard, Weights & Biases, plots."""

@@ -1,0 +1,210 @@
+"""The screen: the plan, a progress bar with a line per logged step, and a list of the output files at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
+
+FILES = (
+    ("config.yaml", "the configuration, every field resolved"),
+    ("plan.json", "the layout"),
+    ("metrics.jsonl", "an object per logged step; as a page: python -m jaxpar.report {folder}"),
+    ("events.jsonl", "starts, saves and messages"),
+    ("environment.json", "versions, devices, the command"),
+    ("summary.json", "the numbers above"),
+    ("loss.png", "the loss as a picture"),
+    ("tensorboard", "events: tensorboard --logdir {path}"),
+    ("checkpoints", "weights and optimizer state"),
+    ("profile", "traces of the JAX profiler"),
+)
+"""What a run's folder may hold, with a description."""
+
+HEADER_EVERY = 25
+PLAIN_WIDTH = 100
+
+
+class ConsoleView(Listener):
+    """Prints a run with rich.
+
+    Without a terminal it prints plain lines: no progress bar, no control characters, no wrapping. It goes last among
+    several listeners, so that the files that it lists at the end exist.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        if console is None:
+            # Without a terminal rich assumes 80 columns, too few for the plan's reasons.
+            console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+        self._console = console
+        self._folder = Path()
+        self._titles: list[str] = []
+        self._lines_since_header = 0
+        self._progress: Progress | None = None
+
+    def start(self, info: RunInfo) -> None:
+        self._folder = Path(info.folder)
+        self._console.print(self._plan_table(info.rows))
+        if info.baseline_loss is not None:
+            self._line(f"Baseline: a held-out loss of {info.baseline_loss:.4f} nats per token")
+        if 1 < info.first_step <= info.steps:
+            self._line(f"Continuing with step {info.first_step} of {info.steps}")
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                refresh_per_second=2,
+                transient=True,
+            )
+            self._progress.add_task("compiling", total=info.steps, completed=info.first_step - 1)
+            self._progress.start()
+
+    def step(self, record: StepRecord) -> None:
+        columns = _columns(record)
+        titles = [title for title, _, _ in columns]
+        if titles != self._titles or self._lines_since_header >= HEADER_EVERY:
+            self._titles, self._lines_since_header = titles, 0
+            self._line("".join(f"{title:>{width}}" for title, width, _ in columns), "bold")
+        self._line("".join(f"{value:>{width}}" for _, width, value in columns))
+        self._lines_since_header += 1
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)
+
+    def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
+        self._line(f"{step:>7}{loss:>8.4f}  held-out{_against(loss, baseline)}", "cyan")
+
+    def saved(self, step: int, path: str) -> None:
+        place = Path(path)
+        shown = place.relative_to(self._folder) if place.is_relative_to(self._folder) else place
+        self._line(f"{step:>7}  saved {shown}", "dim")
+
+    def message(self, text: str) -> None:
+        self._line(f"- {self._printable(text)}", "bold")
+
+    def anomaly(self, anomaly: Anomaly) -> None:
+        self._line(f"! {self._printable(anomaly.text)}", "bold yellow")
+
+    def sample(self, prompt: str, continuation: str) -> None:
+        for title, text in (("Held-out prompt", prompt), ("Continued by the model", continuation)):
+            self._line(f"\n{title}", "bold")
+            for line in self._printable(text).splitlines():
+                self._line(f"  | {line}")
+
+    def end(self, summary: Summary) -> None:
+        self.close()
+        self._line(f"\nTrained to step {summary.steps} on {_count(summary.tokens)} tokens", "bold")
+        self._line(
+            f"  time      {_clock(summary.train_seconds)} in steps, {summary.steady_step_seconds * 1e3:.4g} ms each; "
+            f"compilation {summary.compile_seconds:.1f} s, first step {summary.first_step_seconds:.2f} s"
+        )
+        self._line(f"  loss      {summary.loss:.4f} in training")
+        if summary.eval_loss is not None:
+            against = _against(summary.eval_loss, summary.baseline_loss)
+            self._line(f"            {summary.eval_loss:.4f} held-out{against}")
+        for source, epochs in (summary.epochs or {}).items():
+            self._line(f"  data      {epochs:.3g} epochs of {source}")
+        if summary.peak_bytes is not None:
+            whose = "on the fullest device" if summary.memory_kind == "device" else "of host memory in this process"
+            self._line(f"  memory    peak {_bytes(summary.peak_bytes)} {whose}")
+        if summary.predicted_bytes is not None:
+            self._line(f"            predicted {_bytes(summary.predicted_bytes)} per device")
+        self._line(f"\nWhere things are: {self._folder}", "bold")
+        for name, what in FILES:
+            if (self._folder / name).exists():
+                self._line(f"  {name:<18}{what.format(path=self._folder / name, folder=self._folder)}")
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _plan_table(self, rows: list[tuple[str, str, str]]) -> Table:
+        # Box characters are for people at a terminal, not for log files.
+        table = Table(box=box.SIMPLE_HEAD if self._console.is_terminal else None, pad_edge=False)
+        table.add_column("plan", no_wrap=True)
+        table.add_column("value", style="cyan", overflow="fold")
+        table.add_column("why", style="dim", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(self._printable(cell)) for cell in row))
+        return table
+
+    def _line(self, text: str, style: str = "") -> None:
+        # Text, not a string: rich would read parts of a source code sample as markup.
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _printable(self, text: str) -> str:
+        """Text that cannot move the cursor and that the terminal's encoding can represent."""
+        shown = "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+        return shown.encode(self._console.encoding, "replace").decode(self._console.encoding)
+
+
+def _columns(record: StepRecord) -> list[tuple[str, int, str]]:
+    """(title, width, value) of a step's line; at most 79 characters in all."""
+    columns = [
+        ("step", 7, str(record.step)),
+        ("loss", 8, f"{record.loss:.4f}"),
+        ("grad norm", 10, _norm(record.grad_norm)),
+        ("lr", 9, f"{record.learning_rate:.2e}"),
+        ("tokens/s", 9, _count(record.tokens_per_second)),
+    ]
+    if record.muon_learning_rate is None:
+        columns.append(("/device", 8, _count(record.tokens_per_second_per_device)))
+    else:  # There is no room for both.
+        columns.insert(4, ("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
+    if record.mfu is not None:
+        columns.append(("MFU", 6, f"{record.mfu:.1%}"))
+    if record.memory_bytes is not None:
+        columns.append(_memory(record, record.memory_bytes))
+    return [*columns, ("ETA", 9, _clock(record.eta_s))]
+
+
+def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:
+    """In use, the peak so far and the limit of the fullest device; or this process's host memory."""
+    peak, limit = record.memory_peak_bytes, record.memory_limit_bytes
+    if record.memory_kind == "host":
+        return "host mem", 13, _bytes(in_use)
+    if peak is None or limit is None:
+        return "memory", 13, _bytes(in_use)
+    used = [f"{value / 2**30:.{1 if value < 100 * 2**30 else 0}f}" for value in (in_use, peak)]
+    return "GiB/peak/max", 13, f"{used[0]}/{used[1]}/{limit / 2**30:.0f}"
+
+
+def _against(loss: float, baseline: float | None) -> str:
+    if baseline is None:
+        return ""
+    side = "below" if loss < baseline else "above"
+    return f", {abs(baseline - loss):.4f} {side} the baseline of {baseline:.4f}"
+
+
+def _norm(value: float) -> str:
+    return f"{value:.3f}" if 0.001 <= value < 1000 else f"{value:.2e}"
+
+
+def _count(value: float) -> str:
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            scaled = value / limit
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{unit}"
+    return f"{value:.0f}"
+
+
+def _bytes(value: int) -> str:
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d {hour:02}:{minute:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -1,0 +1,38 @@
+"""Schedules in words, and readable times, shares and bytes."""
+
+from __future__ import annotations
+
+from jaxpar.pipeline.actions import Kind
+from jaxpar.pipeline.table import Schedule
+from jaxpar.pipeline.timing.per_chunk import Number
+
+
+def title(schedule: Schedule) -> str:
+    """`zb-v: 4 ranks, 2 chunks each, 8 microbatches`."""
+    chunks = f", {schedule.virtual_stages} chunks each" if schedule.virtual_stages > 1 else ""
+    return f"{schedule.name}: {schedule.ranks} ranks{chunks}, {schedule.microbatches} microbatches"
+
+
+def kind_name(kind: Kind, schedule: Schedule) -> str:
+    """The names of F, B and W in `schedule`."""
+    backward = "input gradient" if schedule.splits_backward else "backward"
+    return {Kind.FORWARD: "forward", Kind.BACKWARD: backward, Kind.WEIGHT: "weight gradient"}[kind]
+
+
+def number(value: Number, digits: int = 4) -> str:
+    """At most so many digits after the point, without trailing zeros: `28.5`, `33`, `0.0125`."""
+    text = f"{float(value):.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(part: Number) -> str:
+    """`37.5%`."""
+    return f"{100 * float(part):.1f}%"
+
+
+def size(count: Number) -> str:
+    """Bytes in binary units: `51.6 GiB`."""
+    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 2**power:
+            return f"{float(count / 2**power):.1f} {unit}"
+    return f"{float(count):.0f} B"

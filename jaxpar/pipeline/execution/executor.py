@@ -1,0 +1,446 @@
+"""Runs a pipeline's program inside the step's `shard_map`: the only loop over microbatches.
+
+Ticks are uniform: in a tick every rank runs the same operations on its own microbatch and chunk, and operations for
+which a rank has no action are computed and not counted. So no rank branches around a permute (which would corrupt
+data), and a run of equal ticks is one `lax.scan`. The order in a tick is F, the loss of the last chunk, B, W; the
+result of F is sent while B computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Jaxpr
+from jaxtyping import Array, Float
+
+from jaxpar.config.errors import UserError
+from jaxpar.mesh.axes import AXES, vary, varying_axes
+from jaxpar.mesh.collectives import shift_stage, sum_over_stages
+from jaxpar.mesh.layer_order import LAYERS, Chunk
+from jaxpar.mesh.parameters import Arrays, Weights
+from jaxpar.mesh.tracing import TracedOnce, equations, traced
+from jaxpar.pipeline.actions import Kind
+from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
+
+TYPE_ONLY = ("axis_index", "pcast", "pvary")
+"""Primitives that name mesh axes without communication."""
+
+type Batch = dict[str, jax.Array]
+"""The arrays of a batch, or of a microbatch, by name."""
+
+type Row = dict[str, jax.Array]
+"""One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
+
+
+type Held = Arrays | None
+"""Buffers that only some schedules have."""
+
+
+class Stages(Protocol):
+    """The model's interface to the executor: `jaxpar.model.decoder.DecoderStages`."""
+
+    @property
+    def loop(self) -> Any: ...
+    @property
+    def vocab_axes(self) -> tuple[str, ...]: ...
+    def over_held_chunks(self) -> Any: ...
+    def no_chunks(self, weights: Weights, slots: int, *, gradients: bool = False) -> Arrays: ...
+    def hold(self, held: Any, slot: int, weights: Weights, chunk: int, after: jax.Array) -> Arrays: ...
+    def release(self, held: Any, slot: int, gradients: Weights, chunk: int) -> tuple[Arrays, Weights]: ...
+    def token_context(self, batch: Batch) -> Any: ...
+    def embed(self, weights: Weights, batch: Batch) -> jax.Array: ...
+    def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights: ...
+    def loss(
+        self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]: ...
+
+
+class Carry(NamedTuple):
+    """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and the reported loss."""
+
+    stash: Any
+    arrivals: jax.Array
+    cotangents: jax.Array
+    outputs: jax.Array
+    kept: Held
+    gradients: Weights
+    reported: Float[Array, ""]
+    held: Held
+    """Gradients of the chunks that are held."""
+    report: dict[str, Float[Array, ""]]
+    """The layers' metrics, summed."""
+
+
+class Gradients(NamedTuple):
+    """The results of a batch on this rank, summed over its microbatches."""
+
+    gradients: Weights
+    """Of all weights, in gradient placement."""
+    nll: Float[Array, ""]
+    """The reported loss."""
+    report: dict[str, Float[Array, ""]]
+    """The layers' metrics."""
+
+
+def execute(
+    program: PipelineProgram,
+    stages: Stages,
+    weights: Weights,
+    gradients: Weights,
+    microbatches: Batch,
+    seed: Float[Array, ""],
+) -> Gradients:
+    """Gradients, the reported loss and the layers' reports of this rank, summed over the microbatches.
+
+    `weights` are in storage placement; `microbatches` are arrays [microbatch, ...]; `gradients` are the zeros in
+    gradient placement that gradients accumulate in; `seed` is the cotangent of the objective (loss scale / tokens).
+    """
+    return _Executor(program, stages).train(gradients, Given(weights, weights[LAYERS], microbatches, seed))
+
+
+def evaluate(
+    program: PipelineProgram,
+    stages: Stages,
+    weights: Weights,
+    microbatches: Batch,
+    result: Callable[[jax.Array, Batch], Float[Array, "..."]],
+) -> Float[Array, "..."]:
+    """`result(output of the last chunk, microbatch)`, summed over the microbatches, for a program of forwards alone.
+
+    Counted on the last chunk's rank and zero on the others, or counted on all where they share the vocabulary.
+    """
+    return _Executor(program, stages).evaluate(result, Given(weights, weights[LAYERS], microbatches, None))
+
+
+class Given(NamedTuple):
+    """The inputs of every tick."""
+
+    weights: Weights
+    """In storage placement."""
+    layers: Any
+    """The layers' weights: all of them in storage placement, or the chunks that are held."""
+    microbatches: Batch
+    """Arrays [microbatch, ...]."""
+    seed: jax.Array | None
+    """Cotangent of the objective; None where nothing goes backward."""
+
+
+type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]
+"""One action of a tick: its value, and the carry after it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Executor:
+    program: PipelineProgram
+    stages: Stages
+
+    def __post_init__(self) -> None:
+        ranks, size = self.program.schedule.ranks, lax.axis_size("pipe")
+        assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
+
+    @property
+    def _shares_ends(self) -> bool:
+        """Whether all pipeline ranks take part in the embedding and the loss."""
+        return "pipe" in self.stages.vocab_axes
+
+    # ---- the whole table
+
+    def train(self, gradients: Weights, given: Given) -> Gradients:
+        loop, slots = self.stages.loop, self.program.slots
+        x, tokens = self._shapes(given)
+        layers = given.layers
+        carry = Carry(
+            stash=loop.stash(layers, x, tokens, slots["stash"]),
+            kept=loop.kept(layers, x, tokens, slots["kept"]) if slots["kept"] else None,
+            gradients=gradients,
+            reported=vary(jnp.float32(0), set(AXES) - set(self.stages.vocab_axes)),
+            held=None,
+            report={name: vary(jnp.float32(0)) for name in loop.reports},
+            **self._buffers(x),
+        )
+        held, holds = None, self.program.holds
+        if holds:
+            held = self.stages.no_chunks(given.weights, slots["weights"])
+            totals = self.stages.no_chunks(given.weights, slots["gradients"], gradients=True)
+            carry = carry._replace(held=totals)
+        for part in self.program.loops:
+            held, carry = self._between(part.first, held, carry, given)
+            now = given._replace(layers=held) if holds else given
+            tick = lambda run, row, carry, now=now: self._tick(run, row, carry, now)
+            carry = self._loop_over(part, tick, carry)
+        _, carry = self._between(self.program.ticks, held, carry, given)
+        return Gradients(carry.gradients, carry.reported, carry.report)
+
+    def _between(self, tick: int, held: Any, carry: Carry, given: Given) -> tuple[Any, Carry]:
+        """Gather and scatter the chunks that are held before `tick`: (their weights, carry)."""
+        for window in self.program.releases.get(tick, []):
+            totals, gradients = self.stages.release(carry.held, window.slot, carry.gradients, window.chunk)
+            carry = carry._replace(held=totals, gradients=gradients)
+        for window in self.program.loads.get(tick, []):
+            held = self.stages.hold(held, window.slot, given.weights, window.chunk, carry.arrivals)
+        return held, carry
+
+    def evaluate(self, result: Callable[[jax.Array, Batch], jax.Array], given: Given) -> jax.Array:
+        x, _ = self._shapes(given)
+        first = lambda: self._microbatch(given, jnp.int32(0))
+        like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
+        carry = self._buffers(x)["arrivals"], vary(jnp.zeros(like.shape, like.dtype), like.manual_axis_type.varying)
+
+        def tick(run: Run, row: Row, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            arrivals, total = carry
+            data = self._microbatch(given, row["f_microbatch"])
+            x = self._input(row, given, arrivals, None)
+            chunk = Chunk(given.layers, row["f_chunk"], row["f_chunk"])
+            y = self.stages.loop.run(chunk, x, self.stages.token_context(data))
+            if run.head:
+                last = (row["f_counts"] & row["f_last"]) == 1
+                found = result(self._shared(y, last), self._last(row, given, "f"))
+                total += found if self._shares_ends else jnp.where(last, found, 0)
+            return self._arrive(run, "y", row, y, arrivals), total
+
+        for part in self.program.loops:
+            carry = self._loop_over(part, tick, carry)
+        return carry[1]
+
+    def _loop_over[C](self, part: Loop, tick: Callable[[Run, Row, C], C], carry: C) -> C:
+        """`tick(run, row, carry)` for each tick of a loop of the program."""
+
+        def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
+            for run in part.runs:
+                first = run.first - part.first
+                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
+                body = lambda carry, rows, run=run: (tick(run, self._own(rows), carry), None)
+                carry, _ = lax.scan(body, carry, own)
+            return carry, None
+
+        ticks = slice(part.first, part.first + part.repeats * part.ticks)
+        tables = {name: table[ticks] for name, table in self.program.rows.items()}
+        if part.repeats == 1:
+            return once(carry, {name: jnp.asarray(table) for name, table in tables.items()})[0]
+        shaped = {name: jnp.asarray(t.reshape(part.repeats, part.ticks, -1)) for name, t in tables.items()}
+        return lax.scan(once, carry, shaped)[0]
+
+    # ---- one tick
+
+    def _tick(self, run: Run, row: Row, carry: Carry, given: Given) -> Carry:
+        y = g = None
+        if Kind.FORWARD in run.kinds:
+            y, carry = self._act(row["f_counts"], ("stash", "outputs", "report"), "forward", row, carry, given)
+        if Kind.BACKWARD in run.kinds:
+            at = self._at(carry.cotangents, row["b_cotangent"])
+            if run.head:
+                last = row["b_counts"] & row["b_last"]
+                g, carry = self._act(last, ("gradients", "reported"), "loss", row, carry, given)
+                at = jnp.where(row["b_last"] == 1, g, at)
+            changed = ("gradients", "held", "kept")
+            g, carry = self._act(row["b_counts"], changed, "backward", row | {"b_dy": at}, carry, given)
+            # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
+            stash, g = lax.optimization_barrier((carry.stash, g))
+            carry = carry._replace(stash=stash)
+        if Kind.WEIGHT in run.kinds:
+            _, carry = self._act(row["w_counts"], ("gradients",), "weight", row, carry, given)
+            kept, layers = lax.optimization_barrier((carry.kept, carry.gradients[LAYERS]))
+            carry = _with_layers(carry._replace(kept=kept), layers)
+        if y is not None:
+            carry = carry._replace(arrivals=self._arrive(run, "y", row, y, carry.arrivals))
+        if g is not None:
+            carry = carry._replace(cotangents=self._arrive(run, "g", row, g, carry.cotangents))
+        return carry
+
+    @cached_property
+    def _actions(self) -> dict[str, Act]:
+        """The operations of a tick, each traced once where several runs of ticks use it."""
+        actions = {"forward": self._forward, "loss": self._loss, "backward": self._backward, "weight": self._weight}
+        return {name: TracedOnce(act) for name, act in actions.items()} if len(self.program.runs) > 1 else actions
+
+    def _act(
+        self, counts: jax.Array, changed: Sequence[str], name: str, row: Row, carry: Carry, given: Given
+    ) -> tuple[Any, Carry]:
+        """(value, carry) of an action that changes some fields of the carry.
+
+        In a branching program a rank whose action does not count leaves it out, and has zeros for the value.
+        """
+        action = self._actions[name]
+        if not self.program.branching:
+            return action(row, carry, given)
+
+        def act(state: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            value, after = action(row, carry._replace(**state), given)
+            return vary(value), {name: getattr(after, name) for name in changed}
+
+        state = {name: getattr(carry, name) for name in changed}
+        program = traced(act, state)
+        refuse_permutes(program.closed.jaxpr)
+        like, _ = program.like
+        skip = lambda state: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), state)
+        value, state = lax.cond(counts == 1, program, skip, state)
+        return value, carry._replace(**state)
+
+    def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        data = self._microbatch(given, row["f_microbatch"])
+        x = self._input(row, given, carry.arrivals, carry.stash)
+        chunk = self._chunk(given.layers, row, "f", "weights")
+        y, stash, new = self._loop.forward(chunk, x, self.stages.token_context(data), carry.stash, row["f_slot"])
+        last, counts = (row["f_counts"] & row["f_last"]) == 1, row["f_counts"] == 1
+        report = {name: total + jnp.where(counts, new[name], 0) for name, total in carry.report.items()}
+        outputs = self._put(carry.outputs, y, row["f_output"], last)
+        return y, carry._replace(stash=stash, outputs=outputs, report=report)
+
+    def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
+        counts = (row["b_counts"] & row["b_last"]) == 1
+        data, seed = self._last(row, given, "b"), given.seed
+        assert seed is not None, "a backward starts from the cotangent of the objective"
+
+        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return self.stages.loss(given.weights, accumulators, self._shared(y, counts), data)
+
+        # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
+        ends = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
+        value, pullback, nll = jax.vjp(objective, ends, self._at(carry.outputs, row["b_output"]), has_aux=True)
+        new, g = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
+        with jax.named_scope("gradients"):
+            mine = True if self._shares_ends else counts
+            ends = jax.tree.map(lambda total, a: total + _where(mine, a), ends, new)
+        reported = carry.reported + _where(mine, nll)
+        return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
+
+    def _backward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        data = self._microbatch(given, row["b_microbatch"])
+        counts = row["b_counts"] == 1
+        totals = carry.held if self.program.holds else carry.gradients[LAYERS]
+        dx, totals, kept = self._loop.backward(
+            self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
+            carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
+            self._is_first(row, given), given.seed,
+        )  # fmt: skip
+        carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
+        into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)
+        first = self._first(row, given, "b")
+        gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
+        return dx, carry._replace(gradients=gradients, kept=kept)
+
+    def _is_first(self, row: Row, given: Given) -> jax.Array | bool:
+        """Whether a tick's backward is the first of its chunk."""
+        several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
+        return row["b_microbatch"] == 0 if several else True
+
+    def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:
+        assert not self.program.holds, "a schedule that splits the backward comes back to a chunk after others"
+        totals = self._chunk(carry.gradients[LAYERS], row, "w", "weights")
+        totals = self._loop.weight_gradients(given.layers, carry.kept, row["w_kept"], totals, row["w_counts"] == 1)
+        return (), _with_layers(carry, totals)
+
+    @cached_property
+    def _loop(self) -> Any:
+        """The layers, as training runs them."""
+        return self.stages.over_held_chunks() if self.program.holds else self.stages.loop
+
+    def _chunk(self, stack: Held, row: Row, kind: str, buffer: str) -> Chunk:
+        """The chunk of this tick's action, in the stack of all chunks or of those that are held."""
+        chunk = row[f"{kind}_chunk"]
+        return Chunk(stack, chunk, row[f"{kind}_{buffer}"] if self.program.holds else chunk)
+
+    # ---- inputs of a rank
+
+    def _input(self, row: Row, given: Given, arrivals: jax.Array, stash: Any) -> jax.Array:
+        """The input of this tick's forward: embeddings, what arrived, or what the stash has."""
+        x = self.stages.embed(given.weights, self._first(row, given, "f"))
+        if self.program.slots["arrivals"]:
+            x = jnp.where(row["f_source"] == EMBEDDING, x, self._at(arrivals, row["f_arrival"]))
+        if stash is not None and (self.program.rows["f_source"] == STASHED).any():
+            stashed = self.stages.loop.input_of(stash, row["f_slot"], row["f_chunk"])
+            x = jnp.where(row["f_source"] == STASHED, stashed, x)
+        return x
+
+    def _shared(self, y: jax.Array, counts: jax.Array) -> jax.Array:
+        """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
+        if not self._shares_ends:
+            return y
+        return sum_over_stages(jnp.where(counts, y, 0))
+
+    def _arrive(self, run: Run, what: str, row: Row, value: jax.Array, buffer: jax.Array) -> jax.Array:
+        for field, shift in ((f"{what}_before", 1), (f"{what}_behind", -1), (f"{what}_self", 0)):
+            if field in run.arrivals:
+                moved = shift_stage(value, shift, wrap=self.program.wraps) if shift else value
+                buffer = self._put(buffer, moved, jnp.maximum(row[field], 0), row[field] != NOTHING)
+        return buffer
+
+    def _own(self, rows: dict[str, jax.Array]) -> Row:
+        """This rank's row, with the values of the first and the last chunk's ranks."""
+        rank = lax.axis_index("pipe")
+        ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
+        others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
+        return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
+
+    def _microbatch(self, given: Given, number: jax.Array) -> Batch:
+        return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
+
+    def _first(self, row: Row, given: Given, kind: str) -> Batch:
+        """The microbatch that the first chunk's rank has: the one to embed, whoever takes part in it."""
+        return self._microbatch(given, row[f"of_{kind}_first"])
+
+    def _last(self, row: Row, given: Given, kind: str) -> Batch:
+        """The microbatch that the last chunk's rank has: the one whose loss is due."""
+        return self._microbatch(given, row[f"of_{kind}_last"])
+
+    # ---- buffers
+
+    def _shapes(self, given: Given) -> tuple[Any, Any]:
+        """Shapes of a chunk's input and of a microbatch's tokens."""
+
+        def first(weights: Weights) -> Any:
+            data = self._microbatch(given, vary(jnp.int32(0)))
+            return self.stages.embed(weights, data), self.stages.token_context(data)
+
+        return jax.eval_shape(first, given.weights)
+
+    def _buffers(self, x: Any) -> dict[str, jax.Array]:
+        with jax.named_scope("saved_activations"):
+            return {
+                name: vary(jnp.zeros((self.program.slots[name], *x.shape), x.dtype))
+                for name in ("arrivals", "cotangents", "outputs")
+            }
+
+    def _at(self, buffer: jax.Array, slot: jax.Array) -> jax.Array:
+        if not buffer.shape[0]:
+            return vary(jnp.zeros(buffer.shape[1:], buffer.dtype))
+        return lax.dynamic_index_in_dim(buffer, slot, keepdims=False)
+
+    def _put(self, buffer: jax.Array, value: jax.Array, slot: jax.Array, counts: jax.Array) -> jax.Array:
+        if not buffer.shape[0]:
+            return buffer
+        value = jnp.where(counts, value, self._at(buffer, slot))
+        return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
+
+
+def refuse_permutes(jaxpr: Jaxpr) -> None:
+    """Raises `UserError` where a branch that ranks may skip has a collective permute, or one over the pipeline.
+
+    XLA matches a permute that only some ranks reach with an unrelated one, and corrupts data silently. Group
+    collectives are right: all members of a group are on one pipeline rank, and take the same branch.
+    """
+    for equation in equations(jaxpr):
+        name, found = equation.primitive.name, equation.params.get("axis_name", equation.params.get("axes", ()))
+        axes = [found] if isinstance(found, str) else [axis for axis in found or () if isinstance(axis, str)]
+        if name == "ppermute" or ("pipe" in axes and name not in TYPE_ONLY):
+            kind = "collective permutes" if name == "ppermute" else "collectives over the pipeline"
+            raise UserError(
+                f"parallel.pipe_ticks: branching needs layers without {kind}, and these have one over "
+                f"{' and '.join(axes)}, which XLA would match with an unrelated one where ranks branch; expected "
+                "uniform"
+            )
+
+
+def _with_layers(carry: Carry, gradients: Weights) -> Carry:
+    return carry._replace(gradients=carry.gradients | {LAYERS: gradients})
+
+
+def _where(counts: jax.Array | bool, value: jax.Array) -> jax.Array:
+    return value if counts is True else jnp.where(counts, value, 0)

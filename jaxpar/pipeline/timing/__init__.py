@@ -1,0 +1,1 @@
+"""Schedules in time: durations, simulation, closed formulas of the papers, chunks in flight."""

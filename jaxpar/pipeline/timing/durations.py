@@ -1,0 +1,69 @@
+"""How long the actions of a schedule take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.pipeline.actions import Action, Kind
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.table import Schedule
+from jaxpar.pipeline.timing.per_chunk import Number, PerChunk, check_per_chunk, frozen, of_chunk
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long actions take, in any unit. Whole numbers and fractions stay exact."""
+
+    forward: PerChunk = 1
+    """F of a chunk."""
+    backward: PerChunk = 2
+    """The whole backward of a chunk, its weight gradients included."""
+    weight: PerChunk = 1
+    """The part of the backward that is weight gradients: W takes it, and B the rest, where the backward is split."""
+    head: Number = 0
+    """Loss and head, forward and backward: the last chunk's B takes so much longer."""
+    transfer: Number = 0
+    """From one rank to another, for an activation or its gradient."""
+    overlap: bool = True
+    """Whether a rank computes while it sends. If not, sending keeps it busy."""
+
+    def __post_init__(self) -> None:
+        for name in ("forward", "backward", "weight"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+
+    def check(self, schedule: Schedule) -> None:
+        """Raises ScheduleError where these cannot be the durations of `schedule`."""
+        for name in ("forward", "backward", "weight"):
+            check_per_chunk(name, getattr(self, name), schedule)
+        for name in ("head", "transfer"):
+            if getattr(self, name) < 0:
+                raise ScheduleError(f"{name} must not be negative, got {getattr(self, name)}")
+        for chunk in range(schedule.chunks):
+            weight, backward = of_chunk(self.weight, chunk), of_chunk(self.backward, chunk)
+            if schedule.splits_backward and weight > backward:
+                raise ScheduleError(
+                    f"weight is a part of backward and cannot take longer, got {weight} of {backward} for chunk {chunk}"
+                )
+
+    def of(self, action: Action, schedule: Schedule) -> Number:
+        """How long `action` takes in `schedule`, the head included."""
+        return self.of_kind(action.kind, action.chunk, schedule) + self.head_of(action, schedule)
+
+    def of_kind(self, kind: Kind, chunk: int, schedule: Schedule) -> Number:
+        """How long one kind of action takes on one chunk, without the head."""
+        match kind:
+            case Kind.FORWARD:
+                return of_chunk(self.forward, chunk)
+            case Kind.WEIGHT:
+                return of_chunk(self.weight, chunk)
+            case Kind.BACKWARD:
+                apart = of_chunk(self.weight, chunk) if schedule.splits_backward else 0
+                return of_chunk(self.backward, chunk) - apart
+
+    def head_of(self, action: Action, schedule: Schedule) -> Number:
+        """How long the head takes in `action`: all of it in B of the last chunk, nothing elsewhere."""
+        return self.head if action.kind is Kind.BACKWARD and action.chunk == schedule.chunks - 1 else 0
+
+    def longest(self, kind: Kind, schedule: Schedule) -> Number:
+        """The longest action of a kind over all chunks, without the head: what a program padded to it takes."""
+        return max(self.of_kind(kind, chunk, schedule) for chunk in range(schedule.chunks))

@@ -1,0 +1,182 @@
+"""`--verify`: compiles plans for the cluster's GPUs, and ranks them by the programs' memory and exposed bytes.
+
+The program gives the memory of a device and the bytes that are sent while nothing computes. Both replace what was
+predicted: memory is what XLA allocates, and the time waiting for messages follows from those bytes, and from how much
+hidden messages slow down the compute beside them, by the same model of links. Compute, the bubble, copies to the host
+and the update stay as predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxpar.compiler.compile import compile_step
+from jaxpar.compiler.report import Analysis, make_report
+from jaxpar.compiler.report.record import Collective
+from jaxpar.config import UserError
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.observe.amounts import seconds, size
+from jaxpar.planner.machine import is_cpu
+from jaxpar.planner.report import words
+from jaxpar.planner.search.candidate import Planned
+
+WAITS = ("tensor", "context", "data")
+"""Parts of a step's time that wait for messages of the program."""
+OF_WEIGHTS = ("gather_weight", "scatter_gradient")
+"""Collectives that belong to `data` whatever axes they run over."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A plan and the results of compiling it."""
+
+    planned: Planned
+    """The plan with the memory and the waiting time of the program."""
+    predicted: Planned
+    """The plan as it was predicted."""
+    fits: bool
+    exposed_bytes: float
+    """Bytes that a device sends to others in a step while nothing computes, in the compiled program."""
+    notes: tuple[str, ...] = ()
+    """Where the compiled program differs from the one that will run."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, beside the plan."""
+        return {
+            "fits": self.fits,
+            "allocated_bytes": self.planned.candidate.memory.device,
+            "exposed_bytes": self.exposed_bytes,
+            "predicted_step_time_s": self.predicted.candidate.seconds,
+            "predicted_peak_bytes": self.predicted.candidate.memory.device,
+            "notes": list(self.notes),
+        }
+
+
+def check_verifiable(cluster: Cluster) -> None:
+    """Raise `UserError` where `--verify` is impossible, before a search rather than after it."""
+    if is_cpu(cluster):
+        raise UserError("--verify: compiles for GPUs, and this cluster is of CPUs; leave it out")
+
+
+def verify(
+    plans: Sequence[Planned],
+    hardware: HardwareModel,
+    timeout_s: float,
+    cache: Path | None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Verified]:
+    """Each plan compiled for its cluster; those that fit first, by the time of a step with the program's messages.
+
+    Args:
+        plans: of one cluster.
+        hardware: what its GPUs and links reach.
+        timeout_s: for each compile.
+        cache: folder of compiled programs; None keeps nothing.
+        tell: called with a message before each compile, which takes minutes.
+
+    Raises:
+        UserError: there is no compiler for the devices, or it failed.
+    """
+    found = []
+    for place, planned in enumerate(plans, 1):
+        tell(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
+        compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
+        report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
+        found.append(judged(planned, hardware, report.allocated_bytes, report.fits, report.collectives, report.notes))
+    return ranked(found)
+
+
+def judged(
+    planned: Planned,
+    hardware: HardwareModel,
+    allocated_bytes: int,
+    fits: bool,
+    collectives: Iterable[Collective],
+    notes: tuple[str, ...] = (),
+) -> Verified:
+    """A plan with the memory and the messages of its program in place of the predicted ones.
+
+    The program's messages are timed at one bandwidth between hosts, the median where several were measured, whatever
+    the places of its nodes. A message that compute hides takes from it what the hardware model says
+    (`overlap_slowdown`), as in the prediction. Ranks of a pipeline send in ticks in which they have nothing to do, too;
+    those are in the predicted bubble, and so the messages count by the share of the step that is none.
+    """
+    time, memory = planned.candidate.time, planned.candidate.memory
+    busy = 1 - time.breakdown["bubble"] / time.seconds
+    waits: dict[str, float] = dict.fromkeys(WAITS, 0.0)
+    sent = 0.0
+    for row in collectives:
+        if row.axis == "host" or "pipe" in row.axis.split("+") or not row.seconds:
+            continue
+        hidden = hardware.overlap_slowdown * (row.seconds - row.exposed_s)
+        waits[_part(row)] += busy * (row.exposed_s + hidden)
+        sent += row.bytes * row.exposed_s / row.seconds
+    breakdown = {**time.breakdown, **waits}
+    whole = sum(breakdown.values())
+    faster = time.seconds / whole
+    better = replace(
+        planned.candidate,
+        time=replace(
+            time,
+            seconds=whole,
+            breakdown=breakdown,
+            tokens_per_s_per_gpu=faster * time.tokens_per_s_per_gpu,
+            mfu=faster * time.mfu,
+        ),
+        memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
+    )
+    default = planned.default_seconds / faster  # assumed to change by the same ratio
+    return Verified(replace(planned, candidate=better, default_seconds=default), planned, fits, sent, notes)
+
+
+def _part(row: Collective) -> str:
+    """Which part of a step's time a message belongs to."""
+    axes = row.axis.split("+")
+    if row.verb in OF_WEIGHTS or not {"tensor", "context"} & set(axes) or {"replica", "fsdp", "expert"} & set(axes):
+        return "data"
+    return "tensor" if "tensor" in axes else "context"
+
+
+def ranked(found: Iterable[Verified]) -> list[Verified]:
+    """Those that fit first, by the time of a step."""
+    return sorted(found, key=lambda one: (not one.fits, one.planned.candidate.seconds))
+
+
+def print_verified(found: Sequence[Verified], console: Console) -> None:
+    """The compiler's results beside the prediction."""
+    table = Table(
+        title="As XLA compiles them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
+    for name in (
+        "mesh", "rows", "memory predicted", "allocated", "ratio", "fits", "waiting predicted", "exposed",
+        "sent exposed", "step predicted", "step",
+    ):  # fmt: skip
+        table.add_column(name, justify="left" if name == "mesh" else "right")
+    for one in found:
+        before, after = one.predicted.candidate, one.planned.candidate
+        table.add_row(
+            words.axes(after.layout),
+            str(after.layout.microbatch),
+            size(before.memory.device),
+            size(after.memory.device),
+            f"{before.memory.device / after.memory.device:.3f}",
+            "yes" if one.fits else "no",
+            seconds(sum(before.time.breakdown[name] for name in WAITS)),
+            seconds(sum(after.time.breakdown[name] for name in WAITS)),
+            size(one.exposed_bytes),
+            seconds(before.seconds),
+            seconds(after.seconds),
+        )
+    console.print(table)
+    if not found[0].fits:
+        console.print("  none of these fits: raise --top, or hold less with --fix", highlight=False, soft_wrap=True)
+    for note in dict.fromkeys(note for one in found for note in one.notes):
+        console.print(f"  {note}", highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Layouts placed on nodes: measured bandwidths, GPUs of several kinds."""

@@ -1,0 +1,240 @@
+"""Which node takes which place in the mesh, over a measured bandwidth between nodes (Pipette, DATE 2024).
+
+Nodes of one cluster are not alike: between some pairs a quarter less gets through than between others. A collective
+waits for its slowest edge, and so do the ticks of a pipeline; which node stands where decides which edges are used.
+Simulated annealing swaps two nodes at a time. It starts from the default order and keeps the best that it met, so it is
+never worse than that.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_counts
+from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.spelling import named
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout import plan_file
+from jaxpar.memory.layer_shape import ITEM_BYTES, between_bytes, layer_shapes, matrix_numbers
+from jaxpar.observe.amounts import seconds, share
+from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.planner.machine import named_cluster
+
+MEGABYTE = 1e6
+SWAPS = 20_000
+"""Swaps that are tried."""
+WARM, COLD = 0.3, 1e-3
+"""Temperatures at the start and the end, as a share of the default order's time."""
+
+PASSES = 10
+"""Gathers and scatters of the residual stream over tensor ranks in a layer: two of each forward, as many backward, and
+there the two gathers again."""
+
+type Edge = tuple[int, int]
+
+
+def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarray, "nodes nodes"]:
+    """Bytes per second between nodes, row sends to column, from a CSV file of MB/s; lines with # are comments.
+
+    Raises:
+        UserError: the file cannot be read, is not square, has something else than numbers above 0, or is of more or
+            fewer nodes than `cluster` has hosts.
+    """
+    try:
+        lines = read_text_file(path, LONGEST_WRITTEN).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{named(path)}: the bandwidths cannot be read ({error})") from None
+    rows: list[list[float]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            rows.append([float(cell) for cell in next(csv.reader([line]))])
+        except ValueError as error:
+            raise UserError(f"{named(path)}:{number}: expected MB/s with commas between ({error})") from None
+    if not rows or any(len(row) != len(rows) for row in rows):
+        widths = ", ".join(map(str, sorted({len(row) for row in rows})))
+        raise UserError(
+            f"{named(path)}: expected as many columns as rows, got {len(rows)} rows of {widths or 'no'} columns"
+        )
+    matrix = np.array(rows) * MEGABYTE
+    off = ~np.eye(len(rows), dtype=bool)
+    if not ((matrix[off] > 0) & np.isfinite(matrix[off])).all():
+        raise UserError(f"{named(path)}: expected MB/s above 0 between all nodes")
+    if cluster is not None and len(matrix) != cluster.hosts:
+        raise UserError(
+            f"{named(path)}: bandwidths between {len(matrix)} nodes, and {cluster.name} has {cluster.hosts} hosts; "
+            "expected "
+            f"{cluster.hosts} rows of {cluster.hosts} columns"
+        )
+    return matrix
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What places of nodes send each other in a step: bytes by edge, of weights and gradients, of the pipeline, and of
+    the tensor ranks' activations, where a group of them is wider than a node."""
+
+    data: Mapping[Edge, float]
+    pipe: Mapping[Edge, float]
+    tensor: Mapping[Edge, float] = field(default_factory=dict)
+
+    def seconds(self, order: Sequence[int], bandwidth: np.ndarray) -> float:
+        """With node `order[place]` in each place: the slowest edge of each kind, one after the other."""
+        return sum(
+            max((size / bandwidth[order[a], order[b]] for (a, b), size in edges.items()), default=0.0)
+            for edges in (self.data, self.pipe, self.tensor)
+        )
+
+
+def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
+    """What the hosts of a plan send each other: rings over the ranks with the same weights and over tensor ranks, and
+    stage to stage, back to the first rank too where ranks have several chunks in a loop.
+
+    Keys and values of context ranks are left out: they go over edges of the first rings, and are few beside gradients.
+    """
+    axes = plan.axes
+    host = np.arange(axes.devices).reshape(tuple(dict(axes).values())) // gpus_per_host
+    rings: Counter[Edge] = Counter()
+    for pipe in range(axes.pipe):
+        for tensor in range(axes.tensor):
+            ring = host[pipe, ..., tensor].ravel()
+            rings.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
+    groups: Counter[Edge] = Counter()
+    for ring in host.reshape(-1, axes.tensor):
+        groups.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
+    stages: Counter[Edge] = Counter()
+    loops = plan.virtual_stages > 1 and SCHEDULES[plan.schedule].placement == "loop"
+    for pipe in range(axes.pipe if loops else axes.pipe - 1):
+        times = plan.virtual_stages - (pipe == axes.pipe - 1)
+        for a, b in zip(host[pipe].ravel(), host[(pipe + 1) % axes.pipe].ravel(), strict=True):
+            if a != b:
+                stages[int(a), int(b)] += times
+                stages[int(b), int(a)] += times
+    ring_bytes, stage_bytes, group_bytes = _bytes_of(config, plan, axes)
+    return Traffic(
+        {edge: number * ring_bytes for edge, number in rings.items()},
+        {edge: number * stage_bytes for edge, number in stages.items()},
+        {edge: number * group_bytes for edge, number in groups.items()},
+    )
+
+
+def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float, float]:
+    """Bytes of a step: once round a ring of ranks with the same weights; between two chunks in one direction; and over
+    an edge of a ring of tensor ranks, which send their parts of the residual stream on `PASSES` times a layer."""
+    model = config.model
+    shapes, counts = layer_shapes(config, axes, plan.microbatch_rows), kind_counts(model)
+    matrices = sum(counts[kind] * matrix_numbers(shape) for kind, shape in shapes.items())
+    own = matrices / axes.pipe + padded_vocab(model) * model.embed / axes.tensor
+    gradient, storage = ITEM_BYTES[plan.dtypes.gradient], ITEM_BYTES[plan.dtypes.storage]
+    each = (2 * storage + gradient) * plan.microbatches if plan.zero == 3 else storage + gradient
+    sent = between_bytes(next(iter(shapes.values()))) * plan.microbatches
+    around = PASSES * model.layers / axes.pipe * (axes.tensor - 1) * sent
+    return own * each, float(sent), around
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An order of nodes."""
+
+    order: tuple[int, ...]
+    """Node in each place."""
+    seconds: float
+    """Seconds of messages between nodes in a step if none were hidden."""
+    default_seconds: float
+    """The same in the order of the nodes' numbers."""
+
+
+def place(
+    traffic: Traffic, bandwidth: np.ndarray, seed: int = 0, swaps: int = SWAPS, groups: Sequence[int] | None = None
+) -> Placed:
+    """The best order that annealing meets; never worse than the default order.
+
+    Args:
+        traffic: between places.
+        bandwidth: bytes per second between nodes.
+        seed: of what is tried.
+        swaps: how many swaps are tried.
+        groups: of each node, where some may only change places with their like.
+    """
+    random, nodes = Random(seed), len(bandwidth)
+    order = np.arange(nodes)
+    waits = _Waits(traffic, bandwidth)
+    default = now = best = waits.seconds(order)
+    chosen = tuple(range(nodes))
+    if nodes < 2 or default == 0:
+        return Placed(chosen, default, default)
+    for step in range(swaps):
+        a, b = random.sample(range(nodes), 2)
+        if groups is not None and groups[a] != groups[b]:
+            continue
+        order[[a, b]] = order[[b, a]]
+        then = waits.seconds(order)
+        heat = default * WARM * (COLD / WARM) ** (step / swaps)
+        if then <= now or random.random() < exp((now - then) / heat):
+            now = then
+            if now < best:
+                best, chosen = now, tuple(map(int, order))
+        else:
+            order[[a, b]] = order[[b, a]]
+    return Placed(chosen, best, default)
+
+
+class _Waits:
+    """`Traffic.seconds` of many orders."""
+
+    def __init__(self, traffic: Traffic, bandwidth: np.ndarray):
+        kinds = [edges for edges in (traffic.data, traffic.pipe, traffic.tensor) if edges]
+        pairs = [np.array(list(edges)) for edges in kinds]
+        self.ends = np.concatenate([*pairs, np.zeros((0, 2), int)]).astype(int).T
+        self.sizes = np.concatenate([*(np.array(list(edges.values())) for edges in kinds), np.zeros(0)])
+        self.starts = np.cumsum([0, *map(len, kinds)])[:-1]
+        self.bandwidth = bandwidth
+
+    def seconds(self, order: np.ndarray) -> float:
+        """The slowest edge of each kind, one after the other."""
+        if not len(self.sizes):
+            return 0.0
+        here, there = order[self.ends]
+        return float(np.maximum.reduceat(self.sizes / self.bandwidth[here, there], self.starts).sum())
+
+
+def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_json: bool) -> None:
+    """`python -m jaxpar.plan place`. Raises `UserError` where plan, cluster and matrix do not go together."""
+    planned = plan_file.read(path)
+    if planned.cluster is None:
+        raise UserError(
+            f"{named(path)}: a run's plan, for the devices that it had; expected one of python -m jaxpar.plan, which "
+            "names its cluster"
+        )
+    cluster = named_cluster(planned.cluster)
+    source = bandwidth_file or cluster.bandwidth_file
+    if source is None:
+        raise UserError(
+            f"--bandwidth: expected a CSV file, since {planned.cluster} names none (bandwidth: in its YAML)"
+        )
+    matrix = read_bandwidth(source, cluster)
+    groups = [number for number, group in enumerate(cluster.groups) for _ in range(group.hosts)]
+    placed = place(traffic_of(planned.config, planned.plan, cluster.gpus_per_host), matrix, seed, groups=groups)
+    if as_json:
+        print(json.dumps({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
+        return
+    gain = placed.default_seconds - placed.seconds
+    print(
+        f"messages between nodes: {seconds(placed.seconds)} a step, {seconds(placed.default_seconds)} in the default "
+        f"order ({share(gain, placed.default_seconds)} less)"
+    )
+    print("start processes on the nodes in this order: " + " ".join(map(str, placed.order)))

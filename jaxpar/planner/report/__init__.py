@@ -1,0 +1,1 @@
+"""Output of the planner: tables, explanations, JSON and pages."""

@@ -1,0 +1,100 @@
+"""`explain` and `compare`: print one plan.json in words, or two of them side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxpar.config.reading.sections import config_difference
+from jaxpar.layout.plan_file import PlanFile, read
+from jaxpar.observe.amounts import seconds, share, size
+from jaxpar.planner.report import words
+
+
+def print_explanation(path: Path, console: Console) -> None:
+    """Print a `plan.json` in words. Raises `UserError` where the file is not one."""
+    file = read(path)
+    plan, told = file.plan, file.predicted
+    order = told.get("node_order")
+    mesh = " x ".join(f"{axis} {n}" for axis, n in dict(plan.axes).items() if n > 1) or "one device"
+    console.print(
+        f"{path}: {file.config.run.name} on {file.cluster or 'the local devices'}", style="bold", highlight=False
+    )
+    lines = [
+        ("mesh", mesh),
+        ("batch", f"{plan.axes.data} data ranks x {plan.microbatch_rows} rows x {plan.microbatches} microbatches"),
+        ("schedule", f"{plan.schedule}, {plan.virtual_stages} chunks a rank of {_layers(plan.stage_layers)} layers"),
+        *[("stages", line) for line in _stages(file)],
+        *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
+        ("ZeRO", f"stage {plan.zero}"),
+        *[
+            (f"attention {kind}".strip(), f"{choice.name}: {choice.reason}")
+            for kind, choice in (plan.kind_attention or {"": plan.attention}).items()
+        ],
+        ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
+        *[
+            (f"{run.layers} layers", ", ".join(f"{name} {own}" for name, own in run.activations.items()))
+            for run in plan.runs
+        ],
+    ]
+    if told:
+        rate = f"{seconds(told['step_time_s'])} a step, {told['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
+        lines.append(("predicted", f"{rate}, MFU {100 * told['mfu']:.1f}%, {size(told['peak_bytes'])} of a GPU"))
+    for name, said in lines:
+        console.print(f"  {name:<11}{said}", highlight=False, soft_wrap=True)
+    _print_parts(file, console)
+
+
+def _layers(lengths: Sequence[int]) -> str:
+    least, most = min(lengths), max(lengths)
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
+def _stages(file: PlanFile) -> list[str]:
+    """Which hosts hold which stages, where they are of several kinds."""
+    return [
+        f"from {stage['first']} on {stage['group']} ({stage['gpu']}), {_layers(stage['layers'])} layers each"
+        for stage in file.predicted.get("stages", [])
+    ]
+
+
+def _print_parts(file: PlanFile, console: Console) -> None:
+    told = file.predicted
+    for name, spent in sorted(told.get("breakdown", {}).items(), key=lambda item: -item[1]):
+        if spent > 0:
+            meaning = words.MEANINGS.get(name, name)
+            console.print(
+                f"  {name:<14}{seconds(spent):>9} {share(spent, told['step_time_s']):>6}  {meaning}",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
+
+
+def print_comparison(first: Path, second: Path, console: Console) -> None:
+    """Two plans side by side: what differs in their settings, time and memory. Raises `UserError`."""
+    a, b = read(first), read(second)
+    console.print("Settings", style="bold")
+    for line in config_difference(a.config, b.config) or ["no difference"]:
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in ("", str(first), str(second), "difference"):
+        table.add_column(name, justify="left" if not name else "right")
+
+    def row(name: str, one: float, other: float, show: object) -> None:
+        if one or other:
+            table.add_row(name, show(one), show(other), show(other - one))  # type: ignore[operator]
+
+    if not (a.predicted and b.predicted):
+        return
+    for total, parts, name, show in (
+        ("step_time_s", "breakdown", "step", seconds),
+        ("peak_bytes", "memory", "memory", size),
+    ):
+        row(name, a.predicted[total], b.predicted[total], show)
+        one, other = a.predicted[parts], b.predicted[parts]
+        for part in dict.fromkeys((*one, *other)):
+            row(f"  {part}", one.get(part, 0), other.get(part, 0), show)
+    console.print(table)

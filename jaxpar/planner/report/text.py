@@ -1,0 +1,156 @@
+"""Prints plans: the table, the time and memory of the best one by part, and the alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jaxpar.hardware.cluster import HOST_MEMORY
+from jaxpar.layout.choices.pipeline import schedule_of
+from jaxpar.observe.amounts import seconds, share, size
+from jaxpar.observe.amounts import words as plain
+from jaxpar.pipeline.timing.in_flight import lockstep_peaks
+from jaxpar.planner.report import words
+from jaxpar.planner.search.candidate import Effort, Planned
+
+
+def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:
+    """Print the result of a search."""
+    best = plans[0]
+    data = best.config.data
+    console.print(
+        f"{best.config.run.name} on {best.cluster.name}: {data.batch_size} rows of {data.sequence_length:,} tokens",
+        style="bold", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(best.cluster.describe(), highlight=False, soft_wrap=True)
+    console.print(
+        f"{effort.groups:,} meshes, {effort.simulated:,} schedules simulated, {effort.timed:,} layouts timed, "
+        f"{effort.too_large:,} choices ruled out by memory",
+        highlight=False, soft_wrap=True, style="dim",
+    )  # fmt: skip
+    console.print(plan_table(plans))
+    if best.candidate.memory.host:
+        console.print(host_words(best), highlight=False, soft_wrap=True)
+    print_steps(best, console)
+    print_best(best, console)
+    if len(plans) > 1:
+        console.print("Nearest alternatives", style="bold")
+        for other in plans[1:]:
+            said = words.difference(best.candidate, other.candidate)
+            console.print(f"  {words.axes(other.candidate.layout)}: {said}", highlight=False, soft_wrap=True)
+
+
+def host_words(best: Planned) -> str:
+    """How much host memory a layout takes, the limit, and where the limit is set."""
+    own, cluster = best.config.memory.host_limit, best.cluster
+    limit, source = cluster.host_limit(own), "memory.host_limit"
+    if own is None:
+        whole = size(limit * cluster.gpus_per_host)
+        source = f"{whole} a host: host_memory in the cluster's YAML, {size(HOST_MEMORY)} by default"
+    return f"On the host: {size(best.candidate.memory.host)} of the {size(limit)} that each GPU may use ({source})"
+
+
+def plan_table(plans: Sequence[Planned]) -> Table:
+    """The plans as a table, best first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    columns = (
+        "",
+        "mesh",
+        "rows",
+        "µb",
+        "schedule",
+        "ZeRO",
+        "context",
+        "remat",
+        "host",
+        "step",
+        "tokens/s/GPU",
+        "MFU",
+        "memory",
+    )
+    for name in columns:
+        table.add_column(
+            name, justify="right" if name in ("", "rows", "µb", "ZeRO", "step", "MFU", "memory") else "left"
+        )
+    for place, one in enumerate(plans, 1):
+        layout, found = one.candidate.layout, one.candidate
+        table.add_row(
+            str(place),
+            words.axes(layout),
+            str(layout.microbatch),
+            str(one.plan.microbatches),
+            words.schedule(layout),
+            str(layout.zero),
+            one.plan.context_strategy.name if layout.context > 1 else "-",
+            words.remat(layout),
+            words.host(layout),
+            seconds(found.seconds),
+            f"{found.time.tokens_per_s_per_gpu:,.0f}",
+            f"{100 * found.time.mfu:.1f}%",
+            size(found.memory.device),
+        )
+    return table
+
+
+def print_steps(best: Planned, console: Console) -> None:
+    """Print the three steps of the Ultra-Scale Playbook (Hugging Face, 2025), with the decision in each."""
+    layout, memory, config = best.candidate.layout, best.candidate.memory, best.config
+    shards = layout.fsdp * layout.expert * layout.context
+    split = [
+        *([f"tensor {layout.tensor}"] if layout.tensor > 1 else []),
+        *([f"pipe {layout.pipe}"] if layout.pipe > 1 else []),
+        *([f"context {layout.context}"] if layout.context > 1 else []),
+        *([f"ZeRO-{layout.zero} over {shards} ranks"] if layout.zero and shards > 1 else []),
+    ]
+    rows = config.data.batch_size
+    console.print("Three steps", style="bold")
+    for place, (what, said) in enumerate(
+        (
+            (
+                "Fit the model",
+                f"{', '.join(split) or 'one GPU holds it'}; remat {words.remat(layout)}"
+                f"{', on the host: ' + words.host(layout) if words.host(layout) != '-' else ''}: "
+                f"{size(memory.device)} of {size(best.usable)}",
+            ),
+            (
+                "Reach the batch",
+                f"{layout.data} data ranks x {layout.microbatch} rows x {best.plan.microbatches} microbatches = {rows} "
+                f"rows ({rows * config.data.sequence_length:,} tokens)",
+            ),
+            (
+                "Raise the throughput",
+                f"{words.schedule(layout) if layout.pipe > 1 else 'no pipeline'}; largest loss: {words.limit(best)}",
+            ),
+        ),
+        1,
+    ):
+        console.print(f"  {place}. {what}: {said}", highlight=False, soft_wrap=True)
+
+
+def print_best(best: Planned, console: Console) -> None:
+    """Print the time and the memory of one layout by part."""
+    found = best.candidate
+    console.print("Where the time goes", style="bold")
+    for name, spent in sorted(found.time.breakdown.items(), key=lambda item: -item[1]):
+        if spent > 0:
+            console.print(
+                f"  {name:<14}{seconds(spent):>9} {share(spent, found.seconds):>6}  {words.MEANINGS[name]}",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
+    console.print("Memory of a GPU", style="bold")
+    for name, taken in found.memory._asdict().items():
+        if taken:
+            console.print(
+                f"  {plain(name):<18}{size(taken):>10}{'  (pinned, on the host)' if name == 'host' else ''}",
+                highlight=False, soft_wrap=True,
+            )  # fmt: skip
+    if found.layout.pipe > 1:
+        filled = [str(peak.in_flight) for peak in lockstep_peaks(schedule_of(best.plan))]
+        console.print(
+            f"  the same on every pipe rank, since all run one program; (microbatch, chunk) pairs in flight by rank: "
+            f"{', '.join(filled)}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip

@@ -1,0 +1,134 @@
+"""A layout in words, for tables, and what limits its speed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from jaxpar.config.axes import AXES
+from jaxpar.memory.remat import nearest_preset
+from jaxpar.observe.amounts import seconds, share, size
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.candidate import Candidate, Planned
+from jaxpar.planner.search.heterogeneous import StepTimer, ranks_of, stages_by_group
+
+MEANINGS = {
+    "matmuls": "matrix products",
+    "attention": "attention kernels",
+    "other": "norms, activations, residuals, logits: memory traffic",
+    "recomputation": "recomputing activations in the backward",
+    "tensor": "waiting for messages over tensor",
+    "context": "waiting for messages over context",
+    "data": "waiting for messages over replica, fsdp and expert",
+    "launches": "waiting for the host to launch kernels",
+    "offload": "waiting for copies to and from the host",
+    "bubble": "waiting for other pipeline ranks (their loss included)",
+    "stragglers": "waiting for the slowest host",
+    "optimizer": "updating weights",
+}
+"""What each part of a step's time is."""
+
+CURES = {
+    "matmuls": "it computes most of the time: larger matrices (less tensor parallelism) or a faster GPU would help",
+    "attention": "rows are long; only shorter rows or a sliding window would reduce attention",
+    "other": "memory traffic between matmuls; higher memory bandwidth would help",
+    "recomputation": "memory: with more of it, less would be recomputed",
+    "tensor": "the link between tensor ranks",
+    "context": "the link between context ranks",
+    "data": "the network between data ranks: a larger batch would hide or share it",
+    "bubble": "the pipeline: more microbatches (a larger batch) would fill it",
+    "offload": "the link to the host's memory",
+    "stragglers": "the number of hosts",
+    "optimizer": "the bandwidth of the memory that holds the optimizer's state",
+    "launches": "kernels too small for the host",
+}
+"""What causes each part, and what would reduce it."""
+
+
+def axes(layout: Layout) -> str:
+    """`pipe 8 x tensor 8`."""
+    named = ((axis, getattr(layout, axis)) for axis in AXES)
+    return " x ".join(f"{axis} {number}" for axis, number in named if number > 1) or "one device"
+
+
+def schedule(layout: Layout) -> str:
+    """Name and virtual stages."""
+    if layout.pipe == 1:
+        return "-"
+    return layout.schedule + (f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else "")
+
+
+def whole(layout: Layout) -> str:
+    """Everything in a line: `pipe 2 x tensor 4, 1f1b, ZeRO-1, remat full, optimizer on the host`."""
+    parts = [
+        axes(layout),
+        *([schedule(layout)] if layout.pipe > 1 else []),
+        *([f"ZeRO-{layout.zero}"] if layout.zero else []),
+        f"remat {remat(layout)}",
+        *([f"{host(layout)} on the host"] if host(layout) != "-" else []),
+    ]
+    return ", ".join(parts)
+
+
+def remat(layout: Layout) -> str:
+    """A preset, or the number of layers of each, wherever they are."""
+    if isinstance(layout.remat, str):
+        return layout.remat
+    names, counts = [], Counter[tuple[tuple[str, str], ...]]()
+    for layers, treatments in layout.remat:
+        counts[treatments] += layers
+    for treatments, layers in counts.items():
+        preset, changed = nearest_preset(dict(treatments))
+        names.append(f"{layers} x {preset}{f' +{len(changed)}' if changed else ''}")
+    return ", ".join(names)
+
+
+def host(layout: Layout) -> str:
+    """What is stored on the host."""
+    words = [f"alpha {layout.offload_fraction:g}"] if layout.offload_fraction else []
+    return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
+
+
+def stages(planned: Planned, timer: StepTimer) -> list[str]:
+    """On heterogeneous clusters: which hosts hold which stages, and the time that other stage lengths would take."""
+    cluster, layout = planned.cluster, planned.candidate.layout
+    if not cluster.is_mixed:
+        return []
+    if layout.pipe == 1:
+        return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
+    lines = [str(one) for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), planned.plan.stage_layers)]
+    own = timer.step(layout)  # predicted like the other lengths, without the changes by `--verify` and by placement
+    if layout.stage_layers is not None:
+        equal = timer.step(replace(layout, stage_layers=None))
+        longer = share(equal.seconds / own.seconds - 1, 1.0)
+        lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")
+    elif timer.padded(layout) and (free := replace(timer, padding=False).in_proportion(layout)) is not None:
+        lengths, step = free
+        if step.seconds < 0.99 * own.seconds:
+            held = [
+                str(one).rpartition(", ")[2] for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), lengths)
+            ]
+            lines.append(
+                f"equal, since padding rows of shorter chunks take time: {timer.why_padded(layout)}; if they took "
+                f"none, {' and '.join(held)} would take {share(1 - step.seconds / own.seconds, 1.0)} less time"
+            )
+    return lines
+
+
+def limit(planned: Planned) -> str:
+    """The largest loss of time of a layout, its cause, and the memory that is left."""
+    found = planned.candidate
+    losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
+    worst = max(losses, key=losses.__getitem__)
+    room = planned.usable - found.memory.device
+    said = f"{MEANINGS[worst]}, {share(losses[worst], found.seconds)} of the step ({CURES[worst]})."
+    return f"{said} {size(room)} of the {size(planned.usable)} that may be planned for on a GPU are left."
+
+
+def difference(best: Candidate, other: Candidate) -> str:
+    """How much slower another layout is, and where it loses the time."""
+    lost = {name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()}
+    worst = max(lost, key=lost.__getitem__)
+    slower = other.seconds / best.seconds - 1
+    more = f"{seconds(lost[worst])} more of {MEANINGS[worst]}" if lost[worst] > 0 else "about the same"
+    return f"{share(slower, 1.0)} slower: {more}"

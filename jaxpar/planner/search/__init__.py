@@ -1,0 +1,1 @@
+"""The search for layouts: the space, what fits, candidates and their order."""

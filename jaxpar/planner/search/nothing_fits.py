@@ -1,0 +1,115 @@
+"""Why a search found nothing: which rules exclude every layout, or the least memory and the GPUs that would fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Protocol
+
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.search.activation_planner import ActivationPlanner
+from jaxpar.planner.search.space import Choice, Group, Space
+
+MOST = 65536
+"""The largest number of GPUs tried when looking for a cluster that is large enough."""
+NAMED = 3
+"""How many sets of rules are named."""
+
+
+class Tried(Protocol):
+    """A finished search: `jaxpar.planner.search.search.Search`."""
+
+    space: Space
+
+    @property
+    def usable(self) -> int: ...
+
+    @property
+    def host_limit(self) -> int: ...
+
+    def activations(self, group: Group, choice: Choice) -> ActivationPlanner: ...
+
+    def on(self, cluster: Cluster) -> Tried: ...
+
+
+def why_none(search: Tried, groups: int, declined: str | None) -> str:
+    """The message for a user.
+
+    Args:
+        search: the one that found nothing.
+        groups: number of groups that were allowed.
+        declined: why a run would refuse the first of what fits; None where nothing fits.
+    """
+    cluster = search.space.cluster
+    if not groups:
+        return no_layout(search.space)
+    gib = lambda size: f"{size / 2**30:.1f} GiB"
+    device = min(least for activations in _planners(search) for least in activations.smallest())
+    takes = (
+        f"it takes at least {gib(device)} of a GPU, and {gib(search.usable)} of its "
+        f"{gib(cluster.device_bytes)} may be planned for"
+    )
+    if device <= search.usable:
+        host = min(kept.memory.host for activations in _planners(search) for kept in activations.options())
+        takes = (
+            f"layouts that fit a GPU take at least {gib(host)} of host memory for each GPU, and "
+            f"{gib(search.host_limit)} may be pinned there (memory.host_limit, or host_memory of the cluster)"
+        )
+        if host <= search.host_limit and declined is not None:
+            takes = f"a run would refuse the layouts that fit: {declined}"
+    if search.space.fixed:
+        more = "remove " + " and ".join(f"--fix {name}={value}" for name, value in search.space.fixed.items())
+    else:
+        fits = fitting_devices(search)
+        more = (
+            f"no number of these hosts up to {MOST:,} GPUs is enough" if fits is None else f"it would fit {fits} GPUs"
+        )
+    return f"the model fits no layout of {cluster.name}: {takes}; {more}"
+
+
+def no_layout(space: Space) -> str:
+    """Which rules exclude everything: those without which the most layouts would be allowed."""
+    nearest = space.nearest().most_common()
+    told = [f"{number} would be allowed but for {_joined(rules)}" for rules, number in nearest[:NAMED]]
+    if len(nearest) > NAMED:
+        told.append(f"{sum(number for _, number in nearest[NAMED:])} but for other rules")
+    return f"no layout of {space.cluster.devices} GPUs is allowed: {'; '.join(told)}"
+
+
+def _joined(rules: frozenset[str]) -> str:
+    return " and ".join(sorted(rules))
+
+
+def _planners(search: Tried) -> Iterator[ActivationPlanner]:
+    """One planner per group, schedule, ZeRO stage and place of the optimizer's state; strategies keep the same."""
+    groups, _ = search.space.groups()
+    for group in groups:
+        strategy = search.space.strategies(group)[0]
+        microbatches = search.space.config.data.batch_size // (group.data * group.microbatch)
+        for (schedule, virtual), zero, away in product(
+            search.space.schedules(group.pipe, microbatches), search.space.zeros(group), search.space.offloads()
+        ):
+            yield search.activations(group, Choice(schedule, virtual, zero, strategy, away))
+
+
+def fitting_devices(search: Tried) -> int | None:
+    """The fewest GPUs, by doubling the hosts, that the model fits on; None if not even on `MOST`."""
+    cluster = search.space.cluster
+    while cluster.devices < MOST:
+        cluster = doubled(cluster)
+        larger = search.on(cluster)
+        if any(_fits(activations, larger.usable, larger.host_limit) for activations in _planners(larger)):
+            return cluster.devices
+    return None
+
+
+def _fits(activations: ActivationPlanner, usable: int, host_limit: int) -> bool:
+    if min(activations.smallest()) > usable:
+        return False
+    return any(kept.memory.host <= host_limit for kept in activations.options())
+
+
+def doubled(cluster: Cluster) -> Cluster:
+    """Twice as many hosts of each group."""
+    return replace(cluster, groups=tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups))

@@ -1,0 +1,302 @@
+"""The best layouts of a space, exactly, without timing all of them.
+
+Best first (A*): a queue of nodes by what they take at least. A node is a group (axis sizes and microbatch), then a
+choice within it (ZeRO stage, context strategy, where the optimizer's state is stored), then a schedule for that, then a
+layout whose step is timed in full. Each node has a lower bound for everything under it:
+
+1. **Group**: matmuls, attention, elementwise work and the tensor ranks' messages of a step that recomputes nothing, on
+   a pipeline that never waits. No choice reduces them.
+2. **Choice**: adds the messages of its data and context ranks, and its optimizer.
+3. **Schedule**: adds the shortest bubble that its number of chunks allows, then the simulated one. Recomputation only
+   lengthens the backward; it hides at most that much more of a message there.
+4. **Layout**: its own time. The first to leave the queue is the best, the next one the second best.
+
+Memory prunes too: a schedule whose layers do not fit when they recompute everything has nothing under it. Bounds
+and order are checked against all layouts of small spaces in the tests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count, product
+from typing import Any
+
+from jaxpar.config import UserError
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
+from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layout.auto_remat import ESTIMATED
+from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
+from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.activation_planner import ActivationPlanner
+from jaxpar.planner.search.candidate import Candidate, Effort, Planned
+from jaxpar.planner.search.heterogeneous import StepTimer
+from jaxpar.planner.search.no_gc import no_collection
+from jaxpar.planner.search.nothing_fits import why_none
+from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.settings import config_of, plan_on
+from jaxpar.planner.step_time.model import StepTime
+from jaxpar.planner.step_time.update import Update, update_of
+
+GROUP_PARTS = ("matmuls", "attention", "other", "tensor")
+"""Parts of a step's time that no choice within a group reduces."""
+SPLIT_SHARE = 0.6
+"""Least share of a layer's forward and backward that is not W, which is one of three matmuls and no attention."""
+NEAR = 1.05
+"""Ratio to the best time up to which the order of further layouts is exact."""
+SURE = 1 - 1e-9
+"""Bounds are lowered by this much, since sums of floats depend on their order."""
+
+
+@dataclass
+class Search:
+    """The search of one space."""
+
+    space: Space
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"]
+    hardware: HardwareModel | None = None
+    limit: int | None = None
+    """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""
+    effort: Effort = field(default_factory=Effort)
+    met: list[Candidate] = field(default_factory=list)
+    """Every layout that was timed."""
+    _known: dict[Hashable, Any] = field(default_factory=dict)
+    """Results of its activation planners."""
+    _heads: dict[Group, float] = field(default_factory=dict)
+    """Seconds of head and loss."""
+    _within: float = float("inf")
+    """Seconds above which nothing is searched, once enough different layouts were met."""
+    _wanted: int = 1
+    _keys: set[tuple[Any, ...]] = field(default_factory=set)
+    """Layouts that were met, by what distinguishes them for a user."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the run."""
+        return self.space.cluster
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a device that a layout may take; the remainder is for fragmentation and errors of the estimate."""
+        return int(ESTIMATED * pool_bytes(self.cluster.device_bytes)) if self.limit is None else self.limit
+
+    @cached_property
+    def model(self) -> MemoryModel:
+        """The memory of every layout."""
+        return MemoryModel(self.space.config)
+
+    @cached_property
+    def update(self) -> Update:
+        """What the optimizer's rule reads, writes and multiplies."""
+        return update_of(self.space.config)
+
+    @cached_property
+    def reached(self) -> HardwareModel:
+        """The parameters of its GPUs."""
+        return hardware_of(self.cluster.gpu) if self.hardware is None else self.hardware
+
+    @cached_property
+    def timer(self) -> StepTimer:
+        """Times layouts."""
+        config = self.space.config
+        data = config.data.sequence_length, config.data.batch_size
+        return StepTimer(config.model, *data, self.cluster, self.mechanisms, self.reached, self.update)
+
+    def on(self, cluster: Cluster) -> Search:
+        """The same search on another cluster."""
+        return Search(replace(self.space, cluster=cluster), self.mechanisms, self.hardware, self.limit)
+
+    def best(self, number: int) -> list[Planned]:
+        """The best layouts that jaxpar would run, all different; fewer where there are fewer.
+
+        The order is exact for layouts within `NEAR` of the best one; the others are the best that the search met
+        until then.
+
+        Raises:
+            UserError: there is no layout; the message gives the reason.
+        """
+        chosen: dict[tuple[Any, ...], Planned] = {}
+        self._wanted = number
+        with no_collection():
+            for one in self.by_time():
+                planned = None if one.key in chosen else self.checked(one)
+                if planned is not None:
+                    chosen[one.key] = planned
+                    self._within = min(self._within, NEAR * one.seconds)
+                if len(chosen) == number:
+                    break
+        if not chosen:
+            declined = self.effort.declined[0][1] if self.effort.declined else None
+            raise UserError(why_none(self, self.effort.groups, declined))
+        return list(chosen.values())
+
+    def checked(self, candidate: Candidate) -> Planned | None:
+        """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
+
+        Refused are layouts that round badly: arrays that are offloaded whole, blocks of 8-bit moments.
+        """
+        try:
+            config, plan = plan_on(config_of(self.space.config, candidate.layout), self.cluster)
+        except UserError as error:
+            self.effort.declined.append((candidate, str(error)))
+            return None
+        memory = estimate_memory(config, plan)
+        if memory.device > self.usable:
+            self.effort.declined.append((candidate, "its arrays on the host are fewer than were counted on"))
+            return None
+        return Planned(config, plan, self.cluster, replace(candidate, memory=memory), self.usable)
+
+    def by_time(self) -> Iterator[Candidate]:
+        """All layouts that fit, by rising time."""
+        groups, self.effort.refused = self.space.groups()
+        self.effort.groups = len(groups)
+        order = count()
+        queue: list[tuple[float, int, Callable[[], Iterator[Any]] | Candidate]] = []
+
+        def push(bound: float, node: Any) -> None:
+            heapq.heappush(queue, (bound, next(order), node))
+
+        for group in groups:
+            push(SURE * self._group_bound(group), lambda group=group: self._choices(group))
+        while queue:
+            bound, _, node = heapq.heappop(queue)
+            if isinstance(node, Candidate):
+                yield node
+                continue
+            if bound > self._within and len(self._keys) >= self._wanted:
+                continue
+            for bound, child in node():
+                push(bound if isinstance(child, Candidate) else SURE * bound, child)
+
+    # ---- nodes
+
+    def _group_bound(self, group: Group) -> float:
+        self.effort.bounded += 1
+        least = self._floor(self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False))
+        return sum(least.breakdown[name] for name in GROUP_PARTS)
+
+    def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
+        for zero, away in product(self.space.zeros(group), self.space.offloads()):
+            least = self._bare_planner(group, zero, "allgather", away).least()
+            if least.device - least.saved_activations > self.usable:
+                self.effort.too_large += 1
+                continue
+            for strategy in self.space.strategies(group):
+                self.effort.bounded += 1
+                floor = self._floor(self._bare(group, zero, strategy, away))
+                # Chunks that are held whole are gathered once for all microbatches.
+                held = floor.breakdown["data"] if zero == 3 else 0.0
+                bound = floor.seconds - held
+                ideal = sum(floor.breakdown[name] for name in GROUP_PARTS)
+                node = lambda z=zero, s=strategy, a=away, f=bound, i=ideal: self._schedules(group, z, s, a, f, i)
+                yield bound, node
+
+    def _schedules(
+        self, group: Group, zero: int, strategy: str, away: bool, floor: float, ideal: float
+    ) -> Iterator[tuple[float, Any]]:
+        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
+        head = self._head(group)
+        for schedule, virtual in self.space.schedules(group.pipe, microbatches):
+            choice = Choice(schedule, virtual, zero, strategy, away)
+            self.effort.bounded += 1
+            yield (
+                floor + self._least_bubble(group, choice, ideal - head / group.pipe, head),
+                lambda choice=choice: self._simulated(self.activations(group, choice)),
+            )
+
+    def _least_bubble(self, group: Group, choice: Choice, layers: float, head: float) -> float:
+        """A lower bound of a schedule's waiting, with so many seconds of layers on a rank, and of head and loss in all.
+
+        The rank of the last chunk computes every loss, which the others wait for. It waits itself until the first
+        microbatch comes through p - 1 chunks, and the first rank waits for the last gradient to come back through as
+        many (without W, where that is apart). In uniform ticks a V is twice as long.
+        """
+        if group.pipe == 1:
+            return 0.0
+        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
+        family = SCHEDULES[choice.schedule]
+        share = SPLIT_SHARE if family.splits_backward else 1.0
+        long = 2 if family.placement == "v" and self.mechanisms.lockstep else 1
+        waits = long * share * layers * (group.pipe - 1) / (microbatches * choice.virtual_stages)
+        return waits + head * (1 - 1 / group.pipe)
+
+    def _head(self, group: Group) -> float:
+        """Seconds of head and loss of all microbatches, which do not grow with the number of layers.
+
+        On hosts of several kinds those of the slowest, where all wait for it.
+        """
+        if group.pipe == 1:
+            return 0.0
+        if group not in self._heads:
+            layers = self.space.config.model.layers
+            bare = self._bare(group, self.space.zeros(group)[0], self.space.strategies(group)[0], False)
+            work = lambda layers: sum(self._floor(bare, layers).breakdown[name] for name in GROUP_PARTS)
+            slowest = (self.timer.head(bare) or 0.0) * bare.microbatches(self.space.config.data.batch_size)
+            self._heads[group] = max(slowest, group.pipe * (2 * work(layers) - work(2 * layers)))
+        return self._heads[group]
+
+    def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
+        if not self._can_fit(activations):
+            self.effort.too_large += 1
+            return
+        self.effort.simulated += 1
+        layout = activations.layout("none")
+        yield self.time(layout).seconds, lambda: self._layouts(activations)
+        uneven = None if layout.stage_layers else self.timer.lengths(layout)
+        if uneven is not None:
+            yield from self._simulated(
+                self.activations(activations.group, replace(activations.choice, stage_layers=uneven))
+            )
+
+    def _layouts(self, activations: ActivationPlanner) -> Iterator[tuple[float, Candidate]]:
+        for kept in activations.options():
+            if kept.memory.host > self.host_limit:
+                continue
+            self.effort.timed += 1
+            time = self.time(kept.layout)
+            self.met.append(Candidate(kept.layout, time, kept.memory))
+            self._keys.add(self.met[-1].key)
+            yield time.seconds, self.met[-1]
+
+    def activations(self, group: Group, choice: Choice) -> ActivationPlanner:
+        """The activation planner of a choice."""
+        fixed = self.space.fixed
+        offloads = fixed.get("offload") in (None, "activations", "all")
+        remat = fixed.get("remat")
+        return ActivationPlanner(
+            self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, self._known
+        )  # fmt: skip
+
+    def _can_fit(self, activations: ActivationPlanner) -> bool:
+        """Whether something may fit: what is kept from forward to backward could all go to the host."""
+        least = activations.least()
+        return least.device <= self.usable or (
+            activations.may_offload and least.device - least.saved_activations <= self.usable
+        )
+
+    # ---- times
+
+    def time(self, layout: Layout) -> StepTime:
+        """The predicted step of a layout."""
+        return self.timer.step(layout)
+
+    def _floor(self, layout: Layout, layers: int | None = None) -> StepTime:
+        """Seconds of a pipeline that never waits; of another number of layers, where it is given."""
+        return self.timer.floor(layout, layers)
+
+    def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
+        """A layout of the group that recomputes nothing."""
+        return self._bare_planner(group, zero, strategy, away).layout("none")
+
+    def _bare_planner(self, group: Group, zero: int, strategy: str, away: bool) -> ActivationPlanner:
+        return self.activations(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, away))
+
+    @property
+    def host_limit(self) -> int:
+        """Bytes of its host's memory that a GPU may have pinned."""
+        return self.cluster.host_limit(self.space.config.memory.host_limit)

@@ -1,0 +1,289 @@
+"""The space of layouts: those that a configuration allows on a cluster, and which rules exclude the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jaxpar.attention.ulysses import exchanges
+from jaxpar.config import Config, UserError
+from jaxpar.config.axes import AXES
+from jaxpar.config.counting import kv_heads, padded_vocab
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
+from jaxpar.pipeline.schedules.registry import check_sizes
+from jaxpar.planner.settings import ONE_STAGE
+
+FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_strategy", "remat", "offload")
+"""What a user can fix."""
+
+SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
+"""Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
+VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
+"""Chunks on a rank that are tried, where a schedule leaves it open."""
+STRATEGIES = ("allgather", "ring", "ulysses", "usp")
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """What determines the shape of the work on a device: axis sizes and rows of a microbatch."""
+
+    pipe: int
+    replica: int
+    fsdp: int
+    context: int
+    tensor: int
+    microbatch: int
+    expert: int = 1
+    """Always 1 for dense models: there the axis is fsdp by another name."""
+
+    @property
+    def data(self) -> int:
+        """Ranks with different rows (data ranks)."""
+        return self.replica * self.fsdp * self.expert
+
+    @property
+    def shards(self) -> int:
+        """Ranks that ZeRO shards over."""
+        return self.fsdp * self.expert * self.context
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The choices within a group, except what layers keep."""
+
+    schedule: str
+    virtual_stages: int
+    zero: int
+    context_strategy: str
+    optimizer_offload: bool
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each chunk, where they are not as equal as can be."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """All layouts of `config` on `cluster` that keep to `fixed`."""
+
+    config: Config
+    """With the vocabulary set."""
+    cluster: Cluster
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """What is fixed: a name of `FIXABLE` to its value."""
+
+    def groups(self) -> tuple[list[Group], Counter[str]]:
+        """Every group that the rules of a configuration allow, and how many each rule has ruled out."""
+        found: list[Group] = []
+        refused: Counter[str] = Counter()
+        for sizes in splits(self.cluster.devices, len(SPLIT)):
+            named: dict[str, int] = dict(zip(SPLIT, sizes, strict=True))
+            why = next(self._broken(named), None)
+            if why is not None:
+                refused[why] += 1
+                continue
+            rows = self.config.data.batch_size // (named["replica"] * named["fsdp"])
+            for microbatch in divisors(rows):
+                group = Group(**named, microbatch=microbatch)
+                why = next(self._microbatch_broken(group, rows // microbatch), None)
+                if why is None:
+                    found.append(group)
+                else:
+                    refused[why] += 1
+        return found, refused
+
+    def nearest(self) -> Counter[frozenset[str]]:
+        """The smallest sets of rules that groups break, and how many groups each set alone excludes."""
+        found: Counter[frozenset[str]] = Counter()
+        batch = self.config.data.batch_size
+        for sizes in splits(self.cluster.devices, len(SPLIT)):
+            named: dict[str, int] = dict(zip(SPLIT, sizes, strict=True))
+            broken = frozenset(self._broken(named))
+            rows = max(1, batch // (named["replica"] * named["fsdp"]))
+            for microbatch in divisors(rows):
+                group = Group(**named, microbatch=microbatch)
+                found[broken.union(self._microbatch_broken(group, rows // microbatch))] += 1
+        least = min(map(len, found))
+        return Counter({rules: number for rules, number in found.items() if len(rules) == least})
+
+    def choices(self, group: Group) -> Iterator[Choice]:
+        """The choices within a group."""
+        microbatches = self.config.data.batch_size // (group.data * group.microbatch)
+        for schedule, virtual in self.schedules(group.pipe, microbatches):
+            for zero in self.zeros(group):
+                for strategy in self.strategies(group):
+                    for away in self.offloads():
+                        yield Choice(schedule, virtual, zero, strategy, away)
+
+    def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
+        """(name, virtual stages) of the schedules that can run."""
+        if (pipe, microbatches) not in self._known:
+            self._known[pipe, microbatches] = self._schedules(pipe, microbatches)
+        return self._known[pipe, microbatches]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
+        return {}
+
+    def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
+        if pipe == 1:
+            return [(ONE_STAGE, 1)]
+        wanted, virtual = self.fixed.get("schedule"), self._number("virtual_stages")
+        found: list[tuple[str, int]] = []
+        for name, family in SCHEDULES.items():
+            if family.one_rank or (wanted is not None and name != wanted):
+                continue
+            low, high = family.virtual_stages
+            for stages in VIRTUAL_STAGES if virtual is None else (virtual,):
+                if stages < low or (high is not None and stages > high):
+                    continue
+                if self.config.model.layers % (pipe * stages) and (stages > 1 or self.config.model.layers < pipe):
+                    continue  # a chunk of fewer layers has the memory of the longest, and saves no time: all wait
+                try:
+                    check_sizes(name, pipe, microbatches, stages)
+                except ScheduleError:
+                    continue
+                found.append((name, stages))
+        return found
+
+    def zeros(self, group: Group) -> list[int]:
+        """The distinct ZeRO stages.
+
+        Without ranks to shard over all are stage 0. Stage 0 over fsdp is replica by another name, and under a pipeline
+        stage 2 is stage 1 (`mesh.placements`).
+        """
+        fixed = self._number("zero")
+        if group.shards == 1:
+            return [0] if fixed in (None, 0) else []
+        if fixed is not None:
+            return [fixed]
+        stages = {0, 1, 2, 3} - ({0} if group.fsdp > 1 and "fsdp" not in self.fixed else set())
+        return sorted(stages - ({2} if group.pipe > 1 else set()))
+
+    def strategies(self, group: Group) -> list[str]:
+        """The possible context strategies."""
+        fixed = self.fixed.get("context_strategy")
+        if group.context == 1:
+            return ["allgather"]
+        heads = self.config.model.heads // group.tensor
+        found = ["allgather", "ring"]
+        if exchanges(heads, group.context) is None:
+            found.append("ulysses")
+        at_hand = max(1, self.cluster.gpus_per_host // group.tensor)
+        if any(group.context % n == heads % n == at_hand % n == 0 for n in range(2, group.context)):
+            found.append("usp")
+        return [name for name in found if fixed in (None, name)]
+
+    def offloads(self) -> tuple[bool, ...]:
+        """Whether the optimizer's state may be stored on the host."""
+        fixed = self.fixed.get("offload")
+        return (False, True) if fixed is None else (fixed in ("optimizer", "all"),)
+
+    def _number(self, name: str) -> int | None:
+        return int(self.fixed[name]) if name in self.fixed else None
+
+    def _broken(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Which rules axis sizes break."""
+        model, data = self.config.model, self.config.data
+        pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
+        kv = kv_heads(model)
+        for name in sizes:
+            if name in self.fixed and sizes[name] != self._number(name):
+                yield f"--fix {name}={self.fixed[name]}"
+        if model.heads % tensor or (kv % tensor and tensor % kv):
+            yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
+        for kind, own in kind_models(model).items():
+            if own.mlp % tensor:
+                yield f"{f'model.kinds.{kind}' if kind else 'model'}.mlp ({own.mlp}) over tensor"
+        if padded_vocab(model) % tensor:
+            yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
+        if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
+            yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
+        if pipe > model.layers:
+            yield f"model.layers ({model.layers}) over pipe"
+        if data.batch_size % (sizes["replica"] * sizes["fsdp"]):
+            yield f"data.batch_size ({data.batch_size}) over replica and fsdp"
+        crosses = self._crosses_kinds(sizes)
+        if crosses is not None:
+            yield crosses
+
+    def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
+        """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).
+
+        Without a pipeline all wait for the slowest kind.
+        """
+        if not self.cluster.is_mixed:
+            return None
+        if self.cluster.gpus_per_host % sizes["tensor"]:
+            return "tensor ranks within one host (hosts are of several kinds)"
+        if sizes["pipe"] > 1 and self.cluster.stage_groups(sizes["pipe"]) is None:
+            return "pipeline stages on one kind of host"
+        return None
+
+    def _microbatch_broken(self, group: Group, microbatches: int) -> Iterator[str]:
+        model = self.config.model
+        if "microbatch" in self.fixed and group.microbatch != self._number("microbatch"):
+            yield f"--fix microbatch={self.fixed['microbatch']}"
+        if group.pipe > 1 and microbatches < group.pipe:
+            yield f"a microbatch for every stage (data.batch_size is {self.config.data.batch_size})"
+        elif group.pipe <= model.layers and not self.schedules(group.pipe, microbatches):
+            held = [name for name in ("schedule", "virtual_stages") if name in self.fixed]
+            yield " and ".join(f"--fix {name}={self.fixed[name]}" for name in held) or "the schedules' microbatches"
+        if not self.zeros(group):
+            yield f"--fix zero={self.fixed['zero']}"
+        if model.heads % group.tensor == 0 and not self.strategies(group):
+            yield f"--fix context_strategy={self.fixed['context_strategy']}"
+
+
+def parse_fixed(given: list[str]) -> dict[str, str]:
+    """`name=value` by name. Raises `UserError` for a name that is not of the space, or a value that cannot be."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name, value = name.strip(), value.strip()
+        if not equals or name not in FIXABLE:
+            near = did_you_mean(name, FIXABLE) or f"; there are {', '.join(FIXABLE)}"
+            raise UserError(f"--fix {quoted(text)}: expected name=value, and {quoted(name)} is not searched{near}")
+        found[name] = _checked(name, value)
+    return found
+
+
+def _checked(name: str, value: str) -> str:
+    if name == "schedule":
+        try:
+            return schedule_name(value)
+        except ScheduleError as error:
+            raise UserError(f"--fix schedule: {error}") from None
+    known = {"context_strategy": STRATEGIES, "offload": ("none", "activations", "optimizer", "all")}.get(name)
+    if known is not None:
+        if value not in known:
+            raise UserError(f"--fix {name}: expected {one_of(known)}, got {quoted(value)}{did_you_mean(value, known)}")
+        return value
+    if name == "remat":
+        return value
+    least = 0 if name == "zero" else 1
+    if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
+        raise UserError(
+            f"--fix {name}: expected a number{', 0 to 3' if name == 'zero' else ' above 0'}, got {quoted(value)}"
+        )
+    return value
+
+
+def splits(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every ordered factorization of `number` into so many factors."""
+    if parts == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in splits(number // first, parts - 1):
+            yield (first, *rest)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})

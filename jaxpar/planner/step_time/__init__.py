@@ -1,0 +1,1 @@
+"""Seconds of a step, predicted: layers, pipeline ticks, messages, the update."""

@@ -1,0 +1,64 @@
+"""The chunks of a layout: the kinds of their layers, the slots in which they run, and the padding of short ones."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import islice
+
+from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.mesh.layer_order import common_sequence
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.pipeline import chunk_layers
+
+type Kinds = tuple[str, ...]
+"""Of layers or of slots, in order."""
+
+
+@lru_cache(maxsize=10_000)
+def chunk_kinds(model: ModelConfig, lengths: tuple[int, ...]) -> tuple[Kinds, ...]:
+    """The kinds of the layers of each chunk, of so many layers each, in the order of the model."""
+    kinds = iter(layer_kinds(model))
+    return tuple(tuple(islice(kinds, length)) for length in lengths)
+
+
+def chunk_slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
+    """The kind of each slot of a chunk; where chunks differ, some slots are padding."""
+    return (ALIKE,) * max(lengths) if model.pattern is None else _slots(model, lengths)
+
+
+@lru_cache(maxsize=10_000)
+def _slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
+    return common_sequence(chunk_kinds(model, lengths))
+
+
+def chunk_lengths(model: ModelConfig, layout: Layout) -> tuple[int, ...]:
+    """Layers of each chunk of a layout."""
+    chunks = layout.pipe * layout.virtual_stages
+    return chunk_layers(model.layers, chunks) if layout.stage_layers is None else layout.stage_layers
+
+
+def kinds_of_slots(model: ModelConfig, layout: Layout) -> Kinds:
+    """The kind of each slot of a chunk of a layout; nothing where all layers are alike."""
+    return () if model.pattern is None else _slots(model, chunk_lengths(model, layout))
+
+
+GATHERED = "ZeRO-3 gathers the weights of every row"
+
+
+def why_padded(layout: Layout, does: Mechanisms) -> str | None:
+    """Why rows that only pad a chunk take time; None where they are skipped.
+
+    Where one program runs on all ranks, padding rows run if a layer permutes or offloads activations, and their weights
+    are gathered under ZeRO-3 (`model.layer_loop`).
+    """
+    if does.padded:
+        return "all chunks are padded to the longest"
+    if not does.lockstep:
+        return None
+    if layout.context > 1 and layout.context_strategy in ("ring", "usp"):
+        return f"layers permute ({layout.context_strategy})"
+    if layout.offload_fraction > 0:
+        return "layers keep something on the host"
+    return GATHERED if layout.zero == 3 else None

@@ -1,0 +1,115 @@
+"""Times of a model's layers, by kind, and of its head, for layouts with equal microbatches on equal devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxpar.config.kinds import kind_counts, kind_models
+from jaxpar.config.plan import LayerRun
+from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.layer import LayerCase, LayerTime, Work, head_time, layer_case, layer_time, total
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.cost.messages import Network
+from jaxpar.cost.operations import Device
+from jaxpar.memory.remat import remat_map, runs_by_kind
+from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.settings import of_all_names
+from jaxpar.planner.step_time.chunks import Kinds
+from jaxpar.planner.step_time.kept import kept_bytes
+from jaxpar.planner.step_time.update import orthogonal_seconds
+
+
+class Passed(NamedTuple):
+    """Seconds of one layer, forward and backward, for one microbatch."""
+
+    forward: float
+    """The forward, with the messages and copies that nothing hides."""
+    backward: float
+    """The backward with them, and with recomputation."""
+    weight: float
+    """The part of the backward that computes gradients of weights."""
+    own_forward: float
+    """The forward without messages of data ranks and copies."""
+    own_backward: float
+    """The backward without them, and without recomputation."""
+    again: float
+    offload: float
+    """Copies of the forward that nothing hides."""
+    offload_back: float
+    gathered: float
+    """Gathers of weights alone, hidden or not, in the forward; the backward has as many."""
+
+
+class Layers:
+    """A layer of each kind, what they take on average, and the head."""
+
+    def __init__(
+        self, model: ModelConfig, sequence: int, layout: Layout, device: Device, network: Network, does: Mechanisms
+    ):
+        assert model.vocab is not None, "the vocabulary is known before a step is predicted"
+        self._does, self._counts = does, kind_counts(model)
+        self.cases: dict[str, LayerCase] = {
+            kind: layer_case(
+                own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
+                layout.sequence_parallel, layout.precision,
+            )
+            for kind, own in kind_models(model).items()
+        }  # fmt: skip
+        self.case = next(iter(self.cases.values()))
+        """Of one kind, for what they have in common."""
+        self.times = {kind: layer_time(case, device, network, does) for kind, case in self.cases.items()}
+        self.forward = self.mean({kind: time.forward for kind, time in self.times.items()})
+        self.backward = self.mean({kind: time.backward for kind, time in self.times.items()})
+        self.parameters = self.average({kind: case.parameters for kind, case in self.cases.items()})
+        """Of an average layer's matrices on a device."""
+        both = head_time(self.case, model.vocab, device, network, does)
+        self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
+        self._again: dict[tuple[Remat, Kinds], dict[str, Work]] = {}
+
+    def again(self, remat: Remat, slots: Kinds) -> dict[str, Work]:
+        """What a layer of each kind recomputes in the backward, averaged over those of a chunk."""
+        if (remat, slots) not in self._again:
+            by_kind = self.by_kind(remat, slots)
+            self._again[remat, slots] = {kind: self._made(time, by_kind[kind]) for kind, time in self.times.items()}
+        return self._again[remat, slots]
+
+    def by_kind(self, remat: Remat, slots: Kinds) -> dict[str, Remat]:
+        """What the layers of each kind keep, of chunks with slots of these kinds; none where all layers are alike."""
+        if isinstance(remat, str) or not slots:
+            return dict.fromkeys(self.cases, remat)
+        runs = runs_by_kind([LayerRun(n, of_all_names(dict(own), tuple(dict(own)))) for n, own in remat], slots)
+        return {kind: tuple((run.layers, tuple(run.activations.items())) for run in own) for kind, own in runs.items()}
+
+    def kept(self, remat: Remat, slots: Kinds) -> dict[str, float]:
+        """Bytes that a layer of each kind keeps of a microbatch, averaged over those of a chunk."""
+        return {kind: kept_bytes(self.cases[kind], own) for kind, own in self.by_kind(remat, slots).items()}
+
+    def orthogonal(self, device: Device, iterations: int) -> float:
+        """Seconds of orthogonalizing the matrices of an average layer."""
+        return self.average({kind: orthogonal_seconds(case, device, iterations) for kind, case in self.cases.items()})
+
+    def _made(self, time: LayerTime, remat: Remat) -> Work:
+        """What a layer of a kind recomputes."""
+        if isinstance(remat, str):
+            names = _recomputed(remat_map(remat, time.made))
+            whole = remat == "full" and self._does.recompute_last_matmul
+            return time.again(names | time.last if whole else names)
+        layers = sum(count for count, _ in remat)
+        return total(time.again(_recomputed(dict(own))).times(count / layers) for count, own in remat)
+
+    def mean(self, works: Mapping[str, Work]) -> Work:
+        """Over all layers of the model, of each kind's."""
+        first, *others = works.values()
+        layers = sum(self._counts.values())
+        return total(own.times(self._counts[kind] / layers) for kind, own in works.items()) if others else first
+
+    def average[Number: (int, float)](self, numbers: Mapping[str, Number]) -> Number | float:
+        """The same of numbers."""
+        first, *others = numbers.values()
+        layers = sum(self._counts.values())
+        return sum(self._counts[kind] * own for kind, own in numbers.items()) / layers if others else first
+
+
+def _recomputed(treatments: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name, treatment in treatments.items() if treatment == "recompute")

@@ -1,0 +1,110 @@
+"""Seconds of a training step on any layout, cluster and generation of software, and where they go.
+
+Built from the model's real shapes: every matmul, attention kernel and elementwise pass of a layer (`cost.layer`) on a
+GPU that reaches a share of its datasheet (`cost.hardware_model`, `cost.operations`), every message by the bytes of its
+collective (`cost.messages`), pipelines by the schedule simulator (`pipeline`), put together in `step`. What differs
+between training systems is which mechanisms they have (`mechanisms`), never a number.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.cost.messages import Network
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.step import Step, Steps, StepTime
+from jaxpar.planner.step_time.update import ADAMW, Update
+
+__all__ = ["Step", "StepTime", "floor_time", "step_parts", "step_time"]
+
+KEPT = 256
+"""How many (model, cluster) pairs have their steps cached: a search needs thousands of steps of one pair, or, where
+hosts are of several kinds, of one pair for each kind and stage length."""
+
+_known: dict[tuple[object, ...], tuple[Steps, tuple[object, ...]]] = {}
+
+
+def step_time(
+    model: ModelConfig,
+    sequence_length: int,
+    global_batch: int,
+    layout: Layout,
+    cluster: Cluster,
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    hardware: HardwareModel | None = None,
+    update: Update = ADAMW,
+    network: Network | None = None,
+) -> StepTime:
+    """Predict one step.
+
+    Args:
+        model: the decoder, preset filled in and `vocab` set.
+        sequence_length: tokens of a row.
+        global_batch: rows of a step.
+        layout: how it is spread; the product of its axes is the number of devices.
+        cluster: where it runs; devices are taken in order.
+        mechanisms: of the software that runs it.
+        hardware: parameters of its GPUs; None means those fitted for them.
+        update: the rule of the optimizer (`update.update_of`).
+        network: measured bandwidths (`measured`); None means the cluster's links.
+    """
+    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
+    return where.time(layout)
+
+
+def floor_time(
+    model: ModelConfig,
+    sequence_length: int,
+    global_batch: int,
+    layout: Layout,
+    cluster: Cluster,
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    hardware: HardwareModel | None = None,
+    update: Update = ADAMW,
+) -> StepTime:
+    """Like `step_time`, for a pipeline in which no rank waits: a lower bound for every schedule, without simulation."""
+    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, None)
+    return where.time(layout, waits=False)
+
+
+def step_parts(
+    model: ModelConfig,
+    sequence_length: int,
+    global_batch: int,
+    layout: Layout,
+    cluster: Cluster,
+    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
+    hardware: HardwareModel | None = None,
+    update: Update = ADAMW,
+    network: Network | None = None,
+) -> Step:
+    """The parts of `step_time`."""
+    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
+    return where.step(layout)
+
+
+def _steps(
+    model: ModelConfig, sequence: int, batch: int, cluster: Cluster, does: Mechanisms, hardware: HardwareModel | None,
+    update: Update, network: Network | None,
+) -> Steps:  # fmt: skip
+    """The steps of these objects, cached by identity; the cache holds the objects, so that their ids stay unique."""
+    model = _same(model)
+    objects = model, cluster, does, hardware, update, network
+    key = (sequence, batch, *map(id, objects))
+    known = _known.pop(key, None)
+    if known is None:
+        known = Steps(model, sequence, batch, cluster, does, hardware, update, network), objects
+        if len(_known) >= KEPT:
+            del _known[next(iter(_known))]
+    _known[key] = known  # most recently used last
+    return known[0]
+
+
+@lru_cache(maxsize=KEPT)
+def _same(model: ModelConfig) -> ModelConfig:
+    """One object for all that are equal."""
+    return model

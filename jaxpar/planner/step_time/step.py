@@ -1,0 +1,301 @@
+"""A step's time on one cluster: what does not depend on the schedule is computed once for layouts that share it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.cost.messages import Network, Ring, network_of, overlapped
+from jaxpar.cost.operations import device_of
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.model.flops import causal_pairs, flops_per_step
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_kinds, chunk_lengths, kinds_of_slots, why_padded
+from jaxpar.planner.step_time.layer_times import Layers, Passed
+from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, pipeline_seconds, seconds_of_chunks
+from jaxpar.planner.step_time.update import Update
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted step."""
+
+    seconds: float
+    breakdown: Mapping[str, float]
+    """Seconds by part, on the slowest rank; they add up to `seconds`."""
+    tokens_per_s_per_gpu: float
+    mfu: float
+    """Share of the dense 16-bit peak, with the project's definition (`model.flops`)."""
+
+
+class Steps:
+    """Steps of one model on one cluster; caches what layouts have in common."""
+
+    def __init__(
+        self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, does: Mechanisms,
+        hardware: HardwareModel | None, update: Update, network: Network | None = None,
+    ):  # fmt: skip
+        assert model.vocab is not None, "the vocabulary is known before a step is predicted"
+        self.model, self.sequence, self.batch, self.vocab = model, sequence, batch, model.vocab
+        self.cluster, self.does, self.update = cluster, does, update
+        self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
+        self.device = device_of(cluster.gpu, self.hardware)
+        self.network = network_of(cluster, self.hardware) if network is None else network
+        self._layers: dict[tuple[int, int, int, str, bool, str], Layers] = {}
+        self._rings: dict[tuple[int, int, bool], Ring] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
+        tokens = batch * sequence
+        self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab)
+        self._peak = cluster.training_peak
+        self._per_host, self._host_bandwidth = cluster.gpus_per_host, cluster.host_bandwidth
+
+    def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
+        """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
+        spent = self.step(layout).spent_in(layout, waits)
+        seconds = sum(spent.values())
+        devices = layout.devices
+        return StepTime(
+            seconds=seconds,
+            breakdown=spent,
+            tokens_per_s_per_gpu=self.batch * self.sequence / seconds / devices,
+            mfu=self._flops / (seconds * devices * self._peak),
+        )
+
+    def step(self, layout: Layout) -> Step:
+        """The parts of the step of a layout, shared by layouts that differ in the schedule alone."""
+        key = (
+            layout.pipe, layout.replica, layout.fsdp, layout.expert, layout.context, layout.tensor, layout.microbatch,
+            layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
+            layout.sequence_parallel, layout.precision, kinds_of_slots(self.model, layout),
+        )  # fmt: skip
+        if key not in self._steps:
+            self._steps[key] = Step(self, layout)
+        return self._steps[key]
+
+    def layers(self, layout: Layout) -> Layers:
+        """The layers of a layout, and its head."""
+        key = (
+            layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.sequence_parallel,
+            layout.precision,
+        )  # fmt: skip
+        if key not in self._layers:
+            self._layers[key] = Layers(self.model, self.sequence, layout, self.device, self.network, self.does)
+        return self._layers[key]
+
+    def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
+        """Like `Network.ring`."""
+        key = ranks, stride, shared
+        if key not in self._rings:
+            self._rings[key] = self.network.ring(*key)
+        return self._rings[key]
+
+    def jitter(self, devices: int) -> float:
+        """Ratio of the step of so many devices to that of one host, from waiting for the slowest host."""
+        return 1 + self.hardware.host_jitter * log2(max(1.0, devices / self._per_host))
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes per second between a GPU and its host's memory."""
+        return self._host_bandwidth
+
+
+class Step:
+    """The parts of a step's time."""
+
+    def __init__(self, where: Steps, layout: Layout):
+        self.where, self.layout = where, layout
+        self.model, self.vocab, self.does, self.update = where.model, where.vocab, where.does, where.update
+        self.hardware, self.device, self.network = where.hardware, where.device, where.network
+        self.microbatches = max(1, layout.microbatches(where.batch))
+        self.layers = where.layers(layout)
+        self.case = self.layers.case
+        self.slots: Kinds = kinds_of_slots(where.model, layout)
+        """The kind of each; none where all layers are alike."""
+        again = self.layers.again(layout.remat, self.slots)
+        self.again = self.layers.mean(again)
+        shards = layout.fsdp * layout.expert * layout.context
+        self.data_ring = where.ring(layout.data * layout.context, layout.tensor, self.does.shared_cards)
+        self.shard_ring = where.ring(shards, layout.tensor, self.does.shared_cards)
+        self.jitter = where.jitter(layout.devices)
+        self.spent: dict[str, float] = {}
+        """Seconds by part, without the bubble and the wait for the slowest host."""
+        self.once: dict[str, float] = {}
+        """The part of it that comes once a step, after the pipeline."""
+        self.passed = {kind: self._passed(kind, again[kind].seconds, again[kind].kernels) for kind in again}
+        """A layer of each kind."""
+        self._microbatches(self.spent)
+        self._after(self.spent)
+
+    def spent_in(self, layout: Layout, waits: bool) -> dict[str, float]:
+        """All seconds, in the schedule of `layout`."""
+        makespan = self.ideal
+        if layout.pipe > 1 and waits:
+            stages = Stages(
+                layout.schedule, layout.pipe, self.microbatches, layout.virtual_stages, self.model.layers,
+                self.does.lockstep, self.does.overlap_pipe,
+            )  # fmt: skip
+            makespan = (
+                seconds_of_chunks(stages, self.chunks(layout), self.pieces.head, self.pieces.transfer)
+                if self.slots
+                else pipeline_seconds(stages, self.pieces)
+            )
+        return {**self.spent, "bubble": makespan - self.ideal, "stragglers": makespan * (self.jitter - 1)}
+
+    def chunks(self, layout: Layout) -> tuple[ChunkTime, ...]:
+        """Each chunk, in the order of the model: the sum over its slots; those that pad it count where they run."""
+        model, why = self.model, why_padded(layout, self.does)
+        slots = Counter(kinds_of_slots(model, layout))
+        found = []
+        for kinds in chunk_kinds(model, chunk_lengths(model, layout)):
+            own = Counter(kinds)
+            run = slots if why not in (None, GATHERED) else own
+            forward, backward, weight = (
+                sum(number * self.passed[kind][place] for kind, number in run.items()) for place in range(3)
+            )
+            if why == GATHERED:  # a branch skips the work, not the messages
+                gathered = sum(number * self.passed[kind].gathered for kind, number in (slots - own).items())
+                forward, backward = forward + gathered, backward + gathered
+            found.append(ChunkTime(forward, backward, weight))
+        return tuple(found)
+
+    def _passed(self, kind: str, again: float, again_kernels: float) -> Passed:
+        """A layer of a kind, forward and backward."""
+        time = self.layers.times[kind]
+        gathered, gathered_back = self._weights(kind)
+        launch = 0.0 if self.does.compiled else self.hardware.launch_seconds
+        f = max(time.forward.seconds, time.forward.kernels * launch)
+        b_again = max(again, again_kernels * launch)
+        b = max(time.backward.seconds, time.backward.kernels * launch)
+        slow = self.hardware.overlap_slowdown
+        whole_f = overlapped(f, gathered, slow) if self.does.prefetch_weights else f + gathered
+        back = b + b_again
+        whole_b = overlapped(back, gathered_back, slow) if self.does.prefetch_weights else back + gathered_back
+        offload = self._offload(kind, whole_f, whole_b)
+        whole_f, whole_b = whole_f + offload[0], whole_b + offload[1]
+        return Passed(whole_f, whole_b, min(time.weight, whole_b), f, b, b_again, *offload, gathered)
+
+    def _microbatches(self, spent: dict[str, float]) -> None:
+        """Forward and backward of all microbatches, the pipeline around them included."""
+        layout, again, m = self.layout, self.again, self.microbatches
+        forward, backward = self.layers.forward, self.layers.backward
+        per_rank = self.model.layers / layout.pipe
+        each = self.passed.items()
+        mean = Passed(*(self.layers.average({kind: own[place] for kind, own in each}) for place in range(9)))
+        whole_f, whole_b, f, b, b_again = mean.forward, mean.backward, mean.own_forward, mean.own_backward, mean.again
+        offload, back = (mean.offload, mean.offload_back), b + b_again
+        head = self.layers.head_seconds
+        self.pieces = Pieces(whole_f, whole_b, mean.weight, head, self._transfer())
+        """Of an average layer."""
+        self.ideal = m * (self.model.layers * (whole_f + whole_b) + head) / layout.pipe
+        count = m * per_rank
+        share = m / layout.pipe
+        spent["matmuls"] = count * (forward.matmul + backward.matmul) + share * self.layers.head.matmul
+        spent["attention"] = count * (forward.attention + backward.attention)
+        spent["other"] = count * (forward.other + backward.other) + share * self.layers.head.other
+        spent["recomputation"] = count * (again.seconds - again.tensor - again.context)
+        spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * self.layers.head.tensor
+        spent["context"] = count * (forward.context + backward.context + again.context)
+        waiting = f - forward.seconds + b - backward.seconds + b_again - again.seconds
+        spent["launches"] = count * waiting
+        spent["offload"] = count * sum(offload)
+        spent["data"] = count * (whole_f + whole_b - f - back - sum(offload))
+        spent["bubble"] = spent["stragglers"] = 0.0  # of the schedule, below
+
+    def _weights(self, kind: str) -> tuple[float, float]:
+        """Messages of a layer's sharded weights and gradients per microbatch: forward, backward."""
+        layout, parameters = self.layout, self.layers.cases[kind].parameters
+        if layout.zero < 3:
+            return 0.0, 0.0
+        ring = self.shard_ring
+        weights = float(self.case.item * parameters)
+        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * parameters
+        again = 2 if self.does.gather_again and layout.remat != "none" else 1
+        return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
+
+    def _offload(self, kind: str, forward: float, backward: float) -> tuple[float, float]:
+        """Seconds of copies to and from the host's memory that a layer's compute does not hide."""
+        if not self.layout.offload_fraction:
+            return 0.0, 0.0
+        kept = self.layers.kept(self.layout.remat, self.slots)[kind]
+        copy = self.layout.offload_fraction * kept / self.where.host_bandwidth
+        return max(0.0, copy - forward), max(0.0, copy - backward)
+
+    def _own_layers(self) -> float:
+        """Parameters of the layers' matrices on a device, padding rows of the stacks included, since these take part in
+        what comes once a step. Stages of layers that are alike are counted as equal."""
+        if self.layout.pipe == 1 or not self.slots:
+            return self.model.layers / self.layout.pipe * self.layers.parameters
+        rows = self.layout.virtual_stages
+        return rows * sum(self.layers.cases[kind].parameters for kind in self.slots)
+
+    def _transfer(self) -> float:
+        """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
+        layout = self.layout
+        if layout.pipe == 1:
+            return 0.0
+        whole = float(self.case.tokens * self.case.embed * self.case.item)
+        pair = self.network.pair(layout.devices // layout.pipe, layout.pipe)
+        seconds = pair.shift(whole / layout.tensor)
+        if layout.tensor > 1 and not self.case.sequence_parallel:
+            seconds += self.where.ring(layout.tensor, 1).gather(whole)
+        return seconds
+
+    def _after(self, spent: dict[str, float]) -> None:
+        """Once a step: what is left of the reduction of gradients, the update, the gather of weights."""
+        layout = self.layout
+        table = self.vocab * self.model.embed // layout.tensor
+        tables = 1 if self.model.tied or layout.pipe > 1 else 2
+        own = self._own_layers() + tables * table
+        item = 4.0 if self.does.gradient_type == "float32" else 2.0
+        sharded = self.shard_ring.ranks
+        replicas = self.where.ring(layout.replica, sharded * layout.tensor)
+        exposed = 0.0
+        held = own / sharded if layout.zero else own
+        if layout.zero == 3:
+            exposed += tables * (
+                2 * self.shard_ring.gather(float(self.case.item * table)) + self.shard_ring.gather(item * table)
+            )
+            exposed *= self.microbatches if self.does.prefetch_weights else 1
+            exposed += replicas.reduce(item * held)
+        elif layout.zero == 0:
+            reduce = self.data_ring.reduce(item * own)
+            exposed += self._left(reduce, backward=True) if self.does.overlap_data != "none" else reduce
+        else:
+            # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
+            times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
+            scatter, gather = self.shard_ring.gather(item * own), self.shard_ring.gather(self.case.item * own)
+            left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
+            exposed += times * left + replicas.reduce(item * held)
+            exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
+        moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
+        update = self.device.bytes_seconds(moved * held)
+        if layout.optimizer_offload:
+            update = max(update, 12.0 * held / self.where.host_bandwidth)
+        if self.update.iterations:
+            update += self._orthogonal(sharded if layout.zero else 1)
+        self.once = {"data": exposed, "optimizer": update}
+        spent["data"] += exposed
+        spent["optimizer"] = update
+
+    def _orthogonal(self, sharded: int) -> float:
+        """Muon: ranks that share weights exchange layers for dims, work on whole matrices, and send them back."""
+        layout = self.layout
+        layers = self.model.layers / layout.pipe
+        ring = self.where.ring(sharded * layout.tensor, 1)
+        exchanged = ring.exchange(4.0 * layers * self.layers.parameters / sharded)
+        share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
+        return 2 * exchanged + share * self.layers.orthogonal(self.device, self.update.iterations)
+
+    def _left(self, message: float, backward: bool) -> float:
+        """What is left of a message under the last microbatch's backward, or the first one's forward: the first or last
+        of its pieces (a layer's part) has nothing to hide behind."""
+        layers = max(1.0, self.model.layers / self.layout.pipe)
+        work = self.layers.backward.seconds + self.again.seconds if backward else self.layers.forward.seconds
+        hidden = work * (layers - 1)
+        rest = message * (layers - 1) / layers
+        return message / layers + overlapped(hidden, rest, self.hardware.overlap_slowdown) - hidden

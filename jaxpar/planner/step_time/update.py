@@ -1,0 +1,61 @@
+"""Seconds of the update of the weights: what it reads and writes, and the matmuls of Muon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from jaxpar.config.schema import Config
+from jaxpar.cost.layer import LayerCase
+from jaxpar.cost.operations import Device
+
+ALWAYS = 20.0
+"""Bytes per parameter of every rule: gradient and weight read in float32 (8), the weight written (4), the gradient read
+once more for its norm (4), the weight written in 16 bits and read for it (4)."""
+MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "adafactor": 0}
+"""Arrays as large as the weight that a rule keeps; Muon's are those of its matrices. Adafactor's means of rows and
+columns are small."""
+MOMENT_BYTES = {"float32": 8.0, "bfloat16": 4.0, "int8": 2.0}
+"""Of a moment's element, read and written."""
+EMA = 8.0
+"""Of a moving average of the weights."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The rule by which weights are updated, as far as its time depends on it."""
+
+    moved: float = ALWAYS + 2 * MOMENT_BYTES["float32"]
+    """Bytes per parameter through the memory of the device that holds it."""
+    iterations: int = 0
+    """Newton-Schulz iterations of a layer's matrices."""
+
+
+ADAMW = Update()
+"""AdamW with float32 moments: what published runs are taken to use."""
+
+
+def update_of(config: Config) -> Update:
+    """The rule of a configuration."""
+    rule = config.optimizer
+    moved = ALWAYS + MOMENTS[rule.name] * MOMENT_BYTES[config.precision.moments] + EMA * (rule.ema is not None)
+    return Update(moved, rule.muon_iterations if rule.name == "muon" else 0)
+
+
+@lru_cache(maxsize=10_000)
+def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> float:
+    """Seconds of making the matrices of a layer orthogonal on one device, in float32 as `optim.muon` does.
+
+    An iteration of a matrix, with s its smaller dim and l the larger: [s, l] x [l, s], [s, s] x [s, s] and
+    [s, s] x [s, l].
+    """
+    seconds = 0.0
+    for spec in case.shape.layer.matrices:
+        small, large = sorted((prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])))
+        seconds += (
+            device.matmul(small, small, large, 1, 4, 4)
+            + device.matmul(small, small, small, 1, 4, 4)
+            + device.matmul(small, large, small, 1, 4, 4)
+        )
+    return iterations * seconds

@@ -1,0 +1,243 @@
+"""The anomaly monitor of a run: it detects anomalies during training and reports each once.
+
+`docs/operations.md` shows what each anomaly looks like. Slow steps and waiting devices are judged from times
+that the loop measures anyway, losses from numbers that it reads anyway; only a non-finite step costs more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from jaxpar.config import Config
+from jaxpar.data import batch_number
+from jaxpar.distributed.notes import leave_note, read_notes
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.parameters import Weights
+from jaxpar.observe.episodes import Episodes
+from jaxpar.observe.events import Anomaly, AnomalyKind, Listener
+from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, Pace, SlowSteps
+from jaxpar.observe.spikes import LossWindow, Spike
+from jaxpar.observe.stragglers import ProcessPace, find_straggler
+from jaxpar.observe.timer import Turn
+from jaxpar.training.errors import TrainingError
+from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
+from jaxpar.training.step.forward_backward import StepMetrics
+
+PACE = "pace"
+"""Topic of the notes in which the processes of a job report their pace."""
+WAIT_STEPS, WAIT_SECONDS = 10, 5.0
+"""The least number of steps, and of seconds, over which a wait for data is judged."""
+WORDS: dict[str, str] = {
+    "not_finite": "steps that were not finite",
+    "loss_spike": "loss spikes",
+    "slow_step": "slow steps",
+    "slow_pace": "stretches of slower steps",
+    "data_wait": "times that devices waited for data",
+    "straggler": "times that one process held up the others",
+}
+
+
+class AnomalyMonitor:
+    """Watches one run; all processes of a job see the same, and process 0 reports."""
+
+    def __init__(self, config: Config, order: LayerOrder, listeners: Listener) -> None:
+        self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
+        self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
+        self._slow, self._pace = SlowSteps(self._watch.slow_step), Pace(self._watch.slow_pace)
+        self._episodes = Episodes(quiet=LAST)
+        self._told: dict[str, int] = {}
+        self._rollbacks = 0
+        self._warm_up()
+        self._paces: deque[ProcessPace] = deque(maxlen=2)
+        self._compared = 0
+        """Last step up to which the processes were compared."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps for `restore`."""
+        return {"losses": self._losses.losses, "rollbacks": self._rollbacks}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        """Continue from the facts of a checkpoint."""
+        self._losses = LossWindow(self._watch.spike_window, self._watch.spike, facts["losses"])
+        self._rollbacks = facts["rollbacks"]
+        self._warm_up()
+
+    def step(self, number: int, turn: Turn) -> None:
+        """Step `number` is done, and `turn` says where its time went."""
+        self._warm += 1
+        if self._warm <= WARMING_UP:
+            return
+        self._lap.add(turn)
+        slow, pace = self._slow.add(turn), self._pace.add(turn)
+        if slow is not None:
+            times = slow.seconds / slow.median
+            text = f"Step {number} took {slow.seconds:.3g} s, {times:.3g} times the median of {slow.median:.3g} s"
+            self._tell(number, "slow_step", f"{text}; {slow.where}.", seconds=slow.seconds, median=slow.median)
+        if pace is not None:
+            times = pace.seconds / pace.best
+            text = (
+                f"Steps take {pace.seconds:.3g} s now, {times:.3g} times the {pace.best:.3g} s that they took at best"
+            )
+            self._tell(number, "slow_pace", f"{text}; {pace.where}.", seconds=pace.seconds, best=pace.best)
+
+    def logged(self, number: int) -> float:
+        """Step `number` was logged: judge the steps since the one before. Returns the share that waited for data."""
+        lap, self._lap = self._lap, Losses()
+        self._wait += lap
+        if self._wait.steps >= WAIT_STEPS and self._wait.seconds >= WAIT_SECONDS:
+            wait, self._wait = self._wait, Losses()
+            self._judge_wait(number, wait)
+        if jax.process_count() > 1 and lap.steps:
+            self._compare_processes(number, lap)
+        return lap.batch_share
+
+    def skipped(self, number: int, metrics: StepMetrics, weights: Weights, newest: Callable[[], str]) -> None:
+        """Step `number` was not finite and not applied; `weights` are those after it.
+
+        Reports it, and for the first of several in a row also where it began. Collective over the processes of a job.
+
+        Args:
+            newest: words for where the newest checkpoint is.
+
+        Raises:
+            TrainingError: there were `run.max_skipped_steps` in a row.
+        """
+        loss, norm = float(metrics.loss), float(metrics.grad_norm)
+        half = self._config.precision.compute == "float16"
+        scale = f", loss scale {float(metrics.loss_scale):g}" if half else ""
+        self._listeners.message(f"Step {number} skipped: loss {loss}, gradient norm {norm}{scale}.")
+        # Under float16 a gradient that overflows is how the loss scale is found.
+        if not (half and math.isfinite(loss)) and self._episodes.begins("not_finite", number):
+            self._diagnose(number, metrics, weights)
+        in_row = int(metrics.skipped_in_row)
+        if in_row >= self._config.run.max_skipped_steps:
+            where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
+            raise TrainingError(
+                f"{in_row} steps in a row had a non-finite loss or gradient ({where}; learning rate "
+                f"{float(metrics.learning_rate):.3g}{scale}): stopped at step {number} with the weights of step "
+                f"{number - in_row} unchanged ({newest()}); lower optimizer.learning_rate, or look at the "
+                f"data of steps {number - in_row + 1} to {number}"
+            )
+
+    def loss(self, loss: float) -> Spike | None:
+        """Add the finite loss of a step; returns a spike if it is one, for `report` or `rolled_back`."""
+        return self._losses.add(loss)
+
+    def report(self, number: int, spike: Spike, *, because: str = "") -> None:
+        """Report a spike after which the run continues."""
+        text = f"{_words(number, spike)}; {because}training goes on."
+        self._tell(number, "loss_spike", text, **asdict(spike))
+
+    def batches_to_leave_out(
+        self, number: int, spike: Spike, newest: int, left_out: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """Numbers of all batches that no step uses after a rollback from the spike at `number` to checkpoint `newest`.
+
+        Raises `TrainingError` when there were `watch.max_rollbacks` already.
+        """
+        if self._rollbacks >= self._watch.max_rollbacks:
+            raise TrainingError(
+                f"{_words(number, spike)}; after {self._rollbacks} rollbacks (watch.max_rollbacks) the run stops, and "
+                f"the same command continues it from the checkpoint of step {newest}; lower optimizer.learning_rate, "
+                f"or look at the data of the steps from {newest + 1} on"
+            )
+        steps = range(max(newest, number - self._watch.skip_batches), number)
+        return tuple(sorted({*left_out, *(batch_number(step, left_out) for step in steps)}))
+
+    def rolled_back(self, number: int, spike: Spike, to: int, rollbacks: int, added: list[int]) -> None:
+        """Report a rollback from the spike at step `number` to the checkpoint of step `to`."""
+        self._rollbacks = rollbacks
+        first = number - len(added) + 1
+        which = f"batch of step {number} is" if len(added) == 1 else f"batches of steps {first} to {number} are"
+        text = (
+            f"{_words(number, spike)}; went back to the checkpoint of step {to}, and the {which} left out from now on "
+            f"(rollback {rollbacks} of {self._watch.max_rollbacks})."
+        )
+        self._episodes.begins("loss_spike", number)
+        self._speak(Anomaly(number, "loss_spike", text, {**asdict(spike), "rolled_back_to": to, "left_out": added}))
+
+    @property
+    def rollbacks(self) -> int:
+        """Rollbacks of this run so far."""
+        return self._rollbacks
+
+    def sum_up(self) -> None:
+        """At the end: counts of the anomalies that occurred more often than they were reported."""
+        counts = self._episodes.counts
+        if any(count > self._told.get(kind, 0) for kind, count in counts.items()):
+            words = ", ".join(f"{WORDS[kind]} {count}" for kind, count in counts.items())
+            self._listeners.message(f"Some anomalies were not reported each time; in all: {words}.")
+
+    def _diagnose(self, number: int, metrics: StepMetrics, weights: Weights) -> None:
+        finite = math.isfinite(float(metrics.loss))
+        broken = broken_gradients(metrics.squares, self._order)
+        ruined = [] if finite else broken_weights(weights)
+        words = describe(broken, loss_is_finite=finite, weights=ruined, tied=self._config.model.tied)
+        facts = {"loss_is_finite": finite, "gradients": broken, "weights": ruined}
+        self._speak(Anomaly(number, "not_finite", f"Step {number}: {words}.", facts))
+
+    def _warm_up(self) -> None:
+        self._warm, self._lap, self._wait = 0, Losses(), Losses()
+
+    def _judge_wait(self, number: int, wait: Losses) -> None:
+        limit = self._watch.data_wait
+        if limit is None or wait.batch - wait.longest < max(SECONDS, limit * wait.seconds):
+            return  # A single long wait is a slow step.
+        text = (
+            f"The devices wait for data: {wait.batch_share:.0%} of the time of the {wait.steps} steps up to {number}, "
+            f"{wait.batch / wait.steps:.3g} s a step."
+        )
+        self._tell(number, "data_wait", text, share=wait.batch_share, seconds=wait.batch, steps=wait.steps)
+
+    def _compare_processes(self, number: int, lap: Losses) -> None:
+        """Report the pace of this process; as process 0, compare all processes once all have reported."""
+        self._paces.append(ProcessPace(jax.process_index(), socket.gethostname(), number, lap))
+        leave_note(PACE, json.dumps([asdict(pace) for pace in self._paces]))
+        if jax.process_index() != 0:
+            return
+        said = [pace for note in read_notes(PACE) for pace in map(_pace, json.loads(note))]
+        for step in sorted({pace.step for pace in said if pace.step > self._compared}):
+            paces = [pace for pace in said if pace.step == step]
+            if len(paces) == jax.process_count():
+                self._compared = step
+                self._judge_processes(paces)
+
+    def _judge_processes(self, paces: list[ProcessPace]) -> None:
+        straggler = find_straggler(paces, self._watch.straggler)
+        if straggler is None:
+            return
+        pace, losses = straggler.pace, straggler.pace.losses
+        text = (
+            f"Process {pace.process} on {pace.host} holds up the job: in the {losses.steps} steps up to {pace.step} "
+            f"the others waited {straggler.seconds:.3g} s for it, {straggler.share:.0%} of the time; it waited "
+            f"{losses.batch:.3g} s of that for batches."
+        )
+        facts = {"process": pace.process, "host": pace.host, "seconds": straggler.seconds, "share": straggler.share}
+        self._tell(pace.step, "straggler", text, **facts, batch_seconds=losses.batch)
+
+    def _tell(self, number: int, kind: AnomalyKind, text: str, **facts: Any) -> None:
+        if self._episodes.begins(kind, number):
+            self._speak(Anomaly(number, kind, text, facts))
+
+    def _speak(self, anomaly: Anomaly) -> None:
+        self._told[anomaly.kind] = self._told.get(anomaly.kind, 0) + 1
+        self._listeners.anomaly(anomaly)
+
+
+def _words(number: int, spike: Spike) -> str:
+    return (
+        f"Loss spike at step {number}: {spike.loss:.4g}, where the {spike.losses} steps before it had a median of "
+        f"{spike.median:.4g} ({spike.deviations:.3g} standard deviations above it)"
+    )
+
+
+def _pace(said: dict[str, Any]) -> ProcessPace:
+    return ProcessPace(**{**said, "losses": Losses(**said["losses"])})

@@ -1,0 +1,108 @@
+"""State on the device."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+
+from jaxpar.layout.state import TrainState, join_weights, weight_states
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch
+from jaxpar.optim.norm import squares
+from jaxpar.training.residency.mapped import mapped
+from jaxpar.training.residency.protocol import Measure
+from jaxpar.training.residency.saved_state import SavedState
+from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate, weight_updates
+
+
+class OnDevice:
+    """All of the state is on the device, and the update is part of the compiled step."""
+
+    asynchronous = True
+
+    def __init__(self, layout: StepLayout, mesh: Mesh):
+        self.layout, self.mesh = layout, mesh
+
+    @cached_property
+    def updates(self) -> list[WeightUpdate]:
+        """The optimizer, weight by weight."""
+        return weight_updates(self.layout)
+
+    # ---- inside the map
+
+    def compute_weights(self, master: Weights) -> Weights:
+        return to_storage(master, self.layout.placements)
+
+    def accumulators(self, weights: Weights) -> Weights:
+        return {part: zero_accumulators(own, self.layout.placements, part=part) for part, own in weights.items()}
+
+    def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
+        return jax.tree.map(lambda g: g / scale, to_optimizer(accumulated, self.layout.placements))
+
+    def squares(self, gradients: Weights) -> Weights:
+        return squares(gradients, self.layout.master, self.layout.specs)
+
+    def whole(self, gradients: Weights) -> Weights:
+        return gradients
+
+    def updated(self, state: TrainState, gradients: Weights, facts: UpdateFacts) -> TrainState:
+        """`state` with master weights and optimizer state after a step; the same bits where it is not finite."""
+        weights, leaves = weight_states(state.master, state.optimizer), jax.tree.leaves(gradients)
+        each = zip(self.updates, weights, leaves, strict=True)
+        new = [update(weight, gradient, facts) for update, weight, gradient in each]
+        return join_weights(new, state)
+
+    # ---- outside
+
+    def initial_state(self) -> TrainState:
+        return self._initial()
+
+    @cached_property
+    def _initial(self) -> Any:
+        return jax.jit(self.layout.initial_state, out_shardings=self.layout.state_shardings(self.mesh))
+
+    def adopted(self, state: TrainState) -> TrainState:
+        return state
+
+    def train(self, measure: Measure, metrics: Any) -> Any:
+        layout = self.layout
+
+        def _train(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+            found = measure(state, batch)
+            new = self.updated(state, found.gradients, found.facts)
+            return found.following._replace(master=new.master, optimizer=new.optimizer), found.metrics
+
+        step = mapped(
+            _train, self.mesh, layout.plan.dtypes.compute, (layout.state, layout.batch), (layout.state, metrics)
+        )
+        placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
+        return jax.jit(self.placing(step), donate_argnums=0, out_shardings=placed)
+
+    def placing(self, step: Any) -> Any:
+        """`step`, compiled for the memory kinds of the state's arrays."""
+        return step
+
+    def abstract_input(self) -> TrainState:
+        return self.layout.abstract_state(self.mesh)
+
+    def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+        return train(state, batch)
+
+    def readable(self, weights: Weights) -> Weights:
+        return weights
+
+    def arrays(self, state: TrainState) -> dict[str, Any]:
+        return {
+            "master weights": state.master,
+            "moments": state.optimizer._replace(average=None),
+            "average of the weights": state.optimizer.average,
+        }
+
+    def saved(self) -> SavedState:
+        return SavedState(self.layout.abstract_state(self.mesh), self.layout.order)

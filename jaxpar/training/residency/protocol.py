@@ -1,0 +1,95 @@
+"""The protocol between a step and the memory in which its state is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch
+from jaxpar.training.residency.saved_state import SavedState
+from jaxpar.training.residency.weight_update import UpdateFacts
+
+
+class Measured(NamedTuple):
+    """The results of a step before its update."""
+
+    gradients: Weights
+    """In optimizer placement, in the residency's own form."""
+    facts: UpdateFacts
+    following: TrainState
+    """The state after the step, without master weights and optimizer state."""
+    metrics: Any
+
+
+type Measure = Callable[[TrainState, Batch], Measured]
+"""Forward, backward and norm of a step, on the parts of one device."""
+
+
+class Residency(Protocol):
+    """Storage of master weights and moments between steps, and their transfer to the device and back.
+
+    `compute_weights`, `accumulators`, `reduced`, `squares` and `whole` run inside the step's map, on the parts of one
+    device; the others outside.
+    """
+
+    layout: StepLayout
+    asynchronous: bool
+    """Whether `advance` returns before the devices are done."""
+
+    def compute_weights(self, master: Weights) -> Weights:
+        """Weights in storage placement, from the master weights passed to the step."""
+        ...
+
+    def accumulators(self, weights: Weights) -> Weights:
+        """Zeros in gradient placement for `weights` (in storage placement)."""
+        ...
+
+    def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
+        """The accumulators of a step in optimizer placement, divided by the loss scale."""
+        ...
+
+    def squares(self, gradients: Weights) -> Weights:
+        """Sum of the squares of each weight's gradient: [rows] of a stacked weight, else a scalar."""
+        ...
+
+    def whole(self, gradients: Weights) -> Weights:
+        """Gradients as arrays on the device."""
+        ...
+
+    def initial_state(self) -> TrainState:
+        """The state before the first step, made shard by shard; the weights are the same bits on every mesh."""
+        ...
+
+    def adopted(self, state: TrainState) -> TrainState:
+        """A restored state in the form that steps take."""
+        ...
+
+    def train(self, measure: Measure, metrics: Any) -> Any:
+        """The jitted step, of `abstract_input` and a batch; `metrics` has the partition of each metric."""
+        ...
+
+    def abstract_input(self) -> TrainState:
+        """Shapes, dtypes and shardings of what the jitted step reads of the state."""
+        ...
+
+    def advance(self, train: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+        """The state and the metrics after a step with `train`, compiled or not."""
+        ...
+
+    def readable(self, weights: Weights) -> Weights:
+        """Master weights, or their average, of a state, as arrays that evaluation reads."""
+        ...
+
+    def arrays(self, state: TrainState) -> dict[str, Sequence[jax.Array]]:
+        """The arrays of `state` that are in memory, by purpose."""
+        ...
+
+    def saved(self) -> SavedState:
+        """The state in the form of a checkpoint."""
+        ...

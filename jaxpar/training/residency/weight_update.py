@@ -1,0 +1,75 @@
+"""The update of one weight, or of some rows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.layout.state import WeightState
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.streaming import rows_of_piece
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.rules import axes_of_dim
+from jaxpar.optim import WeightOptimizer, clip
+
+
+class UpdateFacts(NamedTuple):
+    """Facts of the whole step that the update of each weight needs."""
+
+    norm: Float[Array, ""]
+    """Of the gradient, before clipping."""
+    finite: Bool[Array, ""]
+    """Whether there is an update at all."""
+    applied: Int[Array, ""]
+    """Updates before this one."""
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """The update of one weight, or of some of its rows: the same bits wherever the state is stored."""
+
+    optimizer: WeightOptimizer
+    clip_norm: float | None
+    by_rows: bool
+    """Whether rows of the first dim may be updated by themselves."""
+    least_rows: int
+    """The smallest piece in rows: fewer would not be cheaper."""
+
+    def __call__(self, state: WeightState, gradient: Float[Array, "*shard"], facts: UpdateFacts) -> WeightState:
+        """The state after a step; the same bits where the step is not finite.
+
+        The barriers keep XLA from fusing the update with what is around it: whether a product and a sum become one
+        operation, with one rounding, would otherwise depend on where the state is stored.
+        """
+        state, gradient, facts = lax.optimization_barrier((state, gradient, facts))
+        gradient = clip(gradient, facts.norm, self.clip_norm)
+        master, optimizer = self.optimizer.update(gradient, state.optimizer, state.master, facts.applied)
+        new = WeightState(master, optimizer)
+        return lax.optimization_barrier(jax.tree.map(lambda a, b: jnp.where(facts.finite, a, b), new, state))
+
+    def rows(self, state: WeightState) -> int | None:
+        """Rows of a piece of `state` (arrays or shapes of one device's part); None where it cannot be split."""
+        return rows_of_piece(state, self.least_rows) if self.by_rows else None
+
+
+def weight_updates(layout: StepLayout) -> list[WeightUpdate]:
+    """One for each leaf of the specs."""
+    config = layout.config.optimizer
+    described, structure = jax.tree.flatten(layout.specs)
+
+    def one(optimizer: WeightOptimizer, spec: ParamSpec, where: PartitionSpec) -> WeightUpdate:
+        sharding = [axis for dim in range(1, len(spec.shape)) for axis in axes_of_dim(where, dim)]
+        # Adafactor's means are over a whole matrix, and of a part of the layers XLA would add them in another order.
+        # Muon's ranks each take a share of the layers.
+        least = prod(layout.plan.axes[axis] for axis in sharding) if config.name == "muon" and spec.matrix else 1
+        return WeightUpdate(optimizer, config.clip_norm, config.name != "adafactor", least)
+
+    each = zip(layout.optimizer.weights, described, structure.flatten_up_to(layout.master), strict=True)
+    return [one(*leaf) for leaf in each]

@@ -1,0 +1,354 @@
+"""The training loop: logging, evaluation, saving, and the ways in which a run can end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from jaxpar import __version__
+from jaxpar.checkpoint.checkpointer import SKIPPED_IN_ROW
+from jaxpar.checkpoint.errors import reason
+from jaxpar.checkpoint.processes import from_first
+from jaxpar.config import config_to_dict
+from jaxpar.config.validate import profile_steps
+from jaxpar.distributed import liveness
+from jaxpar.layout.given_plan import PLANNED
+from jaxpar.model.flops import mfu
+from jaxpar.observe.amounts import mebibytes
+from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
+from jaxpar.observe.files import strict_json
+from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
+from jaxpar.observe.profile import ProfileWindow, step_annotation
+from jaxpar.observe.spikes import Spike
+from jaxpar.training.errors import TrainingError
+from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
+from jaxpar.training.run.plan_table import plan_rows
+from jaxpar.training.run.run import Run
+from jaxpar.training.run.sampling import sample_heldout
+from jaxpar.training.run.termination import termination
+from jaxpar.training.run_folder.folder import RunFolder
+from jaxpar.training.run_folder.saves import Saves
+from jaxpar.training.step.forward_backward import StepMetrics
+
+
+def fit(trainer: Run, listeners: Iterable[Listener]) -> Summary:
+    """Run `trainer` to its last step; see `Trainer.fit`."""
+    try:
+        with closing(Listeners(listeners)) as everyone:
+            return _Loop(trainer, everyone).run()
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename or 'a file'} of run {trainer.config.run.name!r} cannot be used ({reason(error)}): "
+            "the run stopped; once that is fixed, the same command continues it from its newest checkpoint"
+        ) from error
+
+
+class _Loop:
+    """One call of `fit`: its counters and open resources."""
+
+    def __init__(self, trainer: Run, listeners: Listener):
+        self.trainer, self.listeners = trainer, listeners
+        self.config, self.timer = trainer.config, trainer.timer
+        self.folder = RunFolder(self.config)
+        self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
+        self.tokens, self.skipped = 0, 0
+        self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners)
+        self.logged = 0
+        """Last step that was logged; 0 before the first of this process."""
+        self.baseline: float | None = None
+        self.eval_loss: float | None = None
+        self.last_loss = float("nan")
+
+    def run(self) -> Summary:
+        try:
+            return self._run()
+        finally:
+            try:
+                self.saves.close()
+            finally:
+                self.folder.release()
+
+    def _run(self) -> Summary:
+        liveness.at("looking into its folder")
+        changes, told = from_first(self.folder.claim)
+        if told is not None:
+            self.listeners.message(told)
+        liveness.at("restoring a checkpoint")
+        self._restore()
+        done = self.trainer.steps_done
+        if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
+            self.folder.check_nothing_else_asked(done, changes)
+            self.listeners.message(
+                f"{self.folder.path} already has its {done} steps, and nothing was changed; "
+                "raise run.steps to go on, or choose another run.name."
+            )
+            return Summary(**earlier)
+        self._announce(done + 1, changes)
+        with termination() as asked_to_stop:
+            stopped = self._train(done + 1, asked_to_stop)
+            liveness.at("waiting for the last save")
+            self.saves.finish()
+            if stopped:
+                self.listeners.message(f"Stopped by SIGTERM after step {stopped}; the same command continues the run.")
+            return self._finish()
+
+    def _summary(self) -> dict[str, Any] | None:
+        return self.folder.summary(self.listeners.message)
+
+    def _train(self, first: int, asked_to_stop: Callable[[], bool]) -> int | None:
+        """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
+        steps, number, previous = self.config.run.steps, first, None
+        self.timer.turn()
+        with self._profile() as profile:
+            while number <= steps:
+                liveness.at(f"in step {number}", in_step=True)
+                if profile is not None:
+                    profile.before_step(number)
+                with step_annotation(number):
+                    metrics = self.trainer.step()
+                if profile is not None:
+                    if profile.ends_with(number):
+                        liveness.at("writing a profile")
+                    profile.after_step(number, metrics)
+                # The step before is logged while this one runs; this one is void if that goes back to a checkpoint.
+                if previous is not None and (reached := self._complete(number - 1, previous)) != number - 1:
+                    number, previous = reached + 1, None
+                    continue
+                previous = metrics
+                stop = asked_to_stop() and number < steps
+                # A step that is over when the call returns leaves nothing to overlap its logging with.
+                over = not self.trainer.functions.residency.asynchronous
+                if over or number in (first, steps) or self._pauses(number) or stop:
+                    number, previous = self._complete(number, metrics, stop), None
+                if stop:
+                    return number
+                number += 1
+        return None
+
+    def _restore(self) -> bool:
+        """Continue from the newest checkpoint; False where there is none."""
+        saved = self.trainer.saved
+        restored = self.saves.restore(saved.abstract)
+        if restored is None:
+            from_first(self.folder.check_nothing_saved)
+            return False
+        state, facts = restored
+        self.trainer.state = saved.incoming(state)
+        liveness.restarted()
+        self.tokens, self.skipped = facts["tokens"], facts["skipped"]
+        self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
+        self.eval_loss = facts["eval_loss"]
+        if "lookout" in facts:
+            self.monitor.restore(facts["lookout"])
+            self.trainer.left_out = tuple(facts["left_out"])
+        told = self.trainer.continue_data(facts.get("mixture"))
+        if told is not None:
+            self.listeners.message(told)
+        elif facts["data"] != self.trainer.data.description:
+            self.listeners.message(
+                f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
+            )
+        return True
+
+    def _announce(self, first: int, changes: list[str]) -> None:
+        trainer, config = self.trainer, self.config
+        liveness.at("writing its folder")
+        from_first(lambda: self.folder.check_metrics(first - 1, self.listeners.message))
+        otherwise = first > 1 and from_first(lambda: self.folder.ran_otherwise(trainer.plan))
+        from_first(lambda: self.folder.write(trainer.plan, first - 1))
+        self.baseline = trainer.baseline()
+        self.listeners.start(
+            RunInfo(
+                config=config_to_dict(config),
+                plan=asdict(trainer.plan),
+                rows=plan_rows(trainer.layout, trainer.mesh, trainer.data.description),
+                folder=str(self.folder.path),
+                steps=config.run.steps,
+                first_step=first,
+                baseline_loss=self.baseline,
+            )
+        )
+        if config.evaluation.every and config.evaluation.batches and trainer.data.heldout is None:
+            self.listeners.message(
+                f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
+            )
+        if otherwise and not any(line.startswith(PLANNED) for line in changes):
+            self.listeners.message(
+                f"The plan differs from that of the last start, though its inputs are the same: {self.folder.path} "
+                f"keeps the old one as plan-until-{first - 1}.json, and train --plan runs it."
+            )
+        if changes:
+            self.listeners.message(f"Continuing with changes: {'; '.join(changes)}.")
+            if any(line.startswith("run.steps:") for line in changes) and config.optimizer.decay_steps is None:
+                steps = config.run.steps
+                self.listeners.message(
+                    f"The learning rate now ends its schedule at step {steps}; optimizer.decay_steps would keep it."
+                )
+        if first > config.run.steps:
+            self.listeners.message(f"All {first - 1} steps are done; only the end of the run was left undone.")
+            return
+        liveness.at("compiling the step")
+        trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
+        need = trainer.predicted_bytes
+        memory = "" if need is None else f"; the step needs {mebibytes(need)} per device"
+        self.listeners.message(f"Compiled in {self.timer.compile_seconds:.1f} s{memory}.")
+
+    def _pauses(self, number: int) -> bool:
+        """Whether an evaluation or a save comes before the next step."""
+        cadences = (self.config.evaluation.every, self.config.checkpoint.every)
+        return any(every and number % every == 0 for every in cadences)
+
+    def _complete(self, number: int, metrics: StepMetrics, stop: bool = False) -> int:
+        """Wait for a step, count it, and log, evaluate and save what is due after it.
+
+        Returns the step that the run has reached: `number`, or that of the checkpoint to which it went back.
+        """
+        spike = self._account(number, metrics)
+        if spike is not None and (checkpoint := self._roll_back(number, spike)):
+            return checkpoint
+        ends = number == self.config.run.steps or stop or self.logged == 0
+        if ends or number % self.config.run.log_every == 0 or self._pauses(number):
+            self._milestone(number, metrics, stop)
+        return number
+
+    def _roll_back(self, number: int, spike: Spike) -> int | None:
+        """Handle a spike at step `number`; the step of the checkpoint to which the run went back, if it did."""
+        if self.config.watch.on_spike == "report":
+            self.monitor.report(number, spike)
+            return None
+        liveness.at("waiting for the last save")
+        newest, before = self.saves.newest_step, self.trainer.left_out
+        if not newest:
+            self.monitor.report(number, spike, because="nothing is saved yet to go back to, and ")
+            return None
+        left_out = self.monitor.batches_to_leave_out(number, spike, newest, before)
+        rollbacks = self.monitor.rollbacks + 1
+        liveness.at("restoring a checkpoint")
+        self.timer.lap()
+        with self.timer.paused():
+            self.trainer.drop_state()
+            if not self._restore():
+                raise TrainingError(f"no checkpoint in {self.folder.checkpoints} can be used: the run stopped")
+        self.trainer.left_out, self.logged = left_out, self.trainer.steps_done
+        added = sorted(set(left_out) - set(before))
+        self.monitor.rolled_back(number, spike, self.logged, rollbacks, added)
+        self.listeners.rewound(self.logged)
+        return self.logged
+
+    def _account(self, number: int, metrics: StepMetrics) -> Spike | None:
+        """Wait for a step and count it; returns a spike if its loss is one."""
+        liveness.at(f"waiting for step {number}", in_step=True)
+        with self.timer.waiting():
+            finite, tokens, loss = jax.device_get((metrics.finite, metrics.tokens, metrics.loss))
+        turn = self.timer.turn()
+        liveness.stepped(turn.seconds)
+        self.monitor.step(number, turn)
+        if finite:
+            self.tokens += int(tokens)
+            return self.monitor.loss(float(loss))
+        self.skipped += 1
+        liveness.at(f"looking into step {number}")
+        weights = self.trainer.functions.residency.readable(self.trainer.state.master)
+        self.monitor.skipped(number, metrics, weights, self.saves.newest)
+        return None
+
+    def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
+        """Log, evaluate and save after step `number`, whichever is due."""
+        liveness.at(f"logging step {number}")
+        config, last = self.config, self.config.run.steps
+        lap = self.timer.lap(number - self.logged if self.logged else None)
+        self.logged = number
+        self.last_loss = float(metrics.loss)
+        data_wait = self.monitor.logged(number)
+        evaluated = None
+        every = config.evaluation.every
+        if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
+            liveness.at(f"evaluating after step {number}")
+            with self.timer.paused():
+                evaluated = self.eval_loss = self.trainer.evaluate()
+                self.listeners.evaluation(number, evaluated, self.baseline)
+        tokens = config.data.batch_size * config.data.sequence_length
+        peak, devices = self.trainer.peak_flops, self.trainer.plan.axes.devices
+        seconds, muon_rate = lap.step_seconds, metrics.muon_learning_rate
+        self.listeners.step(
+            StepRecord(
+                step=number,
+                loss=self.last_loss,
+                grad_norm=float(metrics.grad_norm),
+                learning_rate=float(metrics.learning_rate),
+                muon_learning_rate=None if muon_rate is None else float(muon_rate),
+                tokens_per_second=tokens / seconds,
+                tokens_per_second_per_device=tokens / seconds / devices,
+                step_time_s=seconds,
+                mfu=None if peak is None else mfu(self.trainer.flops_per_step(), seconds, devices, peak),
+                memory_bytes=bytes_in_use(),
+                eta_s=(last - number) * seconds,
+                skipped_steps=self.skipped,
+                loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
+                eval_loss=evaluated,
+                memory_kind=memory_kind(),
+                memory_peak_bytes=peak_bytes(),
+                memory_limit_bytes=limit_bytes(),
+                epochs=self.trainer.epochs(number),
+                data_wait=data_wait,
+            )
+        )
+        self.saves.tell_complete()
+        every = config.checkpoint.every
+        if stop or number == last or (every and number % every == 0):
+            liveness.at(f"saving step {number}")
+            with self.timer.paused():
+                self._save(number, int(metrics.skipped_in_row), must=stop or number == last)
+
+    def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
+        facts = strict_json(
+            {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
+        )
+        facts |= {SKIPPED_IN_ROW: skipped_in_row}
+        facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
+        facts |= {"mixture": self.trainer.data.facts, "data": self.trainer.data.description}
+        facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
+        self.saves.begin(number, self.trainer.saved.outgoing(self.trainer.state), facts, must=must)
+
+    def _finish(self) -> Summary:
+        """Sample and summarize."""
+        liveness.at("finishing")
+        trainer, timer, config = self.trainer, self.timer, self.config
+        finished = trainer.steps_done >= config.run.steps
+        if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
+            self.listeners.sample(*sample_heldout(trainer))
+        summary = Summary(
+            steps=trainer.steps_done,
+            loss=self.last_loss,
+            eval_loss=self.eval_loss,
+            baseline_loss=self.baseline,
+            tokens=self.tokens,
+            train_seconds=timer.train_seconds,
+            compile_seconds=timer.compile_seconds,
+            first_step_seconds=timer.first_step_seconds or 0.0,
+            steady_step_seconds=timer.steady_step_seconds or 0.0,
+            peak_bytes=peak_bytes(),
+            predicted_bytes=trainer.predicted_bytes,
+            host_step_seconds=timer.host_step_seconds or 0.0,
+            memory_kind=memory_kind(),
+            epochs=trainer.epochs(trainer.steps_done),
+        )
+        self.monitor.sum_up()
+        self.listeners.end(summary)
+        return summary
+
+    @contextmanager
+    def _profile(self) -> Iterator[ProfileWindow | None]:
+        if self.config.run.profile is None:
+            yield None
+            return
+        folder = self.folder.path / "profile" / f"process-{jax.process_index()}"
+        window = ProfileWindow(*profile_steps(self.config.run.profile), str(folder))
+        try:
+            yield window
+        finally:
+            window.close()

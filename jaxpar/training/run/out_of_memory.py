@@ -1,0 +1,162 @@
+"""Out of memory: checked before anything is allocated, and reported in a sentence where XLA runs out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import prod
+
+import jax
+from jax.sharding import Mesh
+
+from jaxpar.config import Config, UserError
+from jaxpar.distributed.devices import devices_per_node
+from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
+from jaxpar.layers.checks import validate
+from jaxpar.layout.make_plan import make_plan
+from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit
+from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory, estimated_bytes, offloaded_bytes
+from jaxpar.layout.memory.host import check_offload
+from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, nearest_fit, told
+from jaxpar.layout.memory.resident import host_gradient_bytes
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.state_storage import check_resting_state, less_on_the_host
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.observe.amounts import mebibytes
+
+EXHAUSTED = "RESOURCE_EXHAUSTED"
+"""How XLA's out-of-memory message begins."""
+OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
+"""What it contains where pinned host memory ran out."""
+ROOM = 0.97
+"""Share of the memory that a suggested plan may use where XLA has run out of it."""
+
+
+def check_state_fits(layout: StepLayout, mesh: Mesh) -> None:
+    """Raises `UserError` when weights and moments alone exceed the memory."""
+    limit, sharing = memory_limit(mesh)
+    needed = (
+        state_bytes(layout) - offloaded_state_bytes(layout) * (sharing == 1 or layout.plan.optimizer_offload == "file")
+    ) * sharing
+    if needed <= limit:
+        return
+    where = "each device" if sharing == 1 else f"this machine's {sharing} devices"
+    way_out = MORE_DEVICES if sharing > 1 else told(_search(layout, mesh, limit, None))
+    raise UserError(
+        f"parallel: weights and optimizer state take {mebibytes(needed)} on {where}, and there are "
+        f"{mebibytes(limit)}; {way_out}"
+    )
+
+
+def check_batch_fits(layout: StepLayout, mesh: Mesh) -> None:
+    """Raises `UserError` when a step's batch, and those prefetched, exceed this machine's memory."""
+    data = layout.config.data
+    local = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    batch = local * sum(
+        prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in layout.abstract_batch().values()
+    )
+    needed = batch * (1 + data.prefetch)
+    if needed > host_memory():
+        raise UserError(
+            f"data.batch_size x sequence_length: {data.batch_size} x {data.sequence_length} take {mebibytes(batch)} "
+            f"of this machine for a step, {mebibytes(needed)} with data.prefetch ({data.prefetch}), and there are "
+            f"{mebibytes(host_memory())}; expected fewer rows or tokens"
+        )
+
+
+def check_step_fits(layout: StepLayout, mesh: Mesh, needed: int | None) -> None:
+    """Raises `UserError` when the compiled step needs `needed` bytes per device, and there are fewer.
+
+    A GPU has memory of its own; virtual CPU devices share the machine's, which fills up slowly before it fails.
+    """
+    limit, sharing = memory_limit(mesh)
+    if needed is None or needed * sharing <= limit:
+        return
+    shared = f", {mebibytes(needed * sharing)} for this machine's {sharing} devices" if sharing > 1 else ""
+    way_out = told(_search(layout, mesh, limit // sharing, needed))
+    raise UserError(
+        f"parallel: the step needs {mebibytes(needed)} per device{shared}, and there are {mebibytes(limit)}; by "
+        f"shapes, {_by_class(estimate_memory(layout.config, layout.plan))}; {way_out}"
+    )
+
+
+@contextmanager
+def explained(layout: StepLayout, mesh: Mesh, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """Turns XLA's out-of-memory error into a `UserError`; others pass.
+
+    `needed` returns the bytes per device that XLA reports for the compiled step, or None where that is not known.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        raise UserError(_explanation(layout, mesh, str(error), needed())) from error
+
+
+def _explanation(layout: StepLayout, mesh: Mesh, error: str, needed: int | None) -> str:
+    asked = re.search(r"allocat\w*\s+(?:of\s+)?(\d+(?:\.\d+)?\s?[KMGT]?i?B?(?:ytes)?(?:\s?bytes)?)", error)
+    found = f"for {_readable(asked[1])} more" if asked else "for what it wanted to allocate"
+    if OF_THE_HOST.search(error):
+        return _host_explanation(layout, mesh, found)
+    limit, sharing = memory_limit(mesh)
+    each = limit // sharing
+    total = needed or estimated_bytes(layout.config, layout.plan)
+    # The need that XLA reports can be less than the memory: the rest was taken, or fragmented.
+    goal = int(ROOM * min(each, total))
+    return (
+        f"parallel: XLA found no room {found} on a device; the step needs "
+        f"{'' if needed else 'about '}{mebibytes(total)} per device, and there are {mebibytes(each)}; by shapes, "
+        f"{_by_class(estimate_memory(layout.config, layout.plan))}; {told(_search(layout, mesh, goal, needed))}"
+    )
+
+
+def _host_explanation(layout: StepLayout, mesh: Mesh, found: str) -> str:
+    devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
+    state = 0 if layout.plan.optimizer_offload == "file" else offloaded_state_bytes(layout)
+    activations, gradients = offloaded_bytes(layout.config, layout.plan), host_gradient_bytes(layout)
+    of_layers = f", {mebibytes(gradients)} of gradients of {layout.plan.host_layers} layers" if gradients else ""
+    return (
+        f"memory: XLA found no room {found} in the host's pinned memory; for each of {devices} devices the step keeps "
+        f"there {mebibytes(state)} of master weights and moments{of_layers} and {mebibytes(activations)} of "
+        f"activations, {mebibytes((state + gradients + activations) * devices)} in all, and "
+        f"{limit_words(layout.config)} {mebibytes(host_limit(layout.config, devices))}; expected a larger "
+        f"{PINNED_VARIABLE} where the machine has more, {less_on_the_host(layout)}, fewer offloaded activations, or "
+        "more machines"
+    )
+
+
+def _readable(size: str) -> str:
+    """`1048576 bytes` in a readable unit; other units stay."""
+    digits = size.removesuffix("bytes").strip()
+    return mebibytes(int(digits)) if digits.isdigit() else size.strip()
+
+
+def _by_class(estimate: MemoryEstimate) -> str:
+    """`2.00 GiB of weights, ...`, largest first."""
+    names = {
+        "optimizer": "master weights and moments",
+        "weights": "weights",
+        "gradients": "gradients",
+        "saved_activations": "saved activations",
+        "temporaries": "temporaries",
+    }
+    sizes = estimate._asdict()
+    largest = sorted(names, key=lambda name: -sizes[name])
+    return "about " + ", ".join(f"{mebibytes(sizes[name])} of {names[name]}" for name in largest if sizes[name])
+
+
+def _search(layout: StepLayout, mesh: Mesh, limit: int, needed: int | None) -> Search:
+    """Communicates with no other process, since memory may have run out in this one alone."""
+    devices = list(mesh.devices.flat)
+
+    def rebuild(config: Config) -> StepLayout:
+        validate(config)
+        plan = make_plan(config, devices[0], devices_per_node(devices), usable=limit)
+        changed = StepLayout(config, plan)
+        check_offload(changed, mesh)
+        check_resting_state(changed, mesh)
+        return changed
+
+    return nearest_fit(layout, limit, rebuild, needed)

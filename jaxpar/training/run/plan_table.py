@@ -1,0 +1,212 @@
+"""The plan as a table: one row per decision, with its value and its reason."""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.plan import Plan
+from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
+from jaxpar.layout.memory.state_bytes import state_bytes
+from jaxpar.layout.memory.state_storage import resting_rows
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.remat import offloaded
+from jaxpar.mesh.axes import AXES, SHARD_AXES
+from jaxpar.mesh.parameters import map_specs
+from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
+from jaxpar.observe.amounts import mebibytes
+from jaxpar.pipeline.timing.durations import Durations
+from jaxpar.pipeline.timing.simulate import simulate
+from jaxpar.training.step.batches import row_order
+from pallas_kernels.masks import Mask
+
+ZERO_WORDS = (
+    "weights, gradients and optimizer state whole on each data rank",
+    "optimizer state sharded",
+    "gradients and optimizer state sharded",
+    "weights, gradients and optimizer state sharded",
+)
+
+
+def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tuple[str, str, str]]:
+    """(name, value, reason) for each decision of the plan of `layout`."""
+    plan, config, axes = layout.plan, layout.config, layout.plan.axes
+    rows = config.data.batch_size // axes.data
+    part = config.data.sequence_length // (axes.context * axes.tensor)
+    used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
+    tokens = config.data.batch_size * config.data.sequence_length
+    return [
+        ("mesh", used, f"{axes.devices} x {mesh.devices.flat[0].device_kind}{_crossings(mesh)}"),
+        (
+            "parameters",
+            _count(parameter_count(config.model, padded=False)),
+            f"{_own_parameters(layout)} per device at rest",
+        ),
+        ("weights", _bytes(layout, "storage"), f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls"),
+        ("ZeRO", str(plan.zero), _zero_words(layout)),
+        ("master, moments", mebibytes(state_bytes(layout)), f"per device, {plan.dtypes.master}"),
+        ("gradients", _bytes(layout, "gradient"), f"per device, accumulated and reduced in {plan.dtypes.gradient}"),
+        ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
+        ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
+        *_pipeline_rows(layout),
+        ("remat", plan.remat, _kept_words(plan)),
+        *_offload_rows(layout),
+        *resting_rows(layout, mesh.devices.flat[0].device_kind),
+        ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
+        _tiles_row(plan),
+        *_attention_rows(plan),
+        *_context_rows(layout),
+        ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
+        ("data", config.data.source, data_description),
+    ]
+
+
+def _kept_words(plan: Plan) -> str:
+    """Which activations the layers keep."""
+    kept = [sum(treatment != "recompute" for treatment in run.activations.values()) for run in plan.runs]
+    if len(plan.runs) == 1:
+        return f"keeps {kept[0]} of {len(plan.runs[0].activations)} named activations of a layer"
+    parts = [f"{number} in {run.layers}" for number, run in zip(kept, plan.runs, strict=True)]
+    return f"of {len(plan.runs[0].activations)} named activations keeps {', then '.join(parts)} layer(s) of a chunk"
+
+
+def _attention_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """The attention backend, or those of each kind of layers."""
+    choices = plan.kind_attention or {"": plan.attention}
+    return [
+        (f"attention {kind}".strip(), choice.name, _why(choice.reason, choice.rejected))
+        for kind, choice in choices.items()
+    ]
+
+
+def _tiles_row(plan: Plan) -> tuple[str, str, str]:
+    """Parts of a microbatch that go through head and feed-forward in turn."""
+    reasons = f"loss: {plan.loss_tiles_reason}; MLP: {plan.mlp_tiles_reason}"
+    return "tiles", f"loss {plan.loss_tiles}, MLP {plan.mlp_tiles}", reasons
+
+
+def _context_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """The context strategy, how much it communicates, and how its work is balanced."""
+    plan, config, choice = layout.plan, layout.config, layout.plan.context_strategy
+    rows = [("context", choice.name, _why(choice.reason, choice.rejected))]
+    if plan.axes.context == 1:
+        return rows
+    windows = [model.window for model in kind_models(config.model).values()]
+    mask = Mask(window=None if None in windows else max(filter(None, windows)))
+    ranks = plan.axes.context // plan.ulysses
+    order = row_order(plan, config.data.sequence_length)
+    busiest = imbalance(kept_pairs_per_rank(mask, None, order, ranks))
+    groups = f", groups of {plan.ulysses}" if 1 < plan.ulysses < plan.axes.context else ""
+    rows.append(
+        (
+            "tokens of a row",
+            f"{plan.context_order}{groups}",
+            f"{plan.context_order_reason}; the busiest rank of a row without documents has {busiest:.0%} more work "
+            "than the mean",
+        )
+    )
+    return rows
+
+
+def _offload_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """The activations in host memory between forward and backward; empty where all stay on the device."""
+    names = offloaded(layout.plan.runs)
+    if not names:
+        return []
+    total = mebibytes(offloaded_bytes(layout.config, layout.plan))
+    return [("offload", total, f"{', '.join(names)} offloaded: {total} in host memory, for each device")]
+
+
+def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """The schedule, its cost, and what each pipeline rank keeps; empty where there is one stage."""
+    plan, schedule = layout.plan, layout.schedule
+    if plan.axes.pipe == 1:
+        return []
+    layers = plan.stage_layers
+    times = Durations(forward=layers, backward=[2 * n for n in layers], weight=layers)
+    bubbles = {mode: simulate(schedule, times, mode=mode).bubble_fraction for mode in ("async", "lockstep")}
+    runs = "branching" if plan.pipe_ticks == "branching" else "lockstep"
+    own = simulate(schedule, times, mode=runs)
+    sizes = chunk_bytes(layout.config, plan)
+    slots = layout.program.slots
+    between = (slots["arrivals"] + slots["cotangents"] + slots["outputs"]) * sizes.sent
+    rooms = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
+    later = f", {slots['kept']} of {mebibytes(sizes.kept)} from B to W" if slots["kept"] else ""
+    longest = sum(stack.rows_per_chunk for stack in layout.order.stacks.values())
+    padding = f"; each has memory for {longest} layers" if layout.order.padded else ""
+    ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
+    return [
+        (
+            "pipeline",
+            f"{plan.schedule}, {plan.axes.pipe} ranks",
+            f"layers {'+'.join(map(str, layers))}{padding}; {plan.microbatches} microbatches; vocabulary {ends}",
+        ),
+        (
+            "bubble",
+            f"{float(own.bubble_fraction):.0%} expected",
+            f"{plan.pipe_ticks} ticks; {float(bubbles['async']):.0%} where ranks do not wait for ticks "
+            "(a backward taken for two forwards, the head for nothing)",
+        ),
+        (
+            "activations",
+            mebibytes(rooms),
+            f"on each pipe rank: room for {slots['stash']} chunks of {mebibytes(sizes.stash)} from F to B{later}, and "
+            f"{mebibytes(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
+            f"to {plan.axes.pipe - 1}",
+        ),
+    ]
+
+
+def _crossings(mesh: Mesh) -> str:
+    """Which axes have neighbours in different processes, in a job of several."""
+    devices = mesh.devices
+    owner = np.vectorize(lambda device: device.process_index)(devices)
+    if owner.min() == owner.max():
+        return ""
+    crossing = [axis for dim, axis in enumerate(AXES) if (owner != owner.take([0], axis=dim)).any()]
+    return f" in {jax.process_count()} processes; crossing between them: {', '.join(crossing)}"
+
+
+def _own_parameters(layout: StepLayout) -> str:
+    storage, axes = layout.placements.storage.layout, layout.plan.axes
+    sizes = map_specs(lambda spec, where: prod(local_shape(spec.shape, where, axes)), layout.specs, storage)
+    return _count(sum(jax.tree.leaves(sizes)))
+
+
+def _bytes(layout: StepLayout, role: str) -> str:
+    return mebibytes(bytes_per_device(layout.specs, getattr(layout.placements, role), layout.plan.axes))
+
+
+def _zero_words(layout: StepLayout) -> str:
+    """What is sharded, and which matrices are not because none of their dims divides."""
+    axes = layout.plan.axes
+    words = ZERO_WORDS[layout.plan.zero]
+    if layout.plan.zero == 0 or prod(axes[axis] for axis in SHARD_AXES) == 1:
+        return words
+    compute, optimizer = layout.placements.compute.layout, layout.placements.optimizer.layout
+    whole: list[str] = []
+
+    def look(path: object, spec: object, outer: object, inner: object) -> None:
+        if getattr(spec, "decay", False) and added_dim(outer, inner) is None:  # pyright: ignore[reportArgumentType]
+            whole.append("/".join(str(key.key) for key in path))  # pyright: ignore
+
+    is_leaf = lambda x: hasattr(x, "decay")
+    jax.tree_util.tree_map_with_path(look, layout.specs, compute, optimizer, is_leaf=is_leaf)
+    return f"{words}; whole for want of a dim that divides: {', '.join(whole)}" if whole else words
+
+
+def _why(reason: str, rejected: dict[str, str]) -> str:
+    return "; ".join([reason, *(f"not {name}: {why}" for name, why in rejected.items())])
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return str(number)

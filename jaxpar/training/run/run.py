@@ -1,0 +1,278 @@
+"""A run as an object that takes one step at a time; `Trainer` adds the loop to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
+from jaxpar.config.axes import fixed_devices
+from jaxpar.config.plan import Plan
+from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, open_data
+from jaxpar.distributed import liveness
+from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
+from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.layers.checks import validate
+from jaxpar.layout.given_plan import check_plan, check_plan_devices
+from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
+from jaxpar.layout.memory.device import needed_bytes
+from jaxpar.layout.memory.host import check_offload
+from jaxpar.layout.memory.state_storage import check_resting_state
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.flops import Pairs, flops_per_step, windows
+from jaxpar.observe.holdings import name_arrays
+from jaxpar.observe.timer import StepTimer
+from jaxpar.training.residency.saved_state import SavedState
+from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
+from jaxpar.training.step.attend import mask_of
+from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.training.step.forward_backward import StepMetrics
+from jaxpar.training.step.train_step import TrainStep
+from pallas_kernels.masks import kept_pairs
+
+
+class Run:
+    """All parts of a run, made from its configuration.
+
+    Making one checks the configuration, opens the data and lays out the mesh; weights are made, and the step compiled,
+    when they are first used. It writes no files.
+
+    Args:
+        config: a `Config`, or the path of a YAML file.
+        overrides: `section.key=value`, as on the command line.
+        devices: the devices of the mesh; by default all there are.
+        plan: the layout, which is used as it is; by default it is made from the configuration for the devices.
+
+    Raises:
+        UserError: one sentence about what is wrong with the configuration or the data, or that the plan is of another
+            configuration or cannot run on the devices.
+    """
+
+    def __init__(
+        self,
+        config: Config | str | Path,
+        *,
+        overrides: Sequence[str] = (),
+        devices: Sequence[Device] | None = None,
+        plan: Plan | None = None,
+    ):
+        if not isinstance(config, Config):
+            config = load_config(str(config), overrides)
+        elif overrides:
+            raise UserError(
+                "overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])"
+            )
+        validate(config)
+        job = None
+        if devices is None:
+            job = prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+        _use_compile_cache(config.run.compile_cache)
+        liveness.at("finding its devices")
+        devices = find_devices() if devices is None else list(devices)
+        if job is not None:
+            check_devices(job, fixed_devices(config.parallel), devices)
+        if plan is not None:
+            check_plan_devices(plan, devices)
+        liveness.at("opening its data", busy=True)
+        config = resolve_config(config, len(devices), validated=True)
+        self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
+        self.config = with_vocab(config, self.data.vocab)
+        if plan is None:
+            plan = make_plan(self.config, devices[0], devices_per_node(devices))
+        else:
+            check_plan(plan, self.config, devices[0], devices_per_node(devices))
+        self.plan = plan
+        self.mesh = build_mesh(self.plan.axes, devices)
+        self.layout = StepLayout(self.config, self.plan)
+        for check in (check_state_fits, check_batch_fits, check_offload, check_resting_state):
+            check(self.layout, self.mesh)
+        self.functions = TrainStep(self.layout, self.mesh)
+        self.placer = BatchPlacer(self.layout, self.mesh)
+        self.timer = StepTimer()
+        self._state: TrainState | None = None
+        self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
+        self.last_pairs: Pairs = {}
+        """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
+        name_arrays(self, Run._arrays)
+        liveness.at("ready to train")
+
+    @property
+    def state(self) -> TrainState:
+        """The current state; made from the seed when nothing was restored."""
+        if self._state is None:
+            self._state = self.functions.residency.initial_state()
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state, self._batches = self.functions.residency.adopted(state), None
+
+    @cached_property
+    def saved(self) -> SavedState:
+        """The state in the form of a checkpoint."""
+        return self.functions.residency.saved()
+
+    def drop_state(self) -> None:
+        """Free the state's memory, before another one is restored in its place."""
+        self._state = self._batches = None
+
+    @property
+    def steps_done(self) -> int:
+        """Steps taken so far, those before a restore included."""
+        return 0 if self._state is None else int(self._state.step)
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled step. It never compiles again: an argument of another shape is an error."""
+        with self.timer.compiling():
+            state, batch = self.functions.residency.abstract_input(), self.layout.abstract_batch(self.mesh)
+            lowered = self.functions.train.lower(state, batch)
+            with explained(self.layout, self.mesh):
+                compiled = lowered.compile()
+        check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
+        return compiled
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        """Memory per device that the compiled step needs, by the compiler: arguments, temporaries and output."""
+        return needed_bytes(self.compiled)
+
+    def needed(self) -> int | None:
+        """`predicted_bytes`, where the step is compiled already."""
+        return self.predicted_bytes if "compiled" in vars(self) else None
+
+    def step(self) -> StepMetrics:
+        """Take one step; returns before the devices are done (reading a metric waits for them)."""
+        compiled = self.compiled
+        with explained(self.layout, self.mesh, self.needed):
+            return self._step(compiled, self.state)
+
+    def _step(self, compiled: jax.stages.Compiled, state: TrainState) -> StepMetrics:
+        if self._batches is None:
+            self._batches = self._placed_batches(int(state.step))
+        with self.timer.fetching():
+            batch, self.last_pairs = next(self._batches)
+        with self.timer.step():
+            self._state, metrics = self.functions.residency.advance(compiled, state, batch)
+        return metrics
+
+    def evaluate(self) -> float:
+        """Mean negative log-likelihood in nats per token over the held-out batches, always the same ones.
+
+        Raises `UserError` when the data source holds nothing out.
+        """
+        total = count = 0.0
+        for rows in self.heldout_batches():
+            nll, tokens = self.functions.evaluate(self.evaluated_weights, self.placer(rows))
+            total, count = total + float(nll), count + float(tokens)
+        return total / count
+
+    @property
+    def evaluated_weights(self) -> Weights:
+        """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`."""
+        average = self.config.evaluation.ema
+        return self.functions.residency.readable(self.state.optimizer.average if average else self.state.master)
+
+    def baseline(self) -> float | None:
+        """Loss of a bigram model on the held-out batches, in nats per token; None when nothing is held out."""
+        if not self.evaluates:
+            return None
+        rows = range(self.config.data.batch_size)
+        return bigram_loss(self.data.train.stream, self.heldout_batches(rows), self.data.vocab)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is held-out data and the configuration asks to use it."""
+        return self.data.heldout is not None and self.config.evaluation.batches > 0
+
+    def epochs(self, steps: int) -> dict[str, float]:
+        """Source to its epochs after so many steps; empty where text is generated."""
+        return self.data.train.epochs(self._first_example(steps))
+
+    def continue_data(self, facts: dict[str, Any] | None) -> str | None:
+        """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.
+
+        Args:
+            facts: `Data.facts` of the run that made the checkpoint; None where it had none.
+        """
+        example = self._first_example(self.steps_done)
+        before, self.data, self._batches = facts, self.data.continued(facts, example), None
+        if before is None or self.data.facts == before:
+            return None
+        return (
+            f"The mixture changes from example {example} on, and each source continues where it was: epochs "
+            f"{self.data.epochs_told(example)}."
+        )
+
+    def _first_example(self, step: int) -> int:
+        """Number of the first example of a step's batch."""
+        return batch_number(step, self.left_out) * self.config.data.batch_size
+
+    def heldout_batches(self, rows: Sequence[int] | np.ndarray | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """The held-out batches: `rows` of each, by default those that this process loads."""
+        if self.data.heldout is None:
+            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        own = self.placer.rows if rows is None else rows
+        for index in range(self.config.evaluation.batches):
+            yield batch_rows(self.data.heldout, index, self.config.data.batch_size, own)
+
+    def flops_per_step(self) -> float:
+        """Model FLOPs of the last step: the mask's pairs are counted in its batch."""
+        data = self.config.data
+        tokens = data.batch_size * data.sequence_length
+        return flops_per_step(self.config.model, tokens, self.last_pairs, self.data.vocab)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense peak of one device in FLOP/s; None where the catalogue does not have it."""
+        gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
+        return None if gpu is None else gpu.training_peak
+
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays of this run, by purpose; arrays that do not exist yet are not made."""
+        shapes = {(leaf.shape, leaf.dtype) for leaf in self.layout.abstract_batch().values()}
+        named: dict[str, Any] = {"batches": [a for a in jax.live_arrays() if (a.shape, a.dtype) in shapes]}
+        if self._state is None:
+            return named
+        return named | self.functions.residency.arrays(self._state)
+
+    def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
+        """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""
+        data, mask = self.config.data, mask_of(self.config, self.config.model)
+        masks = {window: replace(mask, window=window) for window in windows(self.config.model)}
+        share = data.batch_size / len(self.placer.rows)
+        source = batches(
+            self.data.train,
+            batch_size=data.batch_size,
+            rows=self.placer.rows,
+            first_step=first_step,
+            left_out=self.left_out,
+            prefetch=data.prefetch,
+        )
+        ready = None
+        for rows in source:
+            pairs = {window: round(share * kept_pairs(own, rows["segments"])) for window, own in masks.items()}
+            following = self.placer(rows), pairs
+            if ready is not None:
+                yield ready
+            ready = following
+
+
+def _use_compile_cache(folder: str | None) -> None:
+    """Cache compiled programs on disk, unless the environment already names a folder."""
+    if folder is None or jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

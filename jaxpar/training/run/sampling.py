@@ -1,0 +1,108 @@
+"""A sampled continuation that runs the whole window again for each token: a quick check, not for serving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec
+
+from jaxpar.data import prompt
+from jaxpar.layout.choices.pipeline import forward_program
+from jaxpar.layout.step_layout import shardings
+from jaxpar.mesh.axes import DATA_AXES, vary
+from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch
+from jaxpar.model.embedding import vocab_axes
+from jaxpar.pipeline.execution.executor import evaluate
+from jaxpar.training.run.run import Run
+from jaxpar.training.step.batches import row_order
+from jaxpar.training.step.forward_backward import stages_of
+from jaxpar.training.step.train_step import TrainStep
+
+LEAST = -1e30
+"""Replaces the logit of minus infinity of a column that only pads the vocabulary: sums need it finite."""
+
+
+def next_token_logits(step: TrainStep) -> Any:
+    """Compiled (master, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row."""
+
+    def function(master: Weights, batch: Batch, position: jax.Array) -> jax.Array:
+        stages = stages_of(step.layout, train=False)
+        weights = step.residency.compute_weights(master)
+        accumulators = step.residency.accumulators(weights)
+
+        def pick(x: jax.Array, row: Batch) -> jax.Array:
+            logits = stages.logits(weights, accumulators, x)[0]
+            here = (row["indices"][0] == position) & _holds_first_row()
+            return jnp.where(here[:, None], jnp.maximum(logits, LEAST), 0.0).sum(axis=0)
+
+        picked = evaluate(forward_program(step.layout.plan, 1), stages, weights, batch, pick)
+        return reduce_sum(vary(picked), (*DATA_AXES, "context", *pipe))
+
+    pipe = () if "pipe" in vocab_axes(step.layout.placements) else ("pipe",)
+    layouts = step.layout.master, step.layout.batch, PartitionSpec()
+    vocabulary = PartitionSpec("tensor" if pipe else ("pipe", "tensor"))
+    return step.compiled(function, layouts, vocabulary)
+
+
+def _holds_first_row() -> jax.Array:
+    """Whether this rank holds the first rows of the batch."""
+    return jnp.stack([lax.axis_index(axis) == 0 for axis in DATA_AXES]).all()
+
+
+def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: float) -> np.ndarray:
+    """Up to `tokens` tokens after `start`, [tokens]; ends early at the end of the document.
+
+    The window is the model's sequence length; of a longer text the last part is used. Temperature 0 takes the likeliest
+    token; otherwise the draw is seeded by `run.seed`, and is the same on all processes.
+    """
+    step, length = trainer.functions, trainer.config.data.sequence_length
+    logits_after, put = next_token_logits(step), shardings(step.mesh, step.layout.batch)
+    rows, order = trainer.plan.axes.data, row_order(trainer.plan, length)
+    draw = np.random.default_rng(trainer.config.run.seed)
+    text = [int(token) for token in start]
+    for _ in range(tokens):
+        window = text[-length:]
+        row = np.zeros(length, np.int32)
+        row[: len(window)] = window
+        indices = np.arange(length, dtype=np.int32)
+        arrays = dict.fromkeys(("tokens", "labels"), row) | dict.fromkeys(("positions", "indices"), indices)
+        arrays |= {"segments": np.ones(length, np.int32), "mask": np.zeros(length, np.float32)}
+        batch = {name: np.broadcast_to(array[order], (1, rows, length)) for name, array in arrays.items()}
+        batch["examples"] = np.zeros((1, rows), np.int32)
+        placed = {
+            name: jax.make_array_from_callback(batch[name].shape, put[name], lambda index, a=batch[name]: a[index])
+            for name in put
+        }
+        logits = multihost_utils.process_allgather(
+            logits_after(trainer.evaluated_weights, placed, len(window) - 1), tiled=True
+        )
+        token = _draw(np.asarray(logits, np.float64), temperature, draw)
+        if token == trainer.data.separator:
+            break
+        text.append(token)
+    return np.array(text[len(start) :], np.int32)
+
+
+def _draw(logits: np.ndarray, temperature: float, generator: np.random.Generator) -> int:
+    if temperature == 0.0:
+        return int(np.argmax(logits))
+    scaled = (logits - logits.max()) / temperature
+    probabilities = np.exp(scaled)
+    return int(generator.choice(len(logits), p=probabilities / probabilities.sum()))
+
+
+def sample_heldout(trainer: Run) -> tuple[str, str]:
+    """The beginning of a held-out document and the model's continuation, as text; token ids where there is no text."""
+    assert trainer.data.heldout is not None, "a sample continues a held-out document"
+    evaluation = trainer.config.evaluation
+    start = prompt(trainer.data.heldout.stream, trainer.config.data.sequence_length // 2)
+    more = continue_tokens(trainer, start, evaluation.sample_tokens, evaluation.sample_temperature)
+    decode = trainer.data.decode or (lambda tokens: " ".join(str(token) for token in tokens))
+    return decode(start), decode(more)

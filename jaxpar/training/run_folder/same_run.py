@@ -1,0 +1,31 @@
+"""Which changes of its configuration leave a run the same run."""
+
+from __future__ import annotations
+
+from jaxpar.config import Config, config_difference
+
+MAY_CHANGE = ("parallel.", "memory.", "attention.", "evaluation.", "checkpoint.", "watch.", "distributed.")
+"""Sections that change how a run is computed and monitored, not what it computes."""
+
+MAY_CHANGE_KEYS = (
+    "run.steps",
+    "run.dir",
+    "run.log_every",
+    "run.profile",
+    "run.max_skipped_steps",
+    "run.compile_cache",
+    "run.wandb",
+    "data.prefetch",
+    "data.sources",
+    "optimizer.learning_rate",
+    "optimizer.muon_learning_rate",
+    "optimizer.clip_norm",
+    "optimizer.ema",
+)
+"""Other keys that may change: the length of a run, and the remedies for a run that diverged."""
+
+
+def forbidden_changes(old: Config, new: Config) -> list[str]:
+    """`section.key: old -> new` for each value whose change makes it another run."""
+    lines = config_difference(old, new)
+    return [line for line in lines if not line.startswith(MAY_CHANGE) and line.split(":")[0] not in MAY_CHANGE_KEYS]

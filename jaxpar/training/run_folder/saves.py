@@ -1,0 +1,169 @@
+"""The checkpoints of a run during training: written in the background, and reported when complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.checkpoint.checkpointer import skipped_in_row
+from jaxpar.checkpoint.folders import step_folder
+from jaxpar.config import CheckpointConfig
+from jaxpar.layout.state import FORMER_NAMES, TrainState
+from jaxpar.memory.disk_array import DiskArray
+from jaxpar.observe.events import Listener
+
+
+class Saves:
+    """Saves and restores the state of a run; a save that fails costs that checkpoint and not the run.
+
+    All calls but `tell_complete` are collective over the processes of a job.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig, listeners: Listener):
+        self._folder, self._listeners = folder, listeners
+        self._checkpointer = Checkpointer(
+            folder,
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
+            report=listeners.message,
+            former=FORMER_NAMES,
+        )
+        self._newest = 0
+        """Step of the newest complete checkpoint; 0 for none."""
+        self._coming = 0
+        """Step of the checkpoint being written; 0 for none."""
+        self._healthy = 0
+        """Step of the newest healthy checkpoint, saved after a step that was applied; 0 for none."""
+        self._skipped: dict[int, int] = {}
+        """Step of each checkpoint that this process saved or restored, to the steps in a row that had been skipped."""
+
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest intact state, laid out as `like`, and the facts saved with it; None where there is none.
+
+        Raises `CheckpointError` when the folder cannot be read, or what is saved does not fit `like`.
+        """
+        newest = self._checkpointer.latest()
+        if newest is None:
+            return None
+        facts = self._checkpointer.facts(newest)
+        state = self._checkpointer.restore(newest, _as_saved(like, facts))
+        self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
+        self._healthy = newest
+        if skipped := self._skipped[newest]:
+            self._healthy = self._checkpointer.last_healthy(newest) or 0
+            back = "; to go back to it, move the newer ones away" if self._healthy else ""
+            self._listeners.message(
+                f"The run continues from {self._name(newest)}, which was saved after {_steps(skipped)}; "
+                f"{self._last_healthy()}{back}."
+            )
+        if like.optimizer.average is not None and state.optimizer.average is None:
+            self._listeners.message(f"The moving average of the weights begins with those of step {newest}.")
+        return _as_wanted(state, like), facts
+
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest complete checkpoint, 0 for none; waits for the one being written."""
+        self._settle()
+        return self._newest
+
+    def begin(self, step: int, state: TrainState, facts: dict[str, Any], *, must: bool) -> None:
+        """Begin to save in the background, once the previous save is over; a failure of that one is reported.
+
+        Raises `CheckpointError` when this one cannot be started and `must` is set.
+        """
+        self._settle()
+        try:
+            self._checkpointer.save(step, state, facts)
+            self._coming, self._skipped[step] = step, skipped_in_row(facts)
+        except CheckpointError as error:
+            if must:
+                raise
+            self._listeners.message(f"{error}; training goes on.")
+
+    def tell_complete(self) -> None:
+        """Report the checkpoint being written if it is complete. The call that waits for it reports a failure."""
+        if self._coming not in (0, self._newest) and self._checkpointer.complete:
+            self._tell(self._coming)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint being written. Raises `CheckpointError` when it failed."""
+        coming, self._coming = self._coming, 0
+        self._checkpointer.wait()
+        if coming not in (0, self._newest):
+            self._tell(coming)
+
+    def newest(self) -> str:
+        """Words for where the newest complete checkpoint is, and the newest healthy one where that is another."""
+        self._settle()
+        if not self._newest:
+            return "nothing was saved"
+        words = f"the newest checkpoint is {step_folder(self._folder, self._newest)}"
+        if skipped := self._skipped[self._newest]:
+            words += f", which was saved after {_steps(skipped)}; {self._last_healthy()}"
+        return words
+
+    def close(self) -> None:
+        """Release the threads, waiting for the checkpoint being written.
+
+        With several processes that takes all of them: a process that fails alone during a save does not wait.
+        """
+        if not self._coming or jax.process_count() == 1:
+            self._checkpointer.close()
+
+    def _settle(self) -> None:
+        try:
+            self.finish()
+        except CheckpointError as error:
+            self._listeners.message(f"{error}; training goes on.")
+
+    def _tell(self, step: int) -> None:
+        self._newest = step
+        self._listeners.saved(step, str(step_folder(self._folder, step)))
+        if skipped := self._skipped[step]:
+            text = f"{self._name(step)} was saved after {_steps(skipped)}; {self._last_healthy()}"
+            self._listeners.message(f"{text}, and no checkpoint is deleted until a step is applied.")
+        else:
+            self._healthy = step
+
+    def _last_healthy(self) -> str:
+        if not self._healthy:
+            return "there is no healthy checkpoint"
+        return f"the last healthy checkpoint is {self._name(self._healthy)}"
+
+    def _name(self, step: int) -> str:
+        """The name of a checkpoint for messages."""
+        return f"{self._folder.name}/{step_folder(self._folder, step).name}"
+
+
+def _steps(skipped: int) -> str:
+    return f"{skipped} skipped step{'s' * (skipped > 1)}"
+
+
+def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:
+    """`like` with a moving average of the weights if the checkpoint has one: it may be turned on or off."""
+    saved = facts["config"]["optimizer"].get("ema") is not None
+    return like._replace(optimizer=like.optimizer._replace(average=like.master if saved else None))
+
+
+def _copied(weight: jax.Array | DiskArray) -> jax.Array | DiskArray:
+    """A copy in the same memory; it is made on the device, or from files to files."""
+    if isinstance(weight, DiskArray):
+        return weight.copied()
+    assert isinstance(weight.sharding, NamedSharding), "a state lies on the mesh"
+    on_device = jax.device_put(weight, NamedSharding(weight.sharding.mesh, weight.sharding.spec))
+    return jax.device_put(jnp.copy(on_device), weight.sharding)
+
+
+def _as_wanted(state: TrainState, like: TrainState) -> TrainState:
+    """A restored `state` with the moving average that `like` has; a new one begins with the weights."""
+    average = state.optimizer.average
+    if like.optimizer.average is None:
+        average = None
+    elif average is None:
+        average = jax.tree.map(_copied, state.master)
+    return state._replace(optimizer=state.optimizer._replace(average=average))

@@ -1,0 +1,1 @@
+"""One training step as compiled functions, and its batch."""

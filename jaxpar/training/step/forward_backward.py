@@ -1,0 +1,143 @@
+"""What a step does on one device: forward, backward, norm; and evaluation. Runs inside the step's map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.layout.choices.pipeline import forward_program
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.remat import LAYER_INPUT, remat_policy
+from jaxpar.mesh.axes import AXES, DATA_AXES
+from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch, DecoderStages
+from jaxpar.model.embedding import vocab_axes
+from jaxpar.model.layer_kind import Keep, keeps_by_kind, split_keeps
+from jaxpar.optim.norm import global_norm
+from jaxpar.pipeline.execution.executor import evaluate, execute
+from jaxpar.precision.loss_scale import next_loss_scale
+from jaxpar.training.residency.protocol import Measured, Residency
+from jaxpar.training.residency.weight_update import UpdateFacts
+from jaxpar.training.step.attend import make_attend
+
+TOKEN_AXES = (*DATA_AXES, "context")
+"""Axes over which ranks hold different tokens when a loss is counted."""
+
+
+class StepMetrics(NamedTuple):
+    """The metrics of one step, the same on every device."""
+
+    loss: Float[Array, ""]
+    """Mean negative log-likelihood in nats over the unmasked tokens of the global batch."""
+    grad_norm: Float[Array, ""]
+    """Global norm of the gradient before clipping."""
+    learning_rate: Float[Array, ""]
+    muon_learning_rate: Float[Array, ""] | None
+    """Of Muon's matrices; None under another optimizer."""
+    tokens: Float[Array, ""]
+    """Unmasked tokens in the global batch."""
+    finite: Bool[Array, ""]
+    """Whether the update was applied."""
+    skipped_in_row: Int[Array, ""]
+    loss_scale: Float[Array, ""]
+    squares: Weights
+    """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
+    report: dict[str, Float[Array, ""]]
+    """The layers' own metrics, summed over layers and tokens, per unmasked token."""
+
+
+class StepGradients(NamedTuple):
+    """The results of forward and backward."""
+
+    loss: Float[Array, ""]
+    gradients: Weights
+    """In optimizer placement, in the residency's own form."""
+    tokens: Float[Array, ""]
+    """Unmasked tokens in the global batch."""
+    report: dict[str, Float[Array, ""]]
+
+
+def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
+    """The parts of the model of a plan; without `train` there is no dropout."""
+    config, plan = layout.config, layout.plan
+    policy = cache(lambda kept: remat_policy(dict(kept)))
+    keeps = [
+        Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
+        for run in plan.runs
+    ]
+    return DecoderStages(
+        config,
+        layout.placements,
+        make_attend(config, plan),
+        keeps_by_kind(layout.order.slots, split_keeps(keeps, plan.host_layers)),
+        train,
+        layout.order,
+        layout.schedule.splits_backward,
+        plan.loss_tiles,
+        plan.mlp_tiles,
+        plan.loss.name,
+    )
+
+
+@dataclass(frozen=True)
+class StepFunctions:
+    """The functions of a step on one device's parts."""
+
+    layout: StepLayout
+    residency: Residency
+
+    def gradients(self, state: TrainState, batch: Batch) -> StepGradients:
+        """Forward and backward over all microbatches."""
+        stages = stages_of(self.layout, train=True)
+        weights = self.residency.compute_weights(state.master)
+        accumulators = self.residency.accumulators(weights)
+        count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        scale = state.loss_scale.value
+        seed = scale / jnp.maximum(count, 1.0)
+        accumulated, nll, report = execute(self.layout.program, stages, weights, accumulators, batch, seed)
+        gradients = self.residency.reduced(accumulated, scale)
+        loss = self._sum(nll) / jnp.maximum(count, 1.0)
+        report = {name: reduce_sum(value, AXES) / jnp.maximum(count, 1.0) for name, value in report.items()}
+        return StepGradients(loss, gradients, count, report)
+
+    def measured(self, state: TrainState, batch: Batch) -> Measured:
+        """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
+        loss, gradients, count, report = self.gradients(state, batch)
+        sums = self.residency.squares(gradients)
+        norm = global_norm(sums, self.layout.squares)
+        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
+        following = state._replace(
+            master=None,
+            optimizer=None,
+            step=state.step + 1,
+            applied=state.applied + finite.astype(jnp.int32),
+            skipped_in_row=skipped,
+            loss_scale=next_loss_scale(state.loss_scale, finite, self.layout.config.precision),
+        )
+        rate, of_muon = self.layout.learning_rate(state.applied), self.layout.muon_learning_rate
+        muon_rate = None if of_muon is None else of_muon(state.applied)
+        metrics = StepMetrics(loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report)
+        return Measured(gradients, UpdateFacts(norm, finite, state.applied), following, metrics)
+
+    def evaluate(self, master: Weights, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """The sum of the negative log-likelihood in nats, and unmasked tokens."""
+        stages = stages_of(self.layout, train=False)
+        weights = self.residency.compute_weights(master)
+        accumulators = self.residency.accumulators(weights)
+
+        program = forward_program(self.layout.plan, self.layout.plan.microbatches)
+        loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
+        total = evaluate(program, stages, weights, batch, loss)
+        return self._sum(total), reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+
+    def _sum(self, nll: Float[Array, ""]) -> Float[Array, ""]:
+        """The sum over tokens and pipeline stages of all ranks; ranks that split the vocabulary hold equal values."""
+        alike = vocab_axes(self.layout.placements)
+        return reduce_sum(nll, [axis for axis in AXES if axis not in alike])

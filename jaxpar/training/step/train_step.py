@@ -1,0 +1,60 @@
+"""The training step: one `shard_map`, manual over every mesh axis, from state and batch to state and metrics."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float
+
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch
+from jaxpar.training.residency.mapped import mapped
+from jaxpar.training.residency.registry import residency_of
+from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics, stages_of
+
+WHOLE: Any = PartitionSpec()
+
+
+class TrainStep:
+    """The compiled functions of a layout on one mesh."""
+
+    def __init__(self, layout: StepLayout, mesh: Mesh):
+        self.layout, self.mesh = layout, mesh
+        self.residency = residency_of(layout, mesh)
+        self._functions = StepFunctions(layout, self.residency)
+
+    @cached_property
+    def train(self) -> Any:
+        """Compiled (state, batch) -> (state, `StepMetrics`), or the part that `Residency.advance` needs.
+
+        The old state's buffers are reused.
+        """
+        report = dict.fromkeys(stages_of(self.layout, train=True).loop.reports, WHOLE)
+        metrics = StepMetrics(*[WHOLE] * len(StepMetrics._fields))
+        return self.residency.train(
+            self._functions.measured, metrics._replace(squares=self.layout.squares, report=report)
+        )
+
+    @cached_property
+    def evaluate(self) -> Any:
+        """Compiled (master weights, batch) -> (sum of the negative log-likelihood in nats, unmasked tokens)."""
+        return self.compiled(self._functions.evaluate, (self.layout.master, self.layout.batch), (WHOLE, WHOLE))
+
+    @cached_property
+    def gradients(self) -> Any:
+        """Compiled (state, batch) -> (loss, gradients in optimizer placement), for tests and analysis."""
+
+        def function(state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Weights]:
+            found = self._functions.gradients(state, batch)
+            return found.loss, self.residency.whole(found.gradients)
+
+        return self.compiled(function, (self.layout.state, self.layout.batch), (WHOLE, self.layout.master))
+
+    def compiled(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
+        """`function` of each device's parts, jitted on this mesh."""
+        return jax.jit(mapped(function, self.mesh, self.layout.plan.dtypes.compute, in_layouts, out_layouts))

@@ -1,0 +1,78 @@
+"""Keys under the names of other systems lead to ours, and all mistakes of a file are reported at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import UserError, load_config
+from jaxpar.config.reading.aliases import ALIASES, known_elsewhere
+from jaxpar.config.reading.sections import SECTIONS
+from jaxpar.config.reading.typed import field_types
+
+OURS = {f"{section}.{key}" for section, record in SECTIONS.items() for key in field_types(record)}
+
+
+def test_every_name_leads_to_one_key_that_there_is_and_is_no_key_of_its_own_section():
+    assert set(ALIASES) <= OURS
+    names = Counter(name for aliases in ALIASES.values() for name in aliases.split())
+    assert [name for name, times in names.items() if times > 1] == []
+    sections = {key: key.split(".")[0] for key in ALIASES}
+    assert [n for key, names in ALIASES.items() for n in names.split() if f"{sections[key]}.{n}" in OURS] == []
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("model.hidden_size", "model.embed"),
+        ("model.num_hidden_layers", "model.layers"),
+        ("model.vocab_size", "model.vocab"),
+        ("model.num_attention_heads", "model.heads"),
+        ("model.intermediate_size", "model.mlp"),
+        ("model.tie_word_embeddings", "model.tied"),
+        ("model.rope_theta", "model.rope_base"),
+        ("parallel.tp", "parallel.tensor"),
+        ("parallel.pp", "parallel.pipe"),
+        ("run.save_every", "checkpoint.every"),
+        ("training.global_batch_size", "data.batch_size"),
+        ("max_steps", "run.steps"),
+        ("run.seq-len", "data.sequence_length"),
+        ("model.learning_rate", "optimizer.learning_rate"),
+        ("model.layer", "layers"),
+    ],
+)
+def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: Path, written: str, meant: str):
+    section, _, key = written.rpartition(".")
+    if section in SECTIONS:
+        with pytest.raises(UserError, match=rf"^{written}: no such key; did you mean {meant}\?$"):
+            load_config(None, [f"{written}=1"])
+    elif not section:
+        with pytest.raises(UserError, match=rf"no such section; did you mean {meant}\?"):
+            load_config(None, [f"{written}=1"])
+    assert known_elsewhere(key) == meant or section in SECTIONS
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_line(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text("model:\n  hidden_size: 8\n  layers: many\noptimizer: {lr: 1.0}\ntraining:\n  steps: 5\nrun: 3\n")
+    with pytest.raises(UserError) as refusal:
+        load_config(file)
+    assert str(refusal.value).splitlines() == [
+        f"{file}:2: model.hidden_size: no such key; did you mean model.embed?",
+        f"{file}:3: model.layers: expected a whole number, got 'many'",
+        f"{file}:4: optimizer.lr: no such key; did you mean optimizer.learning_rate?",
+        f"{file}:5: training: no such section",
+        f"{file}:7: run: expected a mapping of keys, got 3",
+    ]
+
+
+def test_of_many_mistakes_the_first_are_told_and_the_others_counted(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text("run:\n" + "".join(f"  key{number}: 1\n" for number in range(25)))
+    with pytest.raises(UserError) as refusal:
+        load_config(file)
+    lines = str(refusal.value).splitlines()
+    assert len(lines) == 11 and lines[-1] == f"and 15 more mistakes in {file}"

@@ -1,0 +1,101 @@
+"""A configuration survives the way through plain values, and two of them can be compared."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from jaxpar.config import (
+    Config,
+    UserError,
+    config_difference,
+    config_from_dict,
+    config_to_dict,
+    config_to_yaml,
+    load_config,
+)
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.reading.sections import SECTIONS
+from jaxpar.config.reading.typed import field_types
+
+_PLAIN: dict[Any, st.SearchStrategy] = {
+    int: st.integers(-(10**12), 10**12),
+    int | None: st.none() | st.integers(-(10**12), 10**12),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    str: st.text(max_size=8),
+    str | None: st.none() | st.text(max_size=8),
+    float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    dict[str, float] | None: st.none()
+    | st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+}
+
+
+def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
+    if (section, key) == ("model", "preset"):
+        return st.none() | st.sampled_from(sorted(PRESETS))
+    if (section, key) == ("parallel", "stage_layers"):
+        return st.none() | st.lists(_PLAIN[int], max_size=8).map(tuple)
+    if (section, key) == ("model", "kinds"):
+        own = st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | _PLAIN[int] | _PLAIN[float], max_size=2)
+        return st.dictionaries(st.text(max_size=8), own, max_size=2)
+    if (section, key) == ("memory", "remat"):
+        named = st.dictionaries(st.text(max_size=8), st.text(max_size=8) | _PLAIN[int], max_size=3)
+        return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
+    if (section, key) == ("model", "kinds"):
+        numbers = _PLAIN[int] | _PLAIN[float] | st.booleans() | _PLAIN[str | None]
+        return st.dictionaries(
+            st.text(max_size=8), st.dictionaries(st.text(max_size=8), numbers, max_size=3), max_size=3
+        )
+    if get_origin(annotation) is Annotated:
+        return st.sampled_from(sorted(get_args(annotation)[1]))
+    return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
+
+
+CONFIGS = st.builds(
+    Config,
+    **{
+        section: st.builds(record, **{key: _values(section, key, kind) for key, kind in field_types(record).items()})
+        for section, record in SECTIONS.items()
+    },
+)
+
+
+@given(config=CONFIGS)
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
+def test_any_configuration_survives_json_and_yaml(config, tmp_path_factory):
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(config_to_yaml(config).encode())
+    assert load_config(path) == config
+
+
+def test_what_is_absent_takes_the_preset_or_the_default():
+    assert config_from_dict({"model": {"preset": "gpt2-124m"}}).model == PRESETS["gpt2-124m"]
+    assert config_from_dict({}) == Config()
+
+
+@pytest.mark.parametrize("plain", [{"run": {"stepz": 1}}, {"runn": {}}, {"run": 3}, {"run": {"steps": "1"}}])
+def test_plain_values_are_checked(plain):
+    with pytest.raises(UserError):
+        config_from_dict(plain)
+
+
+def test_the_difference_names_each_key_with_both_values():
+    old = load_config(None, ["run.seed=1"])
+    new = load_config(None, ["run.seed=2", "model.kv_heads=4", "model.tied=true"])
+    assert config_difference(old, new) == [
+        "run.seed: 1 -> 2",
+        "model.kv_heads: null -> 4",
+        "model.tied: false -> true",
+    ]
+    assert config_difference(old, old) == []
+
+
+def test_the_difference_spells_mappings_as_yaml_does():
+    old = load_config(None, ["data.sources={a/b: 1, c: 0.5}"])
+    new = load_config(None, ["data.sources={a/b: 1}"])
+    assert config_difference(old, new) == ["data.sources: {a/b: 1.0, c: 0.5} -> {a/b: 1.0}"]

@@ -1,0 +1,66 @@
+"""Files that a user names are regular and of a size that they can have: a pipe is refused, and not waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import UserError, load_config
+from jaxpar.config.reading.text_file import LONGEST, read_file, read_text_file
+from jaxpar.data.prepare.inputs import find_inputs
+from jaxpar.data.tokens.token_index import read_index
+from jaxpar.data.tokens.tokenizer_file import load_tokenizer
+from jaxpar.hardware.cluster import read_cluster
+from jaxpar.layout import plan_file
+from jaxpar.layout.choices.pipeline import table_text
+from jaxpar.observe.writers.jsonl import read_metrics
+from jaxpar.planner.evidence.published import read_runs
+from jaxpar.planner.placement.placement import read_bandwidth
+from jaxpar.report import _check_is_ours
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "configuration": load_config,
+    "cluster": read_cluster,
+    "plan": plan_file.read,
+    "bandwidths": read_bandwidth,
+    "published runs": read_runs,
+    "table": lambda path: table_text(str(path)),
+    "tokenizer": lambda path: load_tokenizer(path, "--tokenizer x"),
+    "metrics": read_metrics,
+    "page": _check_is_ours,
+    "input": lambda path: find_inputs([str(path)], "text", path.parent / "out"),
+    "bytes": read_file,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS.keys())
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, read: Callable[[Path], object]):
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    # Held open, so that a reader that opens it would wait for text and not for a writer.
+    holder = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with pytest.raises(UserError, match="a pipe, expected a regular file"):
+            read(pipe)
+    finally:
+        os.close(holder)
+    with pytest.raises(UserError, match="a device, expected a regular file"):
+        read(Path("/dev/zero"))
+
+
+def test_a_token_folder_whose_index_is_a_pipe_is_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "index.json")
+    with pytest.raises(UserError, match=r"index\.json: a pipe, expected a regular file"):
+        read_index(tmp_path)
+
+
+def test_a_file_that_is_larger_than_its_kind_is_refused(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(b"#" * (LONGEST + 1))
+    with pytest.raises(UserError, match="more than 1048576 bytes, which no file of its kind has"):
+        load_config(file)
+    file.write_bytes(b"a\r\nb")
+    assert read_text_file(file) == "a\nb"

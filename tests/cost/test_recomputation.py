@@ -1,0 +1,119 @@
+"""Costs of making activations again, from the layer times that predict a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.plan import AxisSizes
+from jaxpar.config.presets import PRESETS as MODELS
+from jaxpar.config.schema import Config, DataConfig
+from jaxpar.cost.hardware_model import AMPERE, HOPPER, borrowed, hardware_of, nearest_hardware
+from jaxpar.cost.layer import LayerCase, LayerTime, layer_time
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
+from jaxpar.cost.recomputation import layer_costs, operation_flops
+from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.memory.costs import LayerCosts
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
+from tests.memory.shapes import changed, shape_of
+
+SHAPE = shape_of(rows=2, sequence=1024, embed=512, heads=8, kv_heads=2, head_dim=64, mlp=1536, context=2, tensor=2)
+CLUSTER = parse_cluster("h800:1x8")
+
+
+def again(costs: LayerCosts) -> dict[tuple[str, ...], float]:
+    return {one.outputs: one.seconds for one in costs.recomputations}
+
+
+def time_of(shape: LayerShape, cluster: Cluster = CLUSTER) -> LayerTime:
+    """Of the planner's clock."""
+    model = hardware_of(cluster.gpu)
+    case = LayerCase(shape, "allgather", shape.tensor > 1, False)
+    return layer_time(case, device_of(cluster.gpu, model), network_of(cluster, model), GENERATIONS["jaxpar"])
+
+
+def test_operations_make_each_named_activation_once():
+    made = [name for outputs in again(layer_costs(SHAPE, CLUSTER)) for name in outputs]
+    every = "layer_input attention_input query key value attention_output attention_lse attention_residual mlp_input"
+    assert list(activation_bytes(SHAPE)) == [*every.split(), "mlp_gate", "mlp_up", "mlp_activated", "mlp_hidden"]
+    assert sorted(["layer_input", *made]) == sorted(activation_bytes(SHAPE))
+    for option in ({"activation": "gelu"}, {"norm_placement": "post"}, {"norm_placement": "sandwich"}):
+        other = changed(SHAPE, **option)
+        made = [name for outputs in again(layer_costs(other, CLUSTER)) for name in outputs]
+        assert sorted(["layer_input", *made]) == sorted(activation_bytes(other)), option
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
+def test_matmuls_of_a_layer_are_two_flops_for_each_weight_and_token(model: str):
+    config = Config(model=MODELS[model], data=DataConfig(sequence_length=4096))
+    shape = layer_shape(config, AxisSizes(), rows=1)
+    sizes = MODELS[model]
+    weights = 4 * sizes.embed**2 + 2 * sizes.embed * sizes.mlp
+    if sizes.activation == "swiglu":
+        weights += sizes.embed * sizes.mlp - 2 * sizes.embed**2 * (1 - (sizes.kv_heads or 0) / sizes.heads)
+    causal = 2 * 2 * shape.embed * 4096 * (4096 + 1) / 2
+    assert layer_costs(shape, CLUSTER).forward_flops == pytest.approx(2 * weights * 4096 + causal)
+
+
+def test_tensor_ranks_share_the_work_of_everything():
+    alone = operation_flops(replace(SHAPE, tensor=1))
+    assert operation_flops(SHAPE) == {name: flops / 2 for name, flops in alone.items()}
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("names", [["mlp_up"], ["attention_input", "query", "key"], ["attention_output"]])
+def test_what_runs_again_takes_as_long_as_in_the_planners_step(names: list[str], tensor: int):
+    shape = replace(SHAPE, tensor=tensor)
+    costs, time = layer_costs(shape, CLUSTER), time_of(shape)
+    own = sum(one.seconds for one in costs.recomputations if set(one.outputs) & set(names))
+    assert own == pytest.approx(time.again(frozenset(names)).seconds)
+    assert costs.forward_seconds == time.forward.seconds
+    assert costs.backward_seconds == time.backward.seconds
+
+
+def test_attention_again_asks_the_context_ranks_for_their_keys_and_values_again():
+    sizes = activation_bytes(SHAPE)
+    model = hardware_of(CLUSTER.gpu)
+    message = network_of(CLUSTER, model).ring(2, 2).gather(2 * (sizes["key"] + sizes["value"]))
+    attention = time_of(SHAPE).operations["attention_output"]
+    assert attention.context == pytest.approx(message)
+    assert again(layer_costs(SHAPE, CLUSTER))["attention_output", "attention_lse"] == attention.seconds
+
+
+def test_measured_times_take_the_place_of_the_models():
+    modelled = layer_costs(SHAPE, CLUSTER)
+    measured = layer_costs(SHAPE, CLUSTER, measured={"query": 2.5, "mlp_down": 1.0})
+    assert again(measured) == again(modelled) | {("query",): 2.5}
+    own = time_of(SHAPE).operations
+    least = modelled.forward_seconds - own["mlp_down"].seconds - own["query"].seconds
+    assert measured.forward_seconds == pytest.approx(least + 3.5)
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"), [({"querry": 1.0}, "did you mean query"), ({"query": -1.0}, "expected seconds, 0 or more")]
+)
+def test_times_that_are_of_nothing_are_refused(measured: dict[str, float], said: str):
+    with pytest.raises(UserError, match=said):
+        layer_costs(SHAPE, CLUSTER, measured=measured)
+
+
+def test_a_gpu_without_a_model_has_the_shares_of_the_nearest_and_is_said_to():
+    hopper = CLUSTER.gpu
+    assert borrowed(hopper) is None
+    for capability, model, name in (((9, 2), HOPPER, "H100"), ((8, 6), AMPERE, "A100")):
+        unknown = replace(hopper, short="new", name="New-GPU", compute_capability=capability)
+        assert nearest_hardware(unknown) == model
+        said = borrowed(unknown) or ""
+        assert said.startswith("no time model was fitted for New-GPU: what ") and name in said
+        costs = layer_costs(SHAPE, replace(CLUSTER, groups=(replace(CLUSTER.groups[0], gpu=unknown),)))
+        assert costs.forward_seconds > 0
+    assert "no run on an H200 was at hand" in (borrowed(parse_cluster("h200:1x8").gpu) or "")
+
+
+def test_copies_are_waited_for_when_a_layer_is_too_short_to_hide_them():
+    costs = replace(layer_costs(SHAPE, CLUSTER), forward_seconds=3.0, backward_seconds=6.0, host_bandwidth=10.0)
+    assert [costs.exposed_seconds(n) for n in (0, 30, 40, 60, 70)] == [0, 0, 1, 3, 5]

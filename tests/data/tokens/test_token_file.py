@@ -1,0 +1,152 @@
+"""Token files are read as they are, and each way in which one can be wrong has its sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DataConfig
+from jaxpar.data.sources import open_data
+from jaxpar.data.tokens import token_file
+from jaxpar.data.tokens.token_file import read_token_file
+from tests.sentences import refused
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "tokens.npy"
+
+
+def save(path, values, dtype=np.uint16):
+    np.save(path, np.array(values, dtype))
+    return str(path)
+
+
+def read(path, separator=None, vocab=None):
+    return read_token_file(str(path), key="data.path", separator=separator, vocab=vocab)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<u2", ">u2", "u4", "u8"])
+def test_documents_end_with_the_separator(path, dtype, monkeypatch):
+    monkeypatch.setattr(token_file, "_CHUNK", 3)
+    stream, largest = read(save(path, [5, 9, 9, 1, 2, 9, 3], dtype), separator=9)
+    assert stream.tokens.tolist() == [5, 9, 9, 1, 2, 9, 3]
+    assert stream.starts.tolist() == [0, 2, 3, 6]
+    assert largest == 9
+
+
+def test_a_separator_at_the_end_of_the_file_starts_no_document(path):
+    assert read(save(path, [5, 9, 1, 9]), separator=9)[0].starts.tolist() == [0, 2]
+
+
+def test_without_a_separator_the_file_is_one_document(path):
+    assert read(save(path, [5, 9, 1]))[0].starts.tolist() == [0]
+
+
+def test_the_file_is_mapped_and_not_read_into_memory(path):
+    tokens = read(save(path, range(100)))[0].tokens
+    while not isinstance(tokens, np.memmap):
+        assert tokens.base is not None
+        tokens = tokens.base
+
+
+def test_tokens_must_be_in_the_vocabulary(path):
+    save(path, [3, 299])
+    assert read(path, vocab=300)[1] == 299
+    with refused("data.path=", "token 299", "model.vocab=299"):
+        read(path, vocab=299)
+
+
+def test_tokens_must_fit_into_int32(path):
+    with refused("token 2147483648", "2**31"):
+        read(save(path, [2**31], np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "parts"),
+    [
+        ([], np.uint16, ("holds no tokens",)),
+        ([1, 2], np.int32, ("int32", "expected", "unsigned")),
+        ([1, 2], np.float32, ("float32", "expected", "unsigned")),
+        ([True], np.bool_, ("holds bool",)),
+        ([[1, 2], [3, 4]], np.uint16, ("shape (2, 2)", "expected", "one dimension")),
+        (3, np.uint16, ("shape ()",)),
+        ([None], object, ("holds object",)),
+    ],
+)
+def test_other_arrays_are_users_errors(path, values, dtype, parts):
+    np.save(path, np.array(values, dtype), allow_pickle=True)
+    with refused("data.path=", "tokens.npy", *parts):
+        read(path)
+
+
+@pytest.mark.parametrize("kept", [1, 7, 60, 128, 131])
+def test_a_truncated_file_is_a_users_error(path, kept):
+    save(path, range(100))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match="is truncated: its header says 100 tokens" if kept >= 128 else "no readable"):
+        read(path)
+
+
+def test_an_empty_file_is_a_users_error(path):
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is empty \(0 bytes\)"):
+        read(path)
+
+
+def test_another_format_is_a_users_error(path):
+    path.write_bytes(b"once upon a time" * 20)
+    with pytest.raises(UserError, match=r"no readable \.npy header"):
+        read(path)
+    with path.open("wb") as file:
+        np.savez(file, tokens=np.arange(3, dtype=np.uint16))
+    with pytest.raises(UserError, match=r"no readable \.npy header"):
+        read(path)
+
+
+def test_a_missing_file_is_a_users_error_that_names_a_near_miss(path):
+    save(path, [1, 2])
+    with refused("token.npy' does not exist", "did you mean", "/tokens.npy'"):
+        read(path.with_name("token.npy"))
+    with refused("does not exist", ".npy file", "python -m jaxpar.prepare"):
+        read(path.parent / "nowhere" / "x.npy")
+
+
+def test_a_folder_is_a_users_error(tmp_path):
+    with pytest.raises(UserError, match="is not a file"):
+        read(tmp_path)
+
+
+def test_a_path_that_the_system_refuses_is_a_users_error(tmp_path):
+    with refused("cannot be read", "File name too long"):
+        read(tmp_path / ("x" * 4000))
+
+
+def config(path, **changes) -> DataConfig:
+    return DataConfig(source="tokens", path=str(path), sequence_length=4, **changes)
+
+
+def test_opened_token_files_have_the_vocabulary_of_both_files(path, tmp_path):
+    save(path, [5, 9, 1, 9, 2, 2])
+    other = save(tmp_path / "heldout.npy", [5, 9, 11, 9])
+    data = open_data(config(path, heldout_path=other, separator=9), vocab=None, seed=0)
+    assert (data.vocab, data.separator, data.decode, data.encode) == (12, 9, None, None)
+    assert data.heldout is not None
+    assert data.description.endswith("6 tokens in 3 documents to train on, 4 in 2 held out")
+    assert open_data(config(path, separator=9), vocab=64, seed=0).vocab == 64
+    assert open_data(config(path), vocab=None, seed=0).heldout is None
+
+
+def test_an_unset_path_and_a_separator_that_never_occurs_are_users_errors(path):
+    with pytest.raises(UserError, match=r"data\.path is not set"):
+        open_data(DataConfig(source="tokens"), vocab=None, seed=0)
+    save(path, [1, 2, 3, 4])
+    with refused("data.separator=7", "does not occur"):
+        open_data(config(path, separator=7), vocab=None, seed=0)
+
+
+def test_an_error_in_the_heldout_file_names_its_key(path, tmp_path):
+    save(path, [1, 2, 3, 4])
+    with refused("data.heldout_path=", "gone.npy", "does not exist"):
+        open_data(config(path, heldout_path=str(tmp_path / "gone.npy")), vocab=None, seed=0)

@@ -1,0 +1,157 @@
+"""A token folder is used as it was made or not at all; what is wrong with it is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from jaxpar.data.packing import PackedRows
+from jaxpar.data.stream import TokenStream
+from jaxpar.data.tokens import token_folder
+from jaxpar.data.tokens.digests import BLOCK_BYTES
+from jaxpar.data.tokens.sharded_tokens import ShardedTokens
+from jaxpar.data.tokens.token_folder import open_token_folder
+from jaxpar.data.tokens.token_index import INDEX
+from tests.data.folders import contents, decoded, prepared, texts, write_tokenizer
+from tests.sentences import refused
+
+DOCUMENTS = texts(120)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("folder") / "tokens", DOCUMENTS)
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy to damage."""
+    return shutil.copytree(made.path, tmp_path / "tokens")
+
+
+def sentence_of(folder):
+    with refused(f"data.path='{folder}': ") as caught:
+        open_token_folder(folder, key="data.path")
+    return str(caught.value)
+
+
+def test_the_documents_come_back(made):
+    train, heldout = decoded(made)
+    assert sorted(train + heldout) == sorted(DOCUMENTS)
+    assert [text for text in DOCUMENTS if text in set(train)] == train, "in the order of the input"
+    assert len(made.index.shards("train")) > 2
+    assert heldout
+
+
+def test_rows_are_those_of_the_same_tokens_in_one_array(made):
+    stream = made.train
+    plain = TokenStream(stream.tokens[:], stream.starts)
+    assert isinstance(stream.tokens, ShardedTokens) and isinstance(plain.tokens, np.ndarray)
+    for example in range(0, 200, 7):
+        found, wanted = (
+            PackedRows(each, sequence_length=64, packed=True, seed=3).row(example) for each in (stream, plain)
+        )
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(found[name], values)
+
+
+def test_tokens_are_mapped_and_not_read_into_memory(made):
+    tokens = made.train.tokens._shards[0]._tokens
+    while not isinstance(tokens, np.memmap):
+        assert tokens.base is not None
+        tokens = tokens.base
+
+
+def test_a_flipped_bit_in_any_file_is_named(made, folder):
+    for name, raw in contents(made.path).items():
+        if name == "prepare.json":
+            continue
+        for at in {0, 9, len(raw) // 2, len(raw) - 1}:
+            damaged = bytearray(raw)
+            damaged[at] ^= 4
+            (folder / name).write_bytes(damaged)
+            assert str(folder / name) in sentence_of(folder), (name, at)
+        (folder / name).write_bytes(raw)
+    open_token_folder(folder, key="data.path")
+
+
+def test_a_cut_or_missing_file_is_named(made, folder):
+    for name, raw in contents(made.path).items():
+        if name == "prepare.json":
+            continue
+        for kept in {0, len(raw) // 2, len(raw) - 1}:
+            (folder / name).write_bytes(raw[:kept])
+            said = sentence_of(folder)
+            assert str(folder / name) in said, (name, kept)
+            assert "bytes" in said or "damaged" in said
+        (folder / name).unlink()
+        assert name in sentence_of(folder)
+        (folder / name).write_bytes(raw)
+
+
+def test_swapped_files_are_named(made, folder):
+    first, second = (folder / f"train-0000{number}.starts.npy" for number in (0, 1))
+    aside = first.read_bytes()
+    shutil.copy(second, first)
+    second.write_bytes(aside)
+    assert str(first) in sentence_of(folder)
+
+
+def test_files_of_another_folder_are_not_used(folder, tmp_path):
+    other = prepared(tmp_path / "other", [text.swapcase() for text in DOCUMENTS])
+    shutil.copy(other.path / "train-00001.npy", folder / "train-00001.npy")
+    assert "train-00001.npy" in sentence_of(folder)
+
+
+def test_links_that_leave_the_folder_are_not_followed(made, folder):
+    inside = folder / "train-00000.npy"
+    inside.unlink()
+    inside.symlink_to(made.path / "train-00000.npy")
+    assert "links that leave the folder are not followed" in sentence_of(folder)
+    inside.unlink()
+    os.mkdir(inside)
+    assert "is not a file of the folder itself" in sentence_of(folder)
+
+
+def test_the_folder_itself_may_be_a_link(folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    assert len(open_token_folder(tmp_path / "link", key="data.path").train) > 0
+
+
+def test_a_large_folder_is_checked_block_by_block_when_it_is_used(tmp_path, monkeypatch):
+    made = prepared(tmp_path / "tokens", ["x" * 1000 + str(number) for number in range(400)], shard_tokens=10**6)
+    path = made.path / "train-00000.npy"
+    raw = bytearray(path.read_bytes())
+    assert len(raw) > 2 * BLOCK_BYTES
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    assert "train-00000.npy is damaged" in sentence_of(made.path)
+    monkeypatch.setattr(token_folder, "CHECKED_AT_OPEN", 0)
+    opened = open_token_folder(made.path, key="data.path")
+    assert opened.train.tokens[:1000].tolist() == made.train.tokens[:1000].tolist()
+    with refused("train-00000.npy", "is damaged", "bytes 524288 to"):
+        opened.train.tokens[np.array([len(opened.train) - 1])]
+    with refused("train-00000.npy", "is damaged"):
+        opened.check()
+
+
+def test_a_folder_that_was_not_finished_or_is_another_is_said_to_be_no_token_folder(tmp_path):
+    assert "has no index.json, so it is no token folder, or its preparation has not ended" in sentence_of(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"files": {}}))
+    assert "is not the index of a token folder" in sentence_of(tmp_path)
+
+
+def test_text_is_encoded_and_decoded_with_the_tokenizer_of_the_folder(made):
+    tokens = made.codec.encode("held <|endoftext|> out é")
+    assert made.index.separator not in tokens, "text that spells a special token is text"
+    assert made.codec.decode([*tokens, made.index.separator]) == "held <|endoftext|> out é"
+
+
+def test_another_tokenizer_gives_another_identity(made, tmp_path):
+    other = write_tokenizer(tmp_path / "tokenizer.json", more=("<x>",))
+    assert prepared(tmp_path / "tokens", DOCUMENTS, tokenizer=other).identity != made.identity
+    assert prepared(tmp_path / "again", DOCUMENTS).identity == made.identity

@@ -1,0 +1,252 @@
+"""Whoever connects to process 0 and whatever it says: the job goes on, and who is refused hears why."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.distributed.messages import LINE_BYTES
+from jaxpar.distributed.rendezvous import reception
+from jaxpar.distributed.rendezvous.meeting import meet
+from tests.distributed.rendezvous.guests import answer, call, greeting, hear, line
+from tests.patience import seconds
+
+PROCESSES = 3
+NO_PROCESS = "this is no process of this jaxpar: "
+
+
+class First:
+    """Process 0 of three, which waits for the others in a thread."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.said: list[str] = []
+        self.hosts: dict[int, str] = {}
+        self.refusal = ""
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            peers = meet(self.address, PROCESSES, 0, self._timeout_s, say=self.said.append)
+        except UserError as error:
+            self.refusal = str(error)
+            return
+        for peer in peers.values():
+            self.hosts[peer.process] = peer.host
+            peer.connection.close()
+
+    def visit(self, process: int) -> None:
+        for peer in meet(self.address, PROCESSES, process, seconds(20)).values():
+            peer.connection.close()
+
+    def complete(self, *processes: int) -> None:
+        """The others come, and the meeting ends as it should."""
+        guests = [threading.Thread(target=self.visit, args=(process,)) for process in processes or (1, 2)]
+        for guest in guests:
+            guest.start()
+        for thread in (*guests, self._thread):
+            thread.join(seconds(30))
+        assert sorted(self.hosts) == [1, 2], self.refusal
+
+    def join(self) -> None:
+        self._thread.join(seconds(30))
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def first() -> Iterator[First]:
+    """Process 0, at its meeting."""
+    made = First()
+    made.start(seconds(60))
+    yield made
+    if not made.hosts and not made.refusal:
+        with contextlib.suppress(AssertionError):
+            made.complete()
+
+
+STRANGE = [
+    b"\n",
+    b"\xff\xfe\x00\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    "jaxpar ² 2 h\n".encode(),
+    b"jaxpar 1 2 host\n",
+    b"[" * (LINE_BYTES - 2) + b"\n",
+    b'{"jaxpar": ' + b"9" * 5000 + b"}\n",
+    b"x" * (2 * LINE_BYTES),
+    line({"here": True}),
+    line([1, 2]),
+    greeting("²", 3),
+    greeting(True, 3),
+    greeting(1.0, 3),
+    greeting(-1, 3),
+    greeting(10**400, 3),
+    greeting(1, None),
+    greeting(1, 3, host=["a"]),
+    greeting(1, 3, host=""),
+    greeting(1, 3, nonce="²" * 64),
+    greeting(1, 3, nonce=7),
+    greeting(1, 3, jaxpar=2),
+    greeting(1, 3, jaxpar=True),
+]
+
+
+def test_strangers_hear_that_they_are_and_disturb_nothing(first: First):
+    for said in STRANGE:
+        assert answer(first.address, said)["refused"].startswith(NO_PROCESS), said
+    call(first.address).close()
+    call(first.address, b"{").close()
+    first.complete()
+    assert first.said == []
+
+
+def test_slow_guests_hold_up_nobody(first: First):
+    slow = [call(first.address, said) for said in (b"", b"{", greeting(1, 3)[:-1])]
+    first.complete()
+    for listener in slow:
+        with listener:
+            assert hear(listener) == {"later": "the job has begun"}
+
+
+def test_a_guest_that_sends_a_byte_now_and_then_is_sent_away(first: First, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reception, "GREETING_S", 0.5)
+    until = time.monotonic() + seconds(20)
+    with call(first.address) as listener:
+        listener.settimeout(0.05)
+        heard = b""
+        while not heard.endswith(b"\n"):
+            assert time.monotonic() < until, "still heard"
+            with contextlib.suppress(TimeoutError):
+                listener.sendall(b" ")
+                heard += listener.recv(1000)
+    assert heard == line({"later": "the greeting took longer than 0.5 s"})
+    first.complete()
+
+
+def test_the_oldest_of_too_many_strangers_is_sent_away(first: First, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reception, "STRANGERS", 2)
+    listeners = [call(first.address) for _ in range(3)]
+    assert hear(listeners[0]) == {"later": "process 0 is busy"}
+    for listener in listeners:
+        listener.close()
+    first.complete()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (greeting(5, 3), "process 5 on node-b has a number that is not between 1 and 2, as those of the"),
+        (greeting(0, 3), "process 0 on node-b has a number that is not between 1 and 2, as those of the"),
+        (greeting(1, 4), "process 1 on node-b expects 4 processes and process 0 expects 3"),
+        (greeting(5, 2), "process 5 on node-b expects 2 processes and process 0 expects 3"),
+    ],
+    ids=["5 of 3", "0 of 3", "1 of 4", "5 of 2"],
+)  # fmt: skip
+def test_a_process_of_another_job_is_refused_and_hears_why(first: First, said: bytes, why: str):
+    assert answer(first.address, said)["refused"].startswith(why)
+    first.complete()
+    [told] = first.said
+    assert told.startswith(f"process 0 refuses a process: {why}")
+
+
+def test_the_first_process_of_a_number_stays_and_the_second_is_refused(first: First):
+    with call(first.address, greeting(1, 3, host="node-a")) as listener:
+        assert hear(listener)["welcome"]
+        with call(first.address, greeting(1, 3)) as second:
+            assert hear(listener) == {"ask": True}
+            listener.sendall(line({"here": True}))
+            assert hear(second) == {"refused": "process 1 is there already, on node-a"}
+        guest = threading.Thread(target=first.visit, args=(2,))
+        guest.start()
+        assert hear(listener) == {"ask": True}
+        listener.sendall(line({"here": True}))
+        assert "go" in hear(listener)
+        guest.join(seconds(20))
+    first.join()
+    assert first.hosts[1] == "node-a"
+
+
+def test_a_process_that_does_not_answer_any_more_loses_its_place(first: First, monkeypatch: pytest.MonkeyPatch):
+    """As one whose host lost power, so that its connection never ends."""
+    monkeypatch.setattr(reception, "ANSWER_S", 0.3)
+    with call(first.address, greeting(1, 3, host="node-a")) as lost:
+        assert hear(lost)["welcome"]
+        first.complete()
+    assert first.hosts[1] == socket.gethostname()
+
+
+def test_refusals_are_named_when_somebody_is_missing():
+    first = First()
+    first.start(seconds(2))
+    answer(first.address, greeting(1, 4))
+    first.join()
+    why = "process 1 on node-b expects 4 processes and process 0 expects 3"
+    assert first.refusal.endswith(f"(not there: process 1, 2; refused: {why})")
+
+
+def test_what_a_guest_says_is_printed_and_kept_without_control_characters(first: First):
+    host = "\x1b[2Ja\r\n\u202eb" + "x" * 1000
+    shown = "?[2Ja???b" + "x" * 116 + "..."
+    why = f"process 1 on {shown} expects 4 processes and process 0 expects 3"
+    assert answer(first.address, greeting(1, 4, host=host)) == {"refused": why}
+    with call(first.address, greeting(1, 3, host=host)) as listener:
+        assert hear(listener)["welcome"]
+        guest = threading.Thread(target=first.visit, args=(2,))
+        guest.start()
+        assert hear(listener) == {"ask": True}
+        listener.sendall(line({"here": True}))
+        assert "go" in hear(listener)
+        guest.join(seconds(20))
+    first.join()
+    assert first.said == [f"process 0 refuses a process: {why}"]
+    assert first.hosts[1] == shown
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[[bytes], str]]:
+    """What a process says that comes to somebody who is not process 0 and says this."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve(said: bytes) -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener = server.accept()[0]
+                    listener.sendall(said)
+                    listeners.append(listener)
+
+        def visit(said: bytes) -> str:
+            threading.Thread(target=serve, args=(said,), daemon=True).start()
+            with pytest.raises(UserError) as caught:
+                meet(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, seconds(0.5))
+            return str(caught.value)
+
+        listeners: list[socket.socket] = []
+        yield visit
+        server.shutdown(socket.SHUT_RDWR)
+        for listener in listeners:
+            listener.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"\n", b"\xff\n", b"[" * 4000 + b"\n", b"x" * (2 * LINE_BYTES), line({"go": True}), line({"challenge": "²"}),
+     line({"refused": 7}), line({"ask": True}), line({"welcome": True}) * 2],
+    ids=lambda said: repr(said[:12]),
+)  # fmt: skip
+def test_a_process_that_finds_somebody_else_says_so(impostor: Callable[[bytes], str], said: bytes):
+    assert "(what listens there is not process 0 of this jaxpar: " in impostor(said)
+
+
+def test_what_process_0_says_is_printed_without_control_characters(impostor: Callable[[bytes], str]):
+    assert impostor(line({"refused": "\x1b]0;owned\x07" + "x" * 5000})).endswith(f"(?]0;owned?{'x' * 987}...)")

@@ -1,0 +1,175 @@
+"""A job with a secret: who does not know it does not join, and both sides say why."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import DistributedConfig, UserError
+from jaxpar.distributed.job import find_job
+from jaxpar.distributed.rendezvous.meeting import meet
+from jaxpar.distributed.rendezvous.secret import find_secret
+from tests.distributed.rendezvous.guests import call, greeting, hear, line
+from tests.patience import seconds
+
+HERE = socket.gethostname()
+ALIKE = "; set distributed.secret_file or JAXPAR_SECRET alike for all processes"
+NONCE = "0" * 64
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def joined(address: str, process: int, secret: bytes | None, timeout_s: float) -> str:
+    """`met`, or why not."""
+    try:
+        peers = meet(address, 2, process, timeout_s, secret, say=lambda _: None)
+    except UserError as error:
+        return str(error).split(" (", 1)[1].removesuffix(")")
+    for peer in peers.values():
+        peer.connection.close()
+    return "met"
+
+
+def both(address: str, first: bytes | None, second: bytes | None, timeout_s: float) -> list[str]:
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(joined, address, 0, first, timeout_s)]
+        found.append(pool.submit(joined, address, 1, second, seconds(20)))
+        return [each.result() for each in found]
+
+
+def test_processes_that_know_the_secret_meet(address: str):
+    assert both(address, b"one \xff", b"one \xff", seconds(20)) == ["met", "met"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (b"one", b"two", f"process 1 on {HERE} has another secret than process 0{ALIKE}"),
+        (b"one", None, f"process 0 has a secret and process 1 on {HERE} has none{ALIKE}"),
+        (None, b"one", f"process 1 on {HERE} has a secret and process 0 has none{ALIKE}"),
+    ],
+)
+def test_a_process_without_the_secret_is_refused_and_both_say_so(
+    address: str, first: bytes | None, second: bytes | None, why: str
+):
+    assert both(address, first, second, seconds(1.5)) == [f"not there: process 1; refused: {why}", why]
+
+
+@pytest.mark.parametrize("proof", ["0" * 64, "²" * 64, "", None, 7, ["0"]])
+def test_a_guessed_proof_is_refused(address: str, proof: object):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(joined, address, 0, b"one", seconds(20))
+        with call(address, greeting(1, 2, nonce=NONCE)) as listener:
+            assert len(hear(listener)["challenge"]) == 64
+            listener.sendall(line({"proof": proof}))
+            assert hear(listener) == {"refused": f"process 1 on node-b has another secret than process 0{ALIKE}"}
+        assert joined(address, 1, b"one", seconds(20)) == first.result() == "met"
+
+
+def test_a_proof_that_was_heard_before_is_refused(address: str):
+    """A relay passes the meeting on and hears everything; then it says the same again."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def pass_on() -> None:
+            guest = relay.accept()[0]
+            with guest, call(address) as listener:
+                for _ in range(2):  # The greeting and its challenge, the proof and its welcome.
+                    heard.append(guest.makefile("rb").readline())
+                    listener.sendall(heard[-1])
+                    guest.sendall(line(hear(listener)))
+
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(joined, address, 0, b"one", seconds(20))
+            passed = pool.submit(pass_on)
+            beside = f"127.0.0.1:{relay.getsockname()[1]}"
+            threading.Thread(target=joined, args=(beside, 1, b"one", seconds(5)), daemon=True).start()
+            passed.result()
+            assert not any(b"one" in said for said in heard)
+            with call(address, heard[0]) as listener:
+                hear(listener)
+                listener.sendall(heard[1])
+                assert "has another secret" in hear(listener)["refused"]
+            assert joined(address, 1, b"one", seconds(20)) == first.result() == "met"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [{"welcome": True}],
+        [{"welcome": True, "proof": NONCE}],
+        [{"challenge": NONCE}, {"welcome": True, "proof": NONCE}],
+        [{"challenge": NONCE}, "its own proof"],
+    ],
+)
+def test_somebody_who_does_not_prove_the_secret_is_not_taken_for_process_0(said: list[object]):
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(joined, f"127.0.0.1:{server.getsockname()[1]}", 1, b"one", seconds(20))
+        listener = server.accept()[0]
+        with listener:
+            proof = None
+            for message in said:
+                if message == "its own proof":  # Sent back to it.
+                    message = {"welcome": True, "proof": proof}
+                listener.sendall(line(message))
+                if isinstance(message, dict) and "challenge" in message:
+                    assert "nonce" in hear(listener)
+                    proof = hear(listener)["proof"]
+            why = joining.result()
+    assert why == (
+        f"whoever listens there does not prove that it knows the secret of process 1 on {HERE}, so it is not process "
+        "0, or has another secret"
+    )
+
+
+def test_the_secret_is_that_of_the_file_or_of_the_variable(tmp_path: Path):
+    file = tmp_path / "secret"
+    file.write_bytes(b" one\n")
+    assert find_secret(str(file), {}) == find_secret(None, {"JAXPAR_SECRET": "one\n"}) == b"one"
+    assert find_secret(str(file), {"JAXPAR_SECRET": "two"}) == b"one"
+    assert find_secret(None, {}) is None
+    (tmp_path / "link").symlink_to(file)  # As Kubernetes mounts it.
+    assert find_secret(str(tmp_path / "link"), {}) == b"one"
+
+
+def test_a_secret_file_that_is_none_is_one_sentence(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "blank").write_bytes(b" \n")
+    (tmp_path / "large").write_bytes(b"x" * 4097)
+    (tmp_path / "whole").write_bytes(b"x" * 4096)
+    expected = "; expected a file with the job's secret in it"
+    for name, why in {
+        "pipe": "is a FIFO", "empty": "is empty", "blank": "is empty", "large": "is larger than 4096 bytes",
+        "/dev/zero": "is a device", ".": "is a folder", "none": "cannot be read (No such file or directory)",
+        "a\0b": "cannot be read (embedded null byte)",
+    }.items():  # fmt: skip
+        path = f"{tmp_path}/{name}" if not name.startswith("/") else name
+        with pytest.raises(UserError) as caught:
+            find_secret(path, {})
+        assert str(caught.value) == f"distributed.secret_file: {path!r} {why}{expected}"
+    assert find_secret(str(tmp_path / "whole"), {}) == b"x" * 4096
+
+
+@pytest.mark.parametrize(("value", "why"), [("", "is empty"), (" \n", "is empty"), ("x" * 4097, "is larger than 4096")])
+def test_a_variable_that_holds_no_secret_is_one_sentence(value: str, why: str):
+    with pytest.raises(UserError, match=rf"^JAXPAR_SECRET {why}.*; expected the job's secret in this variable"):
+        find_secret(None, {"JAXPAR_SECRET": value})
+
+
+def test_a_job_holds_its_secret_and_does_not_print_it(tmp_path: Path):
+    (tmp_path / "secret").write_text("hidden\n")
+    config = DistributedConfig("a:1", 2, 1, secret_file=str(tmp_path / "secret"))
+    found = find_job(config, {})
+    assert found is not None and found.secret == b"hidden" and "hidden" not in repr(found)
+    assert find_job(DistributedConfig(processes=1, secret_file="/none"), {}) is None

@@ -1,0 +1,99 @@
+"""Where process 0 listens: where the others look for it, and nowhere else."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.distributed import addresses
+from jaxpar.distributed.addresses import find_place
+from jaxpar.distributed.rendezvous.meeting import meet
+from tests.distributed.rendezvous.guests import call
+from tests.patience import seconds
+
+HERE = socket.gethostname()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_process_0_listens_at_the_address_of_the_coordinator_alone(port: int):
+    """127.0.0.2 is an address of this host too."""
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, f"127.0.0.1:{port}", 2, 0, seconds(20), say=said.append)
+        call(f"127.0.0.1:{port}").close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+        meet(f"127.0.0.1:{port}", 2, 1, seconds(20))[0].connection.close()
+        first.result()[1].connection.close()
+    assert said == []
+
+
+def test_process_0_says_when_it_listens_at_all_addresses(port: int):
+    said: list[str] = []
+    with pytest.raises(UserError):
+        meet(f"203.0.113.7:{port}", 2, 0, 0.2, say=said.append)  # An address that documents use and nobody has.
+    assert said == [
+        f"process 0 listens at all addresses of {HERE}, port {port}: 203.0.113.7 is no address of this host"
+    ]
+
+
+def test_process_0_listens_where_the_variable_of_jax_says(port: int):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, f"203.0.113.7:{port}", 2, 0, seconds(20), listen_at=f"127.0.0.2:{port}")
+        meet(f"127.0.0.2:{port}", 2, 1, seconds(20))[0].connection.close()
+        first.result()[1].connection.close()
+
+
+def known(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
+    """Names stand for these addresses."""
+    found = [(socket.AF_INET6 if ":" in host else socket.AF_INET, 0, 0, "", (host, 7)) for host in hosts]
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *_, **__: found)
+
+
+def test_a_name_is_listened_at_where_this_host_has_its_addresses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(addresses, "_is_own", lambda _, where: where[0] in ("10.0.0.5", "fd00::5", "127.0.1.1"))
+    known(monkeypatch, "10.0.0.4", "10.0.0.5")
+    place = find_place("node01:7")
+    assert place.addresses == ((socket.AF_INET, ("10.0.0.5", 7)),) and place.jax == "10.0.0.5:7"
+    known(monkeypatch, "fd00::5")
+    assert find_place("node01:7").jax == "[fd00::5]:7"
+    known(monkeypatch, "fd00::5", "10.0.0.5")
+    assert find_place("node01:7").jax == "node01:7"
+    known(monkeypatch, "10.0.0.4")
+    place = find_place("service:7")
+    assert (place.addresses, place.jax, place.foreign) == ((), None, True)
+    known(monkeypatch, "127.0.1.1")  # Debian's line for a host's own name, which other hosts do not have.
+    place = find_place("node01:7")
+    assert place.addresses == () and not place.foreign
+    assert place.why == "node01 is a loopback address here, and may be another one on other hosts"
+
+
+def test_localhost_is_loopback_everywhere():
+    assert {where[0] for _, where in find_place("localhost:7").addresses} <= {"127.0.0.1", "::1"}
+    assert find_place("localhost:7").addresses
+
+
+def test_a_name_that_is_not_known_and_all_addresses_by_wish():
+    place = find_place("no-such-host.invalid:7")
+    assert (place.addresses, place.why) == ((), "no address is known for no-such-host.invalid")
+    assert find_place(f"{'a' * 70}.b:7").why
+    place = find_place("[::]:7")
+    assert (place.addresses, place.why, place.jax) == ((), "", None)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this host has no IPv6")
+def test_ipv6_addresses_are_listened_at(port: int):
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, f"[::1]:{port}", 2, 0, seconds(20))
+        meet(f"[::1]:{port}", 2, 1, seconds(20))[0].connection.close()
+        first.result()[1].connection.close()

@@ -1,0 +1,183 @@
+"""XLA's flags on a machine with a GPU. The machine at hand has none, so its driver is pretended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxpar.config import DistributedConfig, UserError
+from jaxpar.distributed import devices, initialize
+from jaxpar.distributed.job import Job
+from jaxpar.hardware import host
+from jaxpar.hardware.host import PINNED_VARIABLE
+from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
+from jaxpar.hardware.xla_flags import xla_flags
+from tests.sentences import refused
+from tests.training.runs import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.jax.devices()  # XLA reads its flags once: before they are changed here
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.delenv("JAX_PLATFORMS")
+    for name in (*POOL_VARIABLES, PINNED_VARIABLE):
+        monkeypatch.setenv(name, "")  # so that what the function sets is taken back
+        monkeypatch.delenv(name)
+
+
+def flags_after(monkeypatch: pytest.MonkeyPatch, before: str) -> list[str]:
+    monkeypatch.setenv("XLA_FLAGS", before)
+    devices.prepare_devices(8, DistributedConfig())
+    return devices.os.environ["XLA_FLAGS"].split()
+
+
+def test_a_run_on_gpus_has_the_flags_that_programs_are_compiled_with(monkeypatch: pytest.MonkeyPatch):
+    assert flags_after(monkeypatch, "") == list(xla_flags())
+
+
+def test_flags_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch):
+    own = "--xla_gpu_enable_latency_hiding_scheduler=false"
+    found = flags_after(monkeypatch, own)
+    assert found[-1] == own
+    assert len(found) == len(xla_flags())
+
+
+def test_an_unknown_flag_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="does not know --xla_gpu_old=1"):
+        flags_after(monkeypatch, "--xla_gpu_old=1")
+
+
+def test_xla_takes_as_much_memory_as_inspect_promises(monkeypatch: pytest.MonkeyPatch):
+    flags_after(monkeypatch, "")
+    assert devices.os.environ[POOL_VARIABLES[0]] == str(POOL_FRACTION)
+
+
+@pytest.mark.parametrize("name", POOL_VARIABLES)
+def test_the_users_share_of_memory_stays_alone(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv(name, "0.5")
+    flags_after(monkeypatch, "")
+    assert [devices.os.environ.get(other) for other in POOL_VARIABLES].count(None) == 1
+    assert devices.os.environ[name] == "0.5"
+
+
+def test_xla_may_pin_most_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "host_memory", lambda: 2000 * 2**30)
+    flags_after(monkeypatch, "")
+    assert os.environ[PINNED_VARIABLE] == "1800"
+
+
+def test_processes_of_a_host_share_what_may_be_pinned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "host_memory", lambda: 2000 * 2**30)
+    monkeypatch.setattr(devices, "host_gpus", lambda: 8)
+    monkeypatch.setattr(devices, "find_job", lambda *_: Job("a:1", 16, 0, local_devices=(0, 1)))
+    monkeypatch.setattr(devices.jax.distributed, "is_initialized", lambda: True)
+    flags_after(monkeypatch, "")
+    assert os.environ[PINNED_VARIABLE] == "450"
+
+
+def test_what_the_user_lets_xla_pin_stays(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(PINNED_VARIABLE, "7")
+    flags_after(monkeypatch, "")
+    assert os.environ[PINNED_VARIABLE] == "7"
+
+
+def test_where_xla_pins_all_it_may_at_once_it_may_not_pin_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE", "true")
+    flags_after(monkeypatch, "")
+    assert PINNED_VARIABLE not in os.environ
+
+
+def device(process: int, platform: str = "gpu") -> Any:
+    """What `check_devices` looks at in a `jax.Device`."""
+    return SimpleNamespace(process_index=process, platform=platform)
+
+
+def refusal(job: Job, needed: int | None, found: list[Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        devices.check_devices(job, needed, found)
+    return str(caught.value)
+
+
+JOB = Job("a:1", 2, 0)
+HERE = f"process 0 of 2 on {socket.gethostname()}"
+
+
+def test_a_job_with_the_devices_of_its_layout_goes_on():
+    devices.check_devices(JOB, 4, [device(0), device(0), device(1), device(1)])
+    devices.check_devices(JOB, None, [device(0), device(1)])
+
+
+def test_a_job_with_other_devices_than_its_layout_takes_is_one_sentence():
+    said = refusal(JOB, 8, [device(0), device(1)])
+    assert said.startswith(f"parallel: the layout takes 8 devices, 4 in each of 2 processes, and {HERE} sees 1, which ")
+    assert "which do not divide among 2 processes" in refusal(JOB, 7, [device(0), device(1)])
+
+
+def test_one_gpu_where_the_launcher_gave_eight_is_one_sentence():
+    job = replace(JOB, devices_expected=8, expected_by="Slurm's GPUs and tasks of this machine")
+    said = refusal(job, None, [device(0), device(1)])
+    assert said.startswith(f"Slurm's GPUs and tasks of this machine: {HERE} should have 8 devices and sees 1; ")
+    devices.check_devices(job, None, [device(0, "cpu"), device(1, "cpu")])  # a launcher speaks of GPUs
+
+
+def test_processes_with_unequal_devices_are_one_sentence():
+    said = refusal(Job("a:1", 3, 0), None, [device(0), device(0), device(1), device(2), device(2)])
+    assert said.startswith("distributed.processes: process 1 sees 1 devices and process 0 sees 2; ")
+
+
+def test_jax_listens_where_the_meeting_did():
+    assert initialize._listen_at(Job("127.0.0.1:7", 2, 0)) == "127.0.0.1:7"
+    assert initialize._listen_at(Job("[::1]:7", 2, 0)) in ("[::1]:7", None)  # None: a host without IPv6
+    assert initialize._listen_at(Job("203.0.113.7:7", 2, 0)) is None
+    assert initialize._listen_at(Job("a:7", 2, 0, listen_at="127.0.0.2:7")) == "127.0.0.2:7"
+    assert initialize._listen_at(Job("127.0.0.1:7", 2, 1)) is None
+
+
+def test_a_job_that_comes_too_late_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    """The tests have looked at JAX's devices already."""
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    devices.jax.devices()
+    with refused("distributed.processes: 2", "already"):
+        devices.prepare_devices(8, DistributedConfig(coordinator="127.0.0.1:1", processes=2, process_id=0))
+
+
+RECORDED = (
+    "Unable to initialize backend 'cpu': INTERNAL: Getting local topologies failed: Error 1: GetKeyValue() timed out "
+    "with key: cpu:local_topology/cpu/13 and duration: 2m (set JAX_PLATFORMS='' to automatically choose an available "
+    "backend)"
+)
+"""What jax 0.11.2 said when the main thread of process 13 slept before it looked at its devices."""
+
+
+def test_a_process_that_does_not_find_its_devices_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise RuntimeError(RECORDED)
+
+    monkeypatch.setattr(devices.jax, "devices", fail)
+    with refused("process 13", "devices", "two minutes"):
+        devices.find_devices()
+
+
+def test_devices_that_cannot_be_used_are_one_sentence():
+    """In a process of its own, which asks for a GPU that is not there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxpar.train", "--set", "data.source=synthetic"],
+        env={**os.environ, "JAX_PLATFORMS": "rocm"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("jaxpar: ")]
+    assert said.startswith("jaxpar: JAX cannot use the devices (") and said.endswith("jaxpar.doctor looks closer")
+    assert "Traceback" not in done.stderr

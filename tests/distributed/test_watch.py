@@ -1,0 +1,278 @@
+"""Watches of several processes, here in one, over real connections: who is lost is told to everybody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jaxpar.distributed import verdicts
+from jaxpar.distributed import watch as watching
+from jaxpar.distributed.activity import Activity
+from jaxpar.distributed.peer import Peer
+from jaxpar.distributed.verdicts import Mark
+from jaxpar.distributed.watch import Watch
+from tests.patience import seconds
+
+START = Mark(0, "starting", 60.0, "distributed.pause_timeout_s")
+
+
+class Member:
+    """One process: its watch, and what it ended with."""
+
+    def __init__(self, process: int, processes: int, peers: dict[int, Peer], timeout_s: float):
+        self.ended: list[str] = []
+        self.heard = threading.Event()
+        self.watch = Watch(process, processes, peers, timeout_s=timeout_s, mark=START, end=self._end)
+
+    def _end(self, sentence: str) -> None:
+        self.ended.append(sentence)
+        self.heard.set()
+
+    def verdict(self) -> str:
+        assert self.heard.wait(seconds(20)), "no verdict"
+        [sentence] = self.ended
+        return sentence
+
+
+class Stage:
+    """Process 0 and the others, connected; some of the others have no watch, and are what a test makes of them."""
+
+    def __init__(self, processes: int, *, without: tuple[int, ...] = (), timeout_s: float = 20.0):
+        pairs = {number: socket.socketpair() for number in range(1, processes)}
+        self.loose = {number: pairs[number][1] for number in without}
+        peers = {number: Peer(number, f"node-{number}", pair[0]) for number, pair in pairs.items()}
+        self.members = {0: Member(0, processes, peers, timeout_s)}
+        for number, (_, own) in pairs.items():
+            if number not in without:
+                self.members[number] = Member(number, processes, {0: Peer(0, "node-0", own)}, timeout_s)
+
+    def verdicts(self) -> set[str]:
+        return {member.verdict() for member in self.members.values()}
+
+    def quiet(self) -> bool:
+        return not any(member.ended for member in self.members.values())
+
+    def leave(self) -> None:
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            for left in [pool.submit(member.watch.leave) for member in self.members.values()]:
+                left.result(timeout=seconds(20))
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
+    """Makes a `Stage`; at the end nothing of it is open."""
+    monkeypatch.setattr(watching, "GRACE_S", 0.2)
+    monkeypatch.setattr(watching, "LINGER_S", 0.5)
+    stages: list[Stage] = []
+
+    def make(*arguments: int, **options: object) -> Stage:
+        stages.append(Stage(*arguments, **options))  # pyright: ignore[reportArgumentType]
+        return stages[-1]
+
+    yield make
+    for made in stages:
+        for member in made.members.values():
+            member.watch.close()
+        for connection in made.loose.values():
+            connection.close()
+
+
+def test_processes_that_end_well_are_not_reported(stage: Callable[..., Stage]):
+    job = stage(4)
+    job.members[2].watch.mark("in step 1", 600, "distributed.step_timeout_s")
+    job.leave()
+    assert job.quiet()
+
+
+def test_nobody_leaves_before_all_do(stage: Callable[..., Stage]):
+    job = stage(2)
+    early = threading.Thread(target=job.members[1].watch.leave)
+    early.start()
+    early.join(0.5)
+    assert early.is_alive()
+    job.members[0].watch.leave()
+    early.join(10)
+    assert not early.is_alive() and job.quiet()
+
+
+def test_one_that_dies_is_named_to_everybody_with_what_it_was_at(stage: Callable[..., Stage]):
+    job = stage(4, without=(2,))
+    report = b'{"at": {"count": 5, "at": "in step 12", "limit_s": 600, "limit_key": "k", "age_s": 1.0}}\n'
+    job.loose[2].sendall(report)
+    time.sleep(0.3)
+    job.loose[2].close()
+    [said] = job.verdicts()
+    assert said.startswith("process 2 on node-2 died (it was in step 12, last heard of ")
+
+
+def test_process_0_that_dies_is_noticed_by_the_others():
+    ours, theirs = socket.socketpair()
+    member = Member(1, 2, {0: Peer(0, "node-0", theirs)}, 20.0)
+    ours.close()
+    assert member.verdict().startswith("process 0 on node-0 died (it was starting, ")
+
+
+def test_one_that_dies_while_the_others_are_at_their_end_is_named(stage: Callable[..., Stage]):
+    job = stage(3, without=(2,))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(job.members[number].watch.leave) for number in (0, 1)]
+        time.sleep(0.3)
+        job.loose[2].close()
+        [said] = job.verdicts()
+        for left in waiting:
+            left.result(timeout=seconds(10))
+    assert said.startswith("process 2 on node-2 died")
+
+
+def test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_others(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    asleep = [0.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda clock=time.monotonic: clock() + asleep[0])
+    job = stage(2)
+    time.sleep(0.3)
+    asleep[0] = 1000.0
+    time.sleep(1.5)
+    assert job.quiet()
+
+
+def test_one_that_is_silent_is_named_after_the_timeout(stage: Callable[..., Stage]):
+    began = time.monotonic()
+    job = stage(3, without=(1,), timeout_s=1.5)
+    [said] = job.verdicts()
+    assert time.monotonic() - began > 1.5
+    assert said.startswith("process 1 on node-1 gave no sign of life for 1.5 s")
+
+
+def test_one_that_does_not_get_on_is_named_to_everybody(stage: Callable[..., Stage]):
+    job = stage(3)
+    for number, member in job.members.items():
+        member.watch.mark("in step 1", 0.5, "distributed.step_timeout_s")
+        if number != 1:
+            member.watch.mark("waiting for step 1", 0.5, "distributed.step_timeout_s")
+    [said] = job.verdicts()
+    assert said.startswith("process 1 on node-1 made no progress for 0.5 s (distributed.step_timeout_s), and the ")
+
+
+def test_one_that_gets_on_is_never_late(stage: Callable[..., Stage]):
+    job = stage(2)
+    for step in range(12):
+        for member in job.members.values():
+            member.watch.mark(f"in step {step}", 0.8, "distributed.step_timeout_s")
+        time.sleep(0.1)
+    for member in job.members.values():
+        member.watch.mark("evaluating", 60, "distributed.pause_timeout_s")
+    time.sleep(1)
+    assert job.quiet()
+
+
+def test_one_that_saves_is_not_hurried_by_those_in_the_next_step(stage: Callable[..., Stage]):
+    job = stage(3, timeout_s=6)
+    for member in job.members.values():
+        member.watch.mark("saving step 1", 60, "distributed.pause_timeout_s")
+    for number in (0, 2):
+        job.members[number].watch.mark("in step 2", 1.5, "distributed.step_timeout_s", 60)
+    time.sleep(2)
+    assert job.quiet()
+    # It goes on, and is ahead before the others have noticed: by then they have waited for it longer than a step may.
+    for at in ("in step 2", "waiting for step 2"):
+        job.members[1].watch.mark(at, 10, "distributed.step_timeout_s", 60)
+    time.sleep(0.8)
+    assert job.quiet()
+    [said] = job.verdicts()
+    assert said.startswith("process 0 on ") and " made no progress for 1.5 s (distributed.step_timeout_s), and " in said
+
+
+def test_one_that_hangs_at_the_start_is_named_by_what_it_does_not_use(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(verdicts, "IDLE_S", 1.0)
+    monkeypatch.setattr(Activity, "idle_s", lambda _: 30.0)
+    job = stage(3, timeout_s=6)
+    for member in job.members.values():
+        member.watch.mark("opening its data", 60, "distributed.pause_timeout_s", busy=True)
+    for number in (0, 2):
+        job.members[number].watch.mark("looking into its folder", 60, "distributed.pause_timeout_s")
+    [said] = job.verdicts()
+    assert said.startswith("process 1 on node-1 did nothing for 1 s, and the others wait for it (it was opening its ")
+
+
+def test_one_that_fails_tells_the_others_why(stage: Callable[..., Stage]):
+    job = stage(3)
+    job.members[2].watch.fail("data.path: not there")
+    said = {job.members[number].verdict() for number in (0, 1)}
+    assert said == {"process 2 on node-2 stopped (it was starting) and said: data.path: not there"}
+
+
+def test_process_0_that_fails_tells_the_others_why_before_it_ends(stage: Callable[..., Stage]):
+    job = stage(3)
+    job.members[0].watch.fail("the disk is full")
+    assert all("the disk is full" in job.members[number].verdict() for number in (1, 2))
+
+
+def test_processes_that_all_fail_for_one_reason_each_speak_for_themselves(stage: Callable[..., Stage]):
+    job = stage(3)
+    with ThreadPoolExecutor(3) as pool:
+        for told in [pool.submit(member.watch.fail, "no such file") for member in job.members.values()]:
+            told.result(timeout=seconds(10))
+    time.sleep(0.5)
+    assert job.quiet()
+
+
+def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
+    def fail(line: bytes) -> dict[str, object]:
+        raise ZeroDivisionError(line)
+
+    monkeypatch.setattr(watching, "decode", fail)
+    job = stage(2, without=(1,))
+    job.loose[1].sendall(b"{}\n")
+    assert "the watch over the other processes broke" in job.members[0].verdict()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"no JSON\n", b"\xff\n", b"[]\n", b"[" * 9000 + b"\n", b"x" * (watching.LINE_BYTES + 1), b'{"at": {}}\n',
+        b'{"at": {"count": 1, "at": "a", "limit_s": "\xc2\xb2", "limit_key": "k", "age_s": NaN}}\n', b'{"failed": 3}\n',
+        b'{"end": ["a"]}\n',
+    ],
+    ids=lambda said: repr(said[:12]),
+)  # fmt: skip
+def test_one_that_sends_what_no_watch_sends_is_named_to_everybody(stage: Callable[..., Stage], said: bytes):
+    job = stage(3, without=(1,))
+    job.loose[1].sendall(said)
+    [verdict] = job.verdicts()
+    assert verdict.startswith("process 1 on node-1 sent something that is no message of the watch (")
+
+
+def test_what_another_process_says_is_told_without_control_characters(stage: Callable[..., Stage]):
+    job = stage(3, without=(1,))
+    report = {"count": 5, "at": "in\x1b[2J step" + "y" * 500, "limit_s": 600, "limit_key": "k", "age_s": 1.0}
+    said = {"failed": "\x1b]0;owned\x07\r\n" + "x" * 5000, "at": report}
+    job.loose[1].sendall(json.dumps(said).encode() + b"\n")
+    [verdict] = job.verdicts()
+    assert verdict.isprintable() and len(verdict) < 1400
+    assert verdict.startswith("process 1 on node-1 stopped (it was in?[2J stepyyy")
+    assert "...) and said: ?]0;owned???xxx" in verdict and verdict.endswith("x...")
+
+
+def test_the_verdict_of_process_0_is_told_without_control_characters(stage: Callable[..., Stage]):
+    ours, theirs = socket.socketpair()
+    member = Member(1, 2, {0: Peer(0, "node-0", theirs)}, 20.0)
+    with ours:
+        ours.sendall(json.dumps({"end": "\x1b[2J" + "x" * 5000}).encode() + b"\n")
+        verdict = member.verdict()
+        member.watch.close()
+    assert verdict == "?[2J" + "x" * 1993 + "..."
+
+
+def test_a_process_that_fails_with_a_long_sentence_tells_its_beginning(stage: Callable[..., Stage]):
+    job = stage(2)
+    job.members[1].watch.fail("z" * 10**7)
+    assert job.members[0].verdict().endswith(" and said: " + "z" * 997 + "...")

@@ -1,0 +1,222 @@
+"""Pages name only what exists, and each kind of mistake is reported."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.docs.pages import Page, read_page, slug
+from tests.docs.references import problems
+from tests.docs.repository import Repository
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = re.compile(r"__pycache__|runs|build|dist|\.(?!ci$).*")
+
+
+def files() -> Iterator[str]:
+    """Paths of the repository's files, without those that git ignores."""
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not LEFT_OUT.fullmatch(name)]
+        inside = os.path.relpath(folder, ROOT)
+        yield from (name if inside == "." else f"{inside}/{name}" for name in names)
+
+
+class ParserMade(Exception):
+    """Ends a command when its argument parser is complete."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parser = parser
+
+
+@cache
+def parser_of(module: str, word: str) -> argparse.ArgumentParser | None:
+    """The parser that a command of jaxpar builds if its first argument is `word`, which may be a subcommand."""
+
+    def parse_args(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        raise ParserMade(parser)
+
+    main = getattr(importlib.import_module(module), "main", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        try:
+            if main is not None:
+                main([word])
+        except ParserMade as made:
+            return made.parser
+    return None
+
+
+def parser_flags(module: str, words: Sequence[str]) -> list[str] | None:
+    """Flags that the parser of a command of jaxpar accepts. No command imports JAX before it parses its arguments."""
+    if not re.fullmatch(r"jaxpar\.\w+", module):
+        return None
+    parser = parser_of(module, next(iter(words), "--help"))
+    return None if parser is None else list(parser._option_string_actions)
+
+
+REPOSITORY = Repository(frozenset(files()), cache(lambda path: (ROOT / path).read_text(encoding="utf-8")), parser_flags)
+PAGES = sorted(
+    path
+    for path in REPOSITORY.files
+    if path in ("README.md", "CONTRIBUTING.md", "tests/README.md") or re.fullmatch(r"docs/.*\.(md|ipynb)", path)
+)
+
+
+@cache
+def page_of(path: str) -> Page:
+    return read_page(path, REPOSITORY.read(path))
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_names_nothing_that_does_not_exist(path: str):
+    found = problems(page_of(path), REPOSITORY, lambda other: page_of(other).anchors)
+    assert not found, "\n".join(["", *found])
+
+
+SMALL = {
+    "Makefile": "LEVEL := quick\nsetup setup-test:\n\techo\ntest-all: setup-test\n\techo\n",
+    "README.md": "# Here",
+    "configs/small.yaml": "",
+    "docs/other.md": "# A title, `code` and *more*\n\n## Again\n\n## Again\n",
+    "docs/pictures/a.svg": "",
+    "jaxpar/__init__.py": '__all__ = ["Trainer"]\n',
+    "jaxpar/train.py": 'import argparse\nparser.add_argument("--config")\nparser.add_argument("--set")\n',
+    "jaxpar/mesh/__init__.py": "from jaxpar.mesh.rules import Rule as MeshRule\n",
+    "jaxpar/mesh/rules.py": "RULES, OTHERS = {}, {}\nclass Rule:\n    axis: str\n    def of(self): self.kept = 1\n",
+    "jaxpar/layout/choices/tiles.py": "",
+    "launch/local.py": 'import argparse\nparser.add_argument("--processes")\n',
+    "tests/mesh/test_rules.py": "def test_that_it_holds():\n    pass\n",
+}
+
+
+def found_in(text: str, name: str = "docs/page.md") -> list[str]:
+    """The mistakes of a page of a small repository."""
+    small = Repository(frozenset({*SMALL, name}), lambda path: SMALL[path])
+    return problems(read_page(name, text), small, lambda path: read_page(path, SMALL[path]).anchors)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](other.md) [b](other.md#a-title-code-and-more) [c](#title) [d](../jaxpar/mesh/)\n\n# Title",
+        "[a](other.md#again-1) ![b](pictures/a.svg) [c](https://a.org/b.md#c) <img src='pictures/a.svg'>",
+        '<a id="here"></a>[a](#here)',
+        "`jaxpar/mesh/rules.py` `mesh/rules.py` `rules.py` `mesh/test_rules.py` `layout/choices/` `jaxpar/*.py`",
+        "`tests/mesh/test_rules.py::test_that_it_holds[a]` `tests/mesh` `configs/small.yaml`, `test_that_it_holds`",
+        "`runs/a/plan.json` `data/*.jsonl` `mlp/up` `GB/s` `.md` `jaxpar/NAME.py` `docs/<name>.md` `~/a.py`",
+        "| `jaxpar/mesh/` | `rules.py` |\n|---|---|\n| `layout/choices/tiles.py` | `tiles.py` |",
+        "| `jaxpar/layout/` | `choices/tiles.py` |\n|---|---|",
+        "`jaxpar.Trainer` `jaxpar.mesh.rules.RULES` `jaxpar.mesh.rules.OTHERS` `jaxpar.layout.choices` `jaxpar.NAME`",
+        "`jaxpar.mesh.MeshRule.axis` `jaxpar.mesh.rules.Rule.kept` `jaxpar.mesh.rules:Rule`",
+        "`jaxpar.layers.gated_relu2:A` `jaxpar/layers/gated_relu2.py` `checkpoints/0004/` `utils.py`",
+        "```python\nfrom jaxpar.mesh.rules import (\n    RULES,\n    Rule as R,\n)\n```",
+        "```\nfrom jaxpar import Trainer, mesh\n```",
+        "    $ python -m jaxpar.train --config configs/small.yaml \\\n          --set model.layers=8 | head --lines 3",
+        "`A=1 .venv/bin/python -m jaxpar.train --config=FILE` `train --set run.name=a` `jaxpar.train --config X`",
+        "`launch/local.py --processes 2 -- python -m jaxpar.train --config X` `--processes` `--requeue` `--xla_flag=1`",
+        "    make setup-test ARGS='--set run.name=a' # make all\n    A=1 make test-all && make setup setup-test",
+        "`make test-all` `--set section.key=value` `--set parallel.tensor=N` `--config run.yaml`",
+        "`python -m pytest --x` `python -m jaxpar.NAME --x` `train --help`",
+        "`parallel.zero` `parallel.zero: 3` `model.layers=...` `data.csv` `a.b` and a/b or jaxpar.nothing in prose",
+        '```python\nTrainer("configs/small.yaml", overrides=["run.name=a", "parallel.fsdp=4"])\n```',
+    ],
+)
+def test_a_page_whose_things_all_exist_passes(text: str):
+    assert found_in(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "parts"),
+    [
+        # Links.
+        ("\n[a](othr.md)", 2, ("othr.md", "docs/othr.md")),
+        ("a\nb [c\nd](../rules.py)", 3, ("../rules.py", "did you mean jaxpar/mesh/rules.py")),
+        ("![a](pictures/b.svg)", 1, ("docs/pictures/b.svg",)),
+        ("<img src='pictures/b.svg'>", 1, ("docs/pictures/b.svg",)),
+        ("[a][1]\n\n[1]: gone.md", 1, ("docs/gone.md",)),
+        ("[a](other.md#agein)", 1, ("other.md#agein", "did you mean again?")),
+        ("# Title\n\n[a](#titel)", 3, ("#titel", "did you mean title?")),
+        ("[a](../../outside.md)", 1, ("../outside.md",)),
+        # Paths.
+        ("a\n`b\nc` d\n`jaxpar/rules.py`", 4, ("jaxpar/rules.py", "did you mean jaxpar/mesh/rules.py?")),
+        ("`layout/tiles.py`", 1, ("layout/tiles.py", "did you mean jaxpar/layout/choices/tiles.py?")),
+        ("`choices/tiles.py`", 1, ("choices/tiles.py",)),
+        ("`rulez.py`", 1, ("rulez.py",)),
+        ("`choices/`", 1, ("choices/", "did you mean jaxpar/layout/choices/?")),
+        ("`docs/pictures/b.svg`", 1, ("docs/pictures/b.svg",)),
+        ("`tests/nets`", 1, ("tests/nets",)),
+        ("`jaxpar/mesh/time_*.py`", 1, ("jaxpar/mesh/time_*.py",)),
+        ("| a | b |\n|---|---|\n| `jaxpar/mesh/` | `tiles.py` |", 3, ("tiles.py", "choices/tiles.py?")),
+        ("`tests/mesh/test_rules.py::test_that_it_hold`", 1, ("did you mean test_that_it_holds?",)),
+        ("- a\n\n      x\n      y  jaxpar/gone.py: z", 4, ("jaxpar/gone.py",)),
+        ("```\nx\n\njaxpar/gone.py\n```", 4, ("jaxpar/gone.py",)),
+        ("a [b](other.md)\nc (configs/gone.yaml).", 2, ("configs/gone.yaml",)),
+        ("<!-- made by\n`jaxpar/gone.py` -->", 2, ("jaxpar/gone.py",)),
+        # Names.
+        ("`jaxpar.mesh.rule`", 1, ("jaxpar.mesh.rule", "did you mean rules?")),
+        ("`jaxpar.mesh.rules.RULE`", 1, ("jaxpar.mesh.rules has no RULE; did you mean",)),
+        ("`jaxpar.mesh.MeshRule.axes`", 1, ("jaxpar.mesh.rules.Rule has no axes", "did you mean axis?")),
+        ("`jaxpar.mesh.rules:Ruler`", 1, ("jaxpar.mesh.rules:Ruler", "did you mean Rule?")),
+        ("`pallas_kernels.masks`", 1, ("pallas_kernels.masks",)),
+        ("`test_that_it_hold`", 1, ("did you mean test_that_it_holds?",)),
+        ("`from jaxpar.mesh.rules import RULES, Ruler`", 1, ("from jaxpar.mesh.rules import Ruler",)),
+        ("```python\nx = 1\nfrom jaxpar.mesh import (\n    rules,\n    Ruler,\n)\n```", 3, ("import Ruler",)),
+        ("`from jaxpar.mash import rules`", 1, ("jaxpar has no mash",)),
+        # Commands.
+        ("`python -m jaxpar.trane --config X`", 1, ("jaxpar.trane", "jaxpar has no trane; did you mean")),
+        ("`python -m jaxpar.layout`", 1, ("python -m jaxpar.layout: there is no such module",)),
+        (
+            "\n    python -m jaxpar.train \\\n        --sets run.name=a",
+            2,
+            ("jaxpar.train --sets", "did you mean --set?"),
+        ),
+        ("`srun python -m jaxpar.train --cfg X`", 1, ("jaxpar.train --cfg",)),
+        ("`jaxpar.train --confg X`", 1, ("jaxpar.train --confg", "did you mean --config?")),
+        ("`train --confg X`", 1, ("jaxpar.train --confg",)),
+        ("`launch/local.py --proceses 2 -- true`", 1, ("launch/local.py --proceses",)),
+        ("`--proceses`", 1, ("--proceses", "did you mean --processes?")),
+        ("`make test-al`", 1, ("make test-al", "no such target")),
+        ("    A=1 make setup tests ARGS=x  # y", 1, ("make tests",)),
+        ("`python -m jaxpar.train --config configs/smal.yaml`", 1, ("configs/smal.yaml",)),
+        ("`python -m jaxpar.train --config small.yaml`", 1, ("--config small.yaml", "configs/small.yaml?")),
+        # Keys of the configuration.
+        ("`--set model.layer=8`", 1, ("model.layer", "did you mean layers?")),
+        ("`--set modell.layers=8`", 1, ("modell", "did you mean model?")),
+        ("`--set parallel.zero=4`", 1, ("parallel.zero", "4")),
+        ("    make setup ARGS='--set run.name=a --set run.step=3'", 1, ("run.step", "did you mean steps?")),
+        ("`--set 'data.source={a/b: 1}'`", 1, ("data.source",)),
+        ("`parallel.zerro`", 1, ("parallel.zerro", "did you mean zero?")),
+        ("`data.source: token`", 1, ("data.source", "did you mean tokens?")),
+        ('```python\nTrainer(overrides=["run.nam=a"])\n```', 2, ("run.nam", "did you mean name?")),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_place(text: str, line: int, parts: tuple[str, ...]):
+    [sentence] = found_in(text)
+    assert sentence.startswith(f"docs/page.md:{line}: ")
+    assert [part for part in parts if part not in sentence] == []
+
+
+def test_cells_of_a_notebook_are_read():
+    markdown = {"cell_type": "markdown", "source": ["a\n", "[b](c.md)"]}
+    code = {"cell_type": "code", "source": ["x\n", "from jaxpar.mesh import gone"]}
+    found = found_in(json.dumps({"cells": [markdown, code]}), "docs/notebooks/a.ipynb")
+    assert [sentence.split(": ")[1] for sentence in found] == ["cell 1, line 2", "cell 2, line 2"]
+
+
+def test_flags_are_those_of_the_command_that_is_given():
+    page = "`python -m jaxpar.plan --tokens 1` `python -m jaxpar.plan budget --tokens 1` `jaxpar.schedule --name gpipe`"
+    [sentence] = problems(read_page("README.md", page), REPOSITORY, lambda path: set())
+    assert "jaxpar.plan --tokens" in sentence
+
+
+def test_anchors_are_those_of_github():
+    assert slug("Where would `x.y` go? (a_b, c-d)") == "where-would-xy-go-a_b-c-d"

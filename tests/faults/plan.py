@@ -1,0 +1,32 @@
+"""Faults of plans that are written and given to runs."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+PLAN = (
+    Fault(
+        name="stale_plan_version_accepted",
+        says="A plan.json of a version that this release does not know is read as if it were of this one.",
+        file="jaxpar/config/plan.py",
+        old="if type(version) is not int or version != PLAN_VERSION:",
+        new="if type(version) is not int or version < PLAN_VERSION:",
+        caught_by=("tests/layout/test_plan_file.py::test_another_version_is_refused[2]",),
+    ),
+    Fault(
+        name="the_given_plan_is_derived_again",
+        says="A run makes its plan from the configuration though one is given.",
+        file="jaxpar/training/run/run.py",
+        old="self.plan = plan\n",
+        new="self.plan = make_plan(self.config, devices[0], devices_per_node(devices))\n",
+        caught_by=("tests/layout/test_given_plan.py::test_a_plan_of_another_machine_gives_the_same_bits",),
+    ),
+    Fault(
+        name="residency_of_the_plan_ignored",
+        says="A step leaves on the device no state of the weights that its plan keeps there.",
+        file="jaxpar/layout/step_layout.py",
+        old="tuple(name in plan.resident_weights for name in self.weight_names)",
+        new="(False,) * len(self.weight_names)",
+        caught_by=("tests/layout/test_step_layout.py::test_the_state_stays_where_the_plan_says_weight_by_weight",),
+    ),
+)

@@ -1,0 +1,62 @@
+"""What a plan takes for head and loss, and why."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.layout.choices.head_loss import choose_loss
+from pallas_kernels.verified import Record, digest
+from tests.sentences import refused
+from tests.small_run import small
+
+CPU: Any = SimpleNamespace(platform="cpu")
+H100: Any = SimpleNamespace(platform="gpu", compute_capability="9.0")
+
+
+def run(compute: str = "bfloat16", **memory: Any) -> Config:
+    return small(memory=memory, precision={"compute": compute})
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "linear_cross_entropy/triton"
+    record = Record(kernel, "NVIDIA H100", "9.0", "2026-11-22", (("jax", jax.__version__),), digest(kernel))
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
+
+
+def test_auto_leaves_the_kernel_where_nobody_has_verified_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+    found = choose_loss(run(), H100)
+    assert found.name == "xla" and found.rejected == {"fused": "it has not been verified on such a device"}
+
+
+@pytest.mark.usefixtures("recorded")
+def test_auto_takes_the_kernel_where_it_was_right():
+    assert choose_loss(run(), H100).name == "fused"
+    assert choose_loss(run(), CPU).rejected == {"fused": "it runs on GPUs, not on a cpu"}
+    assert "not float32" in choose_loss(run("float32"), H100).rejected["fused"]
+    assert choose_loss(run(loss_tiles=2), H100).rejected == {"fused": "it has no tiles"}
+    assert choose_loss(run(loss_backend="xla"), H100).name == "xla"
+
+
+def test_a_kernel_that_is_named_runs_unverified_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+    found = choose_loss(run(loss_backend="fused"), H100)
+    assert found.name == "fused" and "unverified on such a device" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("memory", "device", "parts"),
+    [
+        ({}, CPU, ("memory.loss_backend is 'fused'", "does not support", "not on a cpu")),
+        ({"loss_tiles": 3}, H100, ("memory.loss_tiles", "expected null", "memory.loss_backend: fused", "got 3")),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_refused(memory: dict[str, Any], device: Any, parts: tuple[str, ...]):
+    with refused(*parts):
+        choose_loss(run(loss_backend="fused", **memory), device)

@@ -1,0 +1,117 @@
+"""The plan takes as many tiles as memory asks for, says why, and refuses what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.plan import Plan
+from jaxpar.config.validate import validate
+from jaxpar.layers.declared import hidden_names
+from jaxpar.layout.choices.tiles import loss_tiles
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from tests.sentences import refused
+from tests.small_run import layout_of, small
+
+
+def llama(*options: str) -> Config:
+    """One row of 32k tokens through Llama-3-8B on a device, nothing kept but each layer's input."""
+    base = "model.preset=llama3-8b", "data.sequence_length=32768", "data.batch_size=1", "memory.remat=full"
+    return load_config(None, [*base, *options])
+
+
+def plan_of(config: Config) -> Plan:
+    return make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "tiles"),
+    [
+        ((), 16),  # 32768 x 128256 x 4 bytes are 15.7 GiB
+        (("data.sequence_length=2048",), 1),
+        (("data.sequence_length=2304",), 2),
+        (("data.batch_size=8", "parallel.fsdp=8"), 16),
+        (("data.batch_size=4", "parallel.microbatches=2"), 32),
+        (("parallel.tensor=4",), 4),
+        (("parallel.context=2", "parallel.tensor=4"), 2),
+        (("parallel.pipe=2", "parallel.tensor=2"), 8),
+        (("parallel.pipe=2", "parallel.tensor=2", "parallel.pipe_ends=shared"), 4),
+        (("memory.loss_tiles=5",), 5),
+    ],
+)
+def test_logits_of_a_tile_are_a_gibibyte_or_less(options: tuple[str, ...], tiles: int):
+    assert plan_of(llama(*options)).loss_tiles == tiles
+
+
+@pytest.mark.parametrize(
+    ("options", "tiles", "why"),
+    [
+        ((), 8, "a layer has 2.62 GiB of hidden activations"),
+        (("data.sequence_length=65536",), 16, "a layer has 5.25 GiB of hidden activations"),
+        (("parallel.tensor=2",), 8, "a layer has 1.31 GiB of hidden activations"),
+        (("parallel.tensor=4",), 1, "a layer has 672.0 MiB of hidden activations"),
+        (("data.sequence_length=8192",), 1, "a layer has 672.0 MiB of hidden activations"),
+        (("memory.remat=gemm_last",), 1, "memory.remat keeps hidden activations"),
+        (("memory.remat=gemm_last", "memory.mlp_tiles=3"), 3, "asked for"),
+        (
+            ("parallel.pipe=2", "parallel.schedule=zb-h1", "parallel.microbatches=2", "data.batch_size=2"),
+            1,
+            "the schedule keeps hidden activations from B to W",
+        ),
+    ],
+)
+def test_tiles_of_the_feed_forward_are_about_as_long_as_wide_where_they_cost_nothing(
+    options: tuple[str, ...], tiles: int, why: str
+):
+    config = llama(*options)
+    plan = plan_of(config)
+    assert plan.mlp_tiles == tiles
+    assert plan.mlp_tiles_reason == why
+    assert all(plan.runs[0].activations[name] == "recompute" for name in hidden_names()) == (
+        tiles > 1 or plan.remat == "full"
+    )
+
+
+def test_a_small_run_has_one_tile_of_each():
+    plan = plan_of(small())
+    assert (plan.loss_tiles, plan.mlp_tiles) == (1, 1)
+    assert loss_tiles(llama()).why == "a microbatch has 15.66 GiB of logits, at most 1 GiB at a time"
+
+
+@pytest.mark.parametrize(
+    ("memory", "parallel", "sentence"),
+    [
+        ({"loss_tiles": 0}, {}, "memory.loss_tiles: must be at least 1, got 0"),
+        ({"mlp_tiles": -2}, {}, "memory.mlp_tiles: must be at least 1, got -2"),
+        (
+            {"loss_tiles": 257},
+            {},
+            "memory.loss_tiles: expected at most as many as a device has tokens in a microbatch (256), got 257",
+        ),
+        (
+            {"mlp_tiles": 9},
+            {"fsdp": 2, "context": 2, "tensor": 2, "microbatches": 4},
+            "memory.mlp_tiles: expected at most as many as a device has tokens in a microbatch (8), got 9",
+        ),
+        (
+            {"mlp_tiles": 2},
+            {"pipe": 2, "schedule": "zb-h1", "microbatches": 2},
+            "memory.mlp_tiles: 2 needs a schedule that leaves the backward whole, and parallel.schedule: zb-h1 keeps "
+            "the hidden activations from B to W; expected 1 or null",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(memory: dict[str, Any], parallel: dict[str, Any], sentence: str):
+    with pytest.raises(UserError) as caught:
+        plan_of(small(memory=memory, parallel=parallel))
+    assert str(caught.value) == sentence
+
+
+def test_as_many_tiles_as_tokens_are_allowed_while_an_axis_is_not_known():
+    config = small(memory={"loss_tiles": 256}, parallel={"fsdp": -1})
+    validate(config)
+    with refused("tokens in a microbatch (128)", "got 256"):
+        resolve_config(config, 2)

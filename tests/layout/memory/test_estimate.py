@@ -1,0 +1,213 @@
+"""The estimate of memory, against what tracing and the state's shapes say, and against XLA."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import Config
+from jaxpar.config.plan import Plan
+from jaxpar.config.schema import Pattern
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layout.choices.pipeline import schedule_of
+from jaxpar.layout.memory.estimate import case_of, chunk_bytes, estimate_memory, offloaded_bytes
+from jaxpar.layout.memory.fixed import state_of
+from jaxpar.layout.memory.resident import LayerBytes, host_gradient_bytes, layers_that_stay
+from jaxpar.layout.memory.slots import pipeline_slots
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.weights import Weights
+from jaxpar.layout.state import weight_states
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.layer_shape import ITEM_BYTES
+from jaxpar.memory.streaming import PIECE_BYTES, PIECES
+from jaxpar.mesh.placements import bytes_per_device
+from jaxpar.pipeline.errors import ScheduleError
+from jaxpar.pipeline.execution.program import make_program
+from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
+from jaxpar.pipeline.tables import format_schedule
+from tests.compiler.inspected import assert_planned, inspected, wide
+from tests.planner.spaces import model_of
+from tests.traced_bytes import traced_bytes
+
+KINDS = {
+    "kinds": {"local": {"window": 256, "mlp": 2048}, "global": {"norm_placement": "sandwich"}},
+    "pattern": Pattern(("local", "local", "global"), suffix=("local", "local")),
+}
+"""Of 8 layers; two halves have 3 local ones and a global one, in places that differ, and so 5 slots."""
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ZeRO-3, two microbatches": {"parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
+    "one microbatch, fewer key heads": {"parallel": {"fsdp": 4, "tensor": 2}, "model": {"kv_heads": 1}},
+    "HSDP with a gate, Lion in 8 bits": {
+        "parallel": {"replica": 2, "fsdp": 4, "zero": 2},
+        "model": {"activation": "swiglu", "tied": True},
+        "optimizer": {"name": "lion"},
+        "precision": {"compute": "bfloat16", "moments": "int8"},
+    },
+    "pipeline with chunks held whole": {
+        "parallel": {"pipe": 2, "fsdp": 4, "zero": 3, "schedule": "breadth-first", "virtual_stages": 2,
+                     "microbatches": 4},
+    },
+    "context and tensor, all recomputed": {
+        "parallel": {"context": 2, "tensor": 2, "fsdp": 2},
+        "memory": {"remat": "full"},
+        "optimizer": {"name": "muon", "ema": 0.99},
+    },
+    "state on the host": {"parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "host"}},
+    "state in files": {"parallel": {"fsdp": 8, "zero": 2, "microbatches": 2}, "memory": {"optimizer_offload": "file"}},
+    "state in files, one microbatch": {"parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "file"}},
+    "activations on the host, a split backward": {
+        "parallel": {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8, "schedule": "zb-v", "virtual_stages": 2},
+        "memory": {"remat": {"preset": "full", "layer_input": "offload"}},
+    },
+    "whole weights from the host": {
+        "parallel": {"fsdp": 8, "zero": 1},
+        "memory": {"optimizer_offload": "host"},
+        "optimizer": {"name": "adafactor", "weight_decay": 0.0},
+        "model": {"layers": 64, "mlp": 16384, "embed": 4096},
+    },
+    "some weights' state stays": {
+        "parallel": {"fsdp": 8, "zero": 3},
+        "memory": {"optimizer_offload": "host", "optimizer_resident": 6 * 2**20},
+        "optimizer": {"name": "muon"},
+    },
+    "layers on the host": {
+        "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host", "weights_resident": 10 * 2**20},
+    },
+    "two kinds of layers": {"model": KINDS, "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
+    "two kinds in a pipeline, in other places of each stage": {
+        "model": KINDS, "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4},
+    },
+    "two kinds in chunks held whole": {
+        "model": KINDS,
+        "parallel": {"pipe": 2, "fsdp": 4, "zero": 3, "schedule": "breadth-first", "virtual_stages": 2,
+                     "microbatches": 4},
+    },
+    "two kinds, on the host and a split backward": {
+        "model": KINDS,
+        "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4, "schedule": "zb-uniform"},
+        "memory": {"remat": {"preset": "full", "layer_input": "offload"}},
+    },
+    "two kinds, state in files": {
+        "model": KINDS, "parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "file"},
+    },
+    "two kinds, whole weights from the host": {
+        "model": KINDS | {"mlp": 16384, "embed": 4096},
+        "parallel": {"fsdp": 8, "zero": 1},
+        "memory": {"optimizer_offload": "host"},
+        "optimizer": {"name": "adafactor", "weight_decay": 0.0},
+    },
+}  # fmt: skip
+
+
+def planned(name: str) -> tuple[Config, Plan]:
+    return plan_for(model_of(**LAYOUTS[name]), parse_cluster("h100:1x8"))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layers_keep_and_send_what_tracing_finds(name: str):
+    config, plan = planned(name)
+    traced = traced_bytes(config, plan)
+    assert chunk_bytes(config, plan) == (traced.stash, traced.kept, traced.sent)
+    assert offloaded_bytes(config, plan) == StepLayout(config, plan).program.slots["stash"] * traced.offloaded
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_weight_and_its_state_count_once(name: str):
+    """As large as their placements make them, and the state as its shapes."""
+    config, plan = planned(name)
+    layout, case, found = StepLayout(config, plan), case_of(config, plan), estimate_memory(config, plan)
+    parts, rows = Weights(config).parts(case.tensor, case.shards, case.ends), case.local_rows
+    for form, role in {"compute": layout.placements.compute, "sharded": layout.placements.optimizer}.items():
+        ends = sum(getattr(part, form) for part in parts.ends.values())
+        elements = ends + sum(getattr(part, form) * rows[kind] for kind, part in parts.layers.items())
+        assert elements * ITEM_BYTES[role.dtype] == bytes_per_device(layout.specs, role, plan.axes)
+    match plan.optimizer_offload:
+        case "none":
+            assert found.optimizer == pytest.approx(state_bytes(layout), rel=2e-3, abs=4096)
+        case "host":
+            away = offloaded_state_bytes(layout) + host_gradient_bytes(layout) + offloaded_bytes(config, plan)
+            assert found.host == pytest.approx(away, rel=2e-3, abs=4096)
+        case "file":
+            assert found.host <= PIECES * PIECE_BYTES, "of the host only the buffers of pieces on their way"
+            arguments = replace(layout.placements.optimizer, dtype=plan.dtypes.storage)
+            assert plan.zero < 3, "the weights that come, sharded, are not those that are stored"
+            assert found.optimizer == bytes_per_device(layout.specs, arguments, plan.axes)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_state_of_each_weight_is_what_its_shapes_take(name: str):
+    """To the byte, so that planner and program keep the same weights on the device."""
+    config, plan = planned(name)
+    layout = StepLayout(config, plan)
+    state = layout.abstract_state()
+    each = [
+        sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
+        for weight in weight_states(state.master, state.optimizer)
+    ]
+    own = state_of(config, Weights(config), case_of(config, plan))
+    assert own.by_weight() == dict(zip(layout.weight_names, each, strict=True))
+    budget = sum(each) // 2
+    kept = own.that_stay(budget)
+    assert kept
+    free = budget - sum(own.by_weight()[name] for name in kept)
+    assert all(0 <= free < size for name, size in own.by_weight().items() if name not in kept)
+
+
+@pytest.mark.parametrize(("budget", "stay"), [(0, 0), (9, 0), (10, 1), (39, 3), (40, 6), (100, 6)])
+def test_the_last_layers_stay_and_two_in_transit_where_all_others_do(budget: int, stay: int):
+    assert layers_that_stay(LayerBytes(master=12, weights=4, gradients=6), 6, budget) == stay
+
+
+def test_a_schedule_from_a_table_takes_as_much_as_the_published_one(tmp_path: Path):
+    config, plan = planned("activations on the host, a split backward")
+    table = tmp_path / "own.csv"
+    table.write_text(format_schedule(schedule_of(plan)))
+    assert estimate_memory(config, replace(plan, schedule=str(table))) == estimate_memory(config, plan)
+
+
+def test_state_of_weights_that_stay_is_not_on_the_host_and_takes_no_buffers():
+    config, plan = planned("some weights' state stays")
+    kept, none = (estimate_memory(config, replace(plan, resident_weights=own)) for own in (plan.resident_weights, ()))
+    assert plan.resident_weights
+    layout = StepLayout(config, plan)
+    assert none.host - kept.host == pytest.approx(state_bytes(layout) - offloaded_state_bytes(layout), abs=64)
+    every = estimate_memory(config, replace(plan, resident_weights=layout.weight_names))
+    assert every.host == 0
+    assert every.optimizer == none.host
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "one-stage"])
+def test_slots_by_formula_are_those_of_the_program(name: str):
+    for ranks, microbatches, virtual in ((2, 2, 1), (2, 6, 2), (4, 4, 2), (4, 8, 1), (4, 12, 3), (4, 16, 2)):
+        try:
+            table = make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual)
+        except ScheduleError:
+            continue
+        for hold in (False, True) if name == "breadth-first" and virtual > 1 else (False,):
+            program = make_program(table, hold=hold)
+            found = pipeline_slots(name, ranks, microbatches, virtual, hold)._asdict()
+            assert {buffer: found[buffer] for buffer in program.slots} == program.slots
+            assert found["heads"] == sum(run.head for run in program.runs)
+
+
+# Six more are compared where they are compiled anyway: tests/compiler/test_{memory_estimate,offload,remat}.py.
+COMPILED: dict[str, dict[str, Any]] = {
+    "tensor and fsdp": {"parallel": {"fsdp": 4, "tensor": 2, "zero": 1, "microbatches": 2}},
+    "pipeline": {"parallel": {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8}},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMPILED)
+def test_memory_is_within_a_twentieth_of_what_xla_allocates(name: str):
+    model = {"layers": 8, "embed": 1024, "heads": 8, "kv_heads": 8, "mlp": 3072, "vocab": 16384}
+    config = wide(model=model, data={"sequence_length": 2048, "batch_size": 32}, **COMPILED[name])
+    assert_planned(config, "h100:1x8", *inspected(config, "h100:1x8"))

@@ -1,0 +1,34 @@
+"""What traced steps keep between forward and backward, against the closed forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import load_config
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.memory.closed_forms import CLOSED_FORMS
+from jaxpar.memory.layer_shape import layer_shape
+from tests.traced_bytes import traced_bytes
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+LAYOUTS = {
+    "gated, sequence and heads split": ("quickstart", "h100:1x8", ("parallel.tensor=2", "parallel.context=2")),
+    "not gated": ("gpt2_124m", "h100:1x8", ()),
+    "wide heads": ("qwen3_0p6b", "h100:1x8", ("parallel.tensor=2",)),
+    "norms behind": ("quickstart", "h100:1x8", ("model.norm_placement=post", "model.qk_norm=projection")),
+    "norms on both sides": ("quickstart", "h100:1x8", ("model.norm_placement=sandwich", "model.activation=geglu")),
+    "pipeline": ("llama3_8b", "h100:1x8", ("parallel.pipe=4", "parallel.fsdp=2")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("preset", CLOSED_FORMS)
+def test_a_chunk_keeps_what_the_closed_form_says(preset: str, layout: str):
+    file, cluster, overrides = LAYOUTS[layout]
+    asked = (*overrides, "attention.backend=xla", "memory.mlp_tiles=1", f"memory.remat={preset}")
+    config, plan = plan_for(load_config(CONFIGS / f"{file}.yaml", asked), parse_cluster(cluster))
+    form = CLOSED_FORMS[preset](layer_shape(config, plan.axes, plan.microbatch_rows))
+    assert traced_bytes(config, plan).stash == max(plan.stage_layers) * form

@@ -1,0 +1,260 @@
+"""What cannot fit is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config import DistributedConfig, UserError
+from jaxpar.distributed.devices import MOST_VIRTUAL, prepare_devices
+from jaxpar.layout.memory import device as device_memory
+from jaxpar.layout.memory.device import memory_limit, needed_bytes
+from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.observe import memory_report
+from jaxpar.observe.amounts import mebibytes
+from jaxpar.training.run import out_of_memory
+from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
+from jaxpar.training.run.trainer import Trainer
+from jaxpar.training.step.train_step import TrainStep
+from tests.sentences import refused
+from tests.small_run import SmallRun, small
+
+LAYOUT = ["pipe=1", "replica=1", "fsdp=8", "expert=1", "context=1", "tensor=1", "microbatches=1"]
+
+
+def test_a_state_larger_than_the_machine_is_one_sentence():
+    overrides = [f"parallel.{axis}" for axis in LAYOUT]
+    with pytest.raises(UserError, match=r"weights and optimizer state take \d+.\d\d GiB on this machine's 8 devices"):
+        Trainer("configs/llama3_70b.yaml", overrides=overrides)
+
+
+def test_a_small_run_fits():
+    step = SmallRun(small()).step
+    check_state_fits(step.layout, step.mesh)
+    check_step_fits(step.layout, step.mesh, memory_limit(step.mesh)[0])
+
+
+WIDE: dict[str, int] = {"layers": 4, "embed": 64, "heads": 8, "kv_heads": 8, "mlp": 256}
+"""Activations are most of what its step takes."""
+
+
+def estimate_of(step: TrainStep) -> MemoryEstimate:
+    return estimate_memory(step.layout.config, step.layout.plan)
+
+
+def wide_step(**sections: Any) -> TrainStep:
+    data = {"sequence_length": 256, "batch_size": 32}
+    return SmallRun(small(**{"model": WIDE, "data": data, **sections})).step
+
+
+def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step(memory={"remat": "none"})
+    estimate = estimate_of(step)
+    needed = round(1.1 * estimate.device)
+    limit = needed - estimate.saved_activations // 3
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    with pytest.raises(UserError) as raised:
+        check_step_fits(step.layout, step.mesh, needed)
+    text = str(raised.value)
+    assert f"the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}" in text
+    assert f"{mebibytes(estimate.saved_activations)} of saved activations" in text
+    assert "the nearest that fits: parallel.microbatches: 2 (about " in text
+
+
+def test_virtual_devices_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
+    """What would fit one of them does not fit all: refused before anything is allocated."""
+    step = wide_step(memory={"remat": "none"})
+    needed = round(1.1 * estimate_of(step).device)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (4 * needed, 4))
+    check_step_fits(step.layout, step.mesh, needed)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (4 * needed - 1, 4))
+    with pytest.raises(UserError) as raised:
+        check_step_fits(step.layout, step.mesh, needed)
+    total, limit = mebibytes(4 * needed), mebibytes(4 * needed - 1)
+    assert f"{mebibytes(needed)} per device, {total} for this machine's 4 devices, and there are {limit}; by" in str(
+        raised.value
+    )
+    assert "the nearest that fits: " in str(raised.value)
+
+
+ONE_ROW = {"sequence_length": 1024, "batch_size": 1}
+
+
+def test_where_there_is_no_smaller_microbatch_layers_keep_less(monkeypatch: pytest.MonkeyPatch):
+    """`auto` keeps what fits; where it was `auto` that kept too much, layers keep their inputs alone."""
+    step = wide_step(memory={"remat": "gemm_last"}, data=ONE_ROW)
+    needed, saved = estimate_of(step).device, estimate_of(step).saved_activations
+    limit = needed - saved // 5
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    with refused("the nearest that fits: memory.remat: auto (about ") as raised:
+        check_step_fits(step.layout, step.mesh, needed)
+    assert "not enough alone" not in str(raised.value)
+    step = wide_step(memory={"remat": "auto"}, data=ONE_ROW)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (estimate_of(step).device - saved // 5, 1))
+    with refused("the nearest that fits: memory.remat: full (about "):
+        check_step_fits(step.layout, step.mesh, estimate_of(step).device)
+
+
+@pytest.mark.long
+def test_changes_are_made_together_where_none_suffices_alone(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step(memory={"remat": "none"}, data={"sequence_length": 256, "batch_size": 4})
+    needed = estimate_of(step).device
+    both = wide_step(
+        memory={"remat": "full"}, data={"sequence_length": 256, "batch_size": 4}, parallel={"microbatches": 4}
+    )
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (estimate_of(both).device, 1))
+    with pytest.raises(UserError, match=r"the nearest that fits: .* with .*; not enough alone: parallel"):
+        check_step_fits(step.layout, step.mesh, needed)
+
+
+def test_a_state_that_goes_to_the_host_may_take_the_weights_of_layers_along(monkeypatch: pytest.MonkeyPatch):
+    """A deep model: without its state, weights and gradients are most of what is left."""
+    model = {"layers": 64, "embed": 512, "heads": 8, "kv_heads": 8, "mlp": 2048}
+    sections = {"model": model, "data": {"sequence_length": 64, "batch_size": 1}}
+    away = {"optimizer_offload": "host", "weights_offload": "host", "remat": "full"}
+    limit = estimate_of(wide_step(memory=away, **sections)).device * 21 // 20
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    step = wide_step(**sections)
+    with refused("the nearest that fits: ", "memory.optimizer_offload: host with memory.weights_offload: host"):
+        check_step_fits(step.layout, step.mesh, estimate_of(step).device)
+
+
+@pytest.mark.long
+def test_where_nothing_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step()
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (2**20, 1))
+    with refused("no change of settings", "fits (at least ", "shard over more"):
+        check_step_fits(step.layout, step.mesh, estimate_of(step).device)
+
+
+def exhausted() -> Exception:
+    return jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3221225472 bytes.")
+
+
+def test_memory_that_runs_out_in_a_step_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(small(), devices=jax.devices()[:1])
+    real = trainer.compiled
+
+    class Failing:
+        memory_analysis = real.memory_analysis
+
+        def __call__(self, *_: Any) -> None:
+            raise exhausted()
+
+    trainer.__dict__["compiled"] = Failing()
+    needed = needed_bytes(real)
+    assert needed is not None
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (needed, 1))
+    with pytest.raises(UserError) as raised:
+        trainer.step()
+    start = f"parallel: XLA found no room for 3.00 GiB more on a device; the step needs {mebibytes(needed)} per device"
+    assert str(raised.value).startswith(start)
+    assert "the nearest that fits: " in str(raised.value)
+
+
+def test_memory_that_runs_out_while_compiling_is_a_sentence():
+    step = SmallRun(small()).step
+    with refused("no room for 3.00 GiB more on a device", "the step needs about"), explained(step.layout, step.mesh):
+        raise exhausted()
+
+
+HOST_ERROR = (
+    "RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 3221225472 bytes with allocator xla_gpu_host_bfc "
+    "on device 0."
+)
+
+
+def test_host_memory_that_runs_out_is_told_from_a_devices():
+    step = SmallRun(small(memory={"optimizer_offload": "host"})).step
+    state = mebibytes(offloaded_state_bytes(step.layout))
+    with (
+        refused("3.00 GiB", "the host's pinned memory", f"{state} of master weights") as raised,
+        explained(step.layout, step.mesh),
+    ):
+        raise jax.errors.JaxRuntimeError(HOST_ERROR)
+    assert "expected a larger XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB" in str(raised.value)
+    assert "nearest" not in str(raised.value)
+
+
+def test_a_plan_may_count_on_what_xla_pins_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    config = small()
+    machine = device_memory.host_memory()
+    assert device_memory.host_limit(config, 8) == machine, "virtual devices pin what they like"
+    monkeypatch.setattr(device_memory.jax, "local_devices", lambda: [SimpleNamespace(platform="gpu")])
+    monkeypatch.setattr(device_memory, "host_memory", lambda: 2**41)
+    monkeypatch.delenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", raising=False)
+    assert device_memory.host_limit(config, 8) == 64 * 2**30
+    assert device_memory.limit_words(config) == "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB leaves this process"
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "1800")
+    assert device_memory.host_limit(config, 8) == 1800 * 2**30
+
+
+def test_a_batch_larger_than_the_machine_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    step = SmallRun(small(data={"prefetch": 3})).step
+    check_batch_fits(step.layout, step.mesh)
+    monkeypatch.setattr(out_of_memory, "host_memory", lambda: 1000)
+    with pytest.raises(UserError, match=r"data\.batch_size x sequence_length: .* with data\.prefetch \(3\), and there"):
+        check_batch_fits(step.layout, step.mesh)
+
+
+def test_other_errors_of_xla_pass():
+    step = SmallRun(small()).step
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), explained(step.layout, step.mesh):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+def test_the_trainer_refuses_a_step_before_it_allocates(monkeypatch: pytest.MonkeyPatch):
+    trainer = Trainer(small(), devices=jax.devices()[:1])
+    limit = state_bytes(trainer.layout) + 2**10
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    with pytest.raises(UserError, match=r"the step needs .* per device, and there are"):
+        trainer.step()
+    assert trainer.steps_done == 0
+
+
+def test_what_layers_keep_is_all_that_remat_changes_in_an_estimate():
+    none, full = (wide_step(memory={"remat": remat}) for remat in ("none", "full"))
+    kept = [estimate_of(step).saved_activations for step in (none, full)]
+    input_of_a_layer = 4 * 32 * 256 * WIDE["embed"]
+    assert kept[1] == WIDE["layers"] * input_of_a_layer < kept[0] / 10
+    fixed = [estimate_of(step)._replace(saved_activations=0, temporaries=0) for step in (none, full)]
+    assert fixed[0] == fixed[1]
+    counters = 5 * 4  # of steps and the loss scale, which are no weights
+    assert estimate_of(none).optimizer == estimate_of(full).optimizer == state_bytes(full.layout) - counters
+
+
+def test_a_machine_stands_in_for_so_many_devices_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    with refused("takes 4096 devices", f"at most {MOST_VIRTUAL}"):
+        prepare_devices(4096, DistributedConfig())
+
+
+def test_a_trainer_names_what_lies_in_memory():
+    def held(name: str) -> tuple[int, int]:
+        """Arrays and bytes, of all trainers that there are in this process."""
+        gc.collect()
+        found = {holding.name: holding for holding in memory_report().holdings}
+        return (found[name].arrays, found[name].device_bytes) if name in found else (0, 0)
+
+    names = "master weights", "moments"
+    before = {name: held(name) for name in names}
+    trainer = Trainer(small(), devices=jax.devices()[:1])
+    trainer.step()
+    grown = {name: tuple(b - a for a, b in zip(before[name], held(name), strict=True)) for name in names}
+    leaves = jax.tree.leaves(trainer.state.master)
+    assert grown["master weights"] == (len(leaves), sum(leaf.nbytes for leaf in leaves))
+    assert grown["moments"] == (2 * len(leaves), 2 * sum(leaf.nbytes for leaf in leaves))
+    batch = trainer.layout.abstract_batch()
+    assert held("batches")[0] >= len(batch)
+
+
+def test_a_row_larger_than_a_piece_passes_whole_three_at_a_time():
+    """Two layers of 2048 x 16384: a row of the feed-forward has 128 MiB of each of its three arrays."""
+    wide = {"layers": 2, "embed": 2048, "heads": 8, "kv_heads": 8, "mlp": 16384}
+    step = SmallRun(small(model=wide, memory={"optimizer_offload": "host"})).step
+    assert estimate_of(step).optimizer == 3 * 3 * 4 * 2048 * 16384

@@ -1,0 +1,31 @@
+"""Which changes of settings are tried where a step does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpar.layout.memory.nearest_fit import changes
+from tests.small_run import small
+
+
+def tried(**memory: Any) -> list[str]:
+    return list(changes(small(memory=memory)))
+
+
+def test_state_that_stays_on_the_device_by_choice_goes_first():
+    assert tried(optimizer_offload="host", optimizer_resident=2**20)[0] == "memory.optimizer_resident=0"
+    assert not any("resident" in setting for setting in tried(optimizer_offload="host"))
+
+
+def test_weights_of_layers_follow_a_state_that_is_on_the_host_already():
+    assert "memory.weights_offload=host" in tried(optimizer_offload="host")
+    assert "memory.weights_offload=host" not in tried(optimizer_offload="none")
+    away = tried(optimizer_offload="host", weights_offload="host", weights_resident=5)
+    assert away[0] == "memory.weights_resident=0" and "memory.weights_offload=host" not in away
+
+
+def test_after_the_host_come_files():
+    tiers = lambda found: [setting for setting in found if "optimizer_offload" in setting]
+    assert tiers(tried()) == ["memory.optimizer_offload=host", "memory.optimizer_offload=file"]
+    assert tiers(tried(optimizer_offload="host")) == ["memory.optimizer_offload=file"]
+    assert tiers(tried(optimizer_offload="file")) == []

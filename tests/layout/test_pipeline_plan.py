@@ -1,0 +1,105 @@
+"""What a pipeline's plan says, and the sizes that a schedule cannot have: one sentence, before anything is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.plan import Plan
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from tests.sentences import refused
+from tests.small_run import layout_of, small
+
+
+def plan_of(layers: int = 8, **parallel: Any) -> Plan:
+    config = small(model={"layers": layers}, parallel=parallel, data={"batch_size": 24})
+    return make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0])
+
+
+@pytest.mark.parametrize(
+    ("parallel", "sentence"),
+    [
+        (
+            {"pipe": 2, "schedule": "zbh1"},
+            "parallel.schedule: there is no schedule 'zbh1' (did you mean zb-h1?); there are: one-stage, gpipe, 1f1b, "
+            "interleaved, breadth-first, zb-uniform, zb-h1, zb-v, dualpipe-v, v-half",
+        ),
+        (
+            {"pipe": 4, "schedule": "breadth-first", "microbatches": 2},
+            "parallel.schedule: breadth-first on 4 ranks needs at least 4 microbatches, got 2",
+        ),
+        (
+            {"pipe": 2, "schedule": "dualpipe-v", "microbatches": 3},
+            "parallel.schedule: dualpipe-v on 2 ranks needs at least 4 microbatches, got 3",
+        ),
+        (
+            {"pipe": 4, "schedule": "interleaved", "microbatches": 6},
+            "parallel.schedule: interleaved needs microbatches that are a multiple of its 4 ranks, got 6; 4 or 8 would "
+            "do",
+        ),
+        (
+            {"pipe": 4, "schedule": "zb-uniform", "virtual_stages": 2, "microbatches": 3},
+            "parallel.schedule: zb-uniform needs microbatches that are a multiple of its 4 ranks, got 3; 4 would do",
+        ),
+        (
+            {"pipe": 2, "schedule": "1f1b", "virtual_stages": 2},
+            "parallel.schedule: 1f1b needs exactly 1 virtual stages a rank, got 2",
+        ),
+        (
+            {"pipe": 2, "schedule": "interleaved", "virtual_stages": 1},
+            "parallel.schedule: interleaved needs at least 2 virtual stages a rank, got 1",
+        ),
+        (
+            {"pipe": 2, "schedule": "zb-v", "virtual_stages": 3, "microbatches": 4},
+            "parallel.schedule: zb-v needs exactly 2 virtual stages a rank, got 3",
+        ),
+        ({"pipe": 2, "schedule": "one-stage"}, "parallel.schedule: one-stage is for 1 pipeline rank, got 2"),
+        (
+            {"pipe": 8, "schedule": "interleaved", "microbatches": 8},
+            "parallel.pipe x virtual_stages: 16 chunks are more than the 8 layers of the model (model.layers)",
+        ),
+        (
+            {"pipe": 2, "stage_layers": (2, 3, 3)},
+            "parallel.stage_layers: [2, 3, 3] has 3 entries, and there are 2 chunks (parallel.pipe 2 x 1 virtual "
+            "stages)",
+        ),
+        (
+            {"pipe": 2, "schedule": "zb-v", "microbatches": 4, "stage_layers": (4, 4)},
+            "parallel.stage_layers: [4, 4] has 2 entries, and there are 4 chunks (parallel.pipe 2 x 2 virtual stages)",
+        ),
+    ],
+)
+def test_sizes_that_a_schedule_cannot_have_are_one_sentence(parallel: dict[str, Any], sentence: str):
+    with pytest.raises(UserError) as caught:
+        plan_of(**parallel)
+    assert str(caught.value) == sentence
+
+
+def test_a_table_that_is_missing_or_for_other_sizes_is_one_sentence(tmp_path: Path):
+    table = tmp_path / "mine.csv"
+    with refused("parallel.schedule", "mine.csv", "cannot be read"):
+        plan_of(pipe=2, schedule=str(table))
+
+
+def test_auto_is_1f1b_and_the_fewest_virtual_stages():
+    plan = plan_of(pipe=2, microbatches=4)
+    assert (plan.schedule, plan.virtual_stages, plan.stage_layers) == ("1f1b", 1, (4, 4))
+    assert plan_of(pipe=2, microbatches=4, schedule="ZB_V").schedule == "zb-v"
+    assert plan_of(pipe=2, microbatches=4, schedule="interleaved").virtual_stages == 2
+    alone = plan_of(microbatches=3)
+    assert (alone.schedule, alone.virtual_stages, alone.stage_layers) == ("one-stage", 1, (8,))
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks"), [(8, (2, 2, 2, 2)), (9, (2, 3, 2, 2)), (10, (2, 3, 3, 2)), (7, (2, 2, 2, 1))]
+)
+def test_layers_that_do_not_divide_go_to_the_middle(layers: int, chunks: tuple[int, ...]):
+    assert plan_of(layers, pipe=4, microbatches=4).stage_layers == chunks
+
+
+def test_stage_layers_are_as_written():
+    assert plan_of(pipe=4, microbatches=4, stage_layers=(1, 3, 3, 1)).stage_layers == (1, 3, 3, 1)

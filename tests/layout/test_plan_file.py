@@ -1,0 +1,165 @@
+"""One format of `plan.json`: what it holds, files of before, and versions that are not read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config import Config, config_to_dict, config_to_yaml
+from jaxpar.config.plan import PLAN_VERSION, Plan
+from jaxpar.distributed.devices import devices_per_node
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.plan_file import PlanFile, read, write
+from jaxpar.plan import main as plan_command
+from jaxpar.train import main as train
+from tests.sentences import refused, refused_by_command
+from tests.small_run import small
+
+PREDICTED = {
+    "step_time_s": 0.5, "tokens_per_s_per_gpu": 100.0, "mfu": 0.4, "peak_bytes": 10**9,
+    "breakdown": {"matmuls": 0.5}, "memory": {"weights": 10**9},
+}  # fmt: skip
+
+
+def planned(**sections: dict[str, Any]) -> tuple[Config, Plan]:
+    """A configuration for all virtual devices, and the plan that they have by themselves."""
+    devices = jax.devices()
+    config = resolve_config(small(**{"parallel": {"fsdp": 4, "tensor": 2}, **sections}), len(devices))
+    return config, make_plan(config, devices[0], devices_per_node(devices))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A plan of the planner."""
+    write(tmp_path / "plan.json", PlanFile(*planned(), "cpu:1x8", PREDICTED))
+    return tmp_path / "plan.json"
+
+
+def edit(file: Path, **keys: Any) -> dict[str, Any]:
+    """Write a file again with other values."""
+    plain = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps(plain))
+    return plain
+
+
+def without_version(file: Path) -> None:
+    """A file as the planner wrote it before there were versions: what was predicted lay beside the plan."""
+    plain = json.loads(file.read_text())
+    plan = {key: value for key, value in plain["plan"].items() if not key.endswith("_reason")}
+    plan |= {"optimizer_resident": 2**20, "weights_resident": 0}
+    file.write_text(json.dumps(plain["predicted"] | {k: plain[k] for k in ("cluster", "config")} | {"plan": plan}))
+
+
+def test_what_is_written_is_read(file: Path):
+    assert read(file) == PlanFile(*planned(), "cpu:1x8", PREDICTED)
+    assert json.loads(file.read_text())["version"] == PLAN_VERSION
+    write(file, PlanFile(*planned()))
+    assert (read(file).cluster, read(file).predicted) == (None, {})
+
+
+def test_of_a_list_the_first_is_read(file: Path):
+    first = json.loads(file.read_text())
+    file.write_text(json.dumps([first, first | {"cluster": "h100:1x8"}]))
+    assert read(file).cluster == "cpu:1x8"
+
+
+@pytest.mark.parametrize("version", [PLAN_VERSION + 1, 0, -1, "1", 1.0, True, None, [1]])
+def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[str], version: object):
+    edit(file, version=version)
+    said = f"version {version}".lower() if not isinstance(version, str | None) else "version "
+    parts = (str(file), said, f"this release reads version {PLAN_VERSION}", "no version")
+    with refused(*parts):
+        read(file)
+    for command, arguments in ((train, ["--plan", file]), (plan_command, ["explain", "--plan", file])):
+        refused_by_command(command([str(one) for one in arguments]), *capsys.readouterr(), *parts)
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        ({"layout": {}}, ("unknown key 'layout'",)),
+        ({"cluster": 8}, ("cluster: expected text or null", "got 8")),
+        ({"predicted": None}, ("predicted: expected names and values", "got null")),
+        ({"plan": []}, ("plan: expected names and values", "got []")),
+    ],
+)
+def test_a_file_that_was_edited_wrongly_is_one_sentence(file: Path, keys: dict[str, Any], parts: tuple[str, ...]):
+    edit(file, **keys)
+    with refused(str(file), *parts):
+        read(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("{", ("plan.json:1:", "not valid JSON")),
+        ("[]", ("plan.json", "expected version, cluster", "got []")),
+        ('{"version": 1, "version": 2}', ("plan.json", "version", "twice")),
+        ('{"version": 1' + 5000 * "0" + "}", ("plan.json", "not usable JSON", "thousands of digits")),
+        ("[" * 100_000, ("plan.json", "not usable JSON", "nests too deep")),
+    ],
+    ids=["not JSON", "a list of nothing", "twice", "many digits", "deep"],
+)
+def test_text_that_is_not_a_plan_is_one_sentence(tmp_path: Path, text: str, parts: tuple[str, ...]):
+    (tmp_path / "plan.json").write_text(text)
+    with refused(*parts):
+        read(tmp_path / "plan.json")
+
+
+def test_a_file_with_a_version_has_all_that_is_decided(file: Path):
+    plan = json.loads(file.read_text())["plan"]
+    edit(file, plan={key: value for key, value in plan.items() if key != "mlp_tiles"})
+    with refused(str(file), "plan", "mlp_tiles is missing"):
+        read(file)
+
+
+def test_what_the_planner_wrote_before_is_read(file: Path):
+    config, plan = planned()
+    without_version(file)
+    found = read(file)
+    assert (found.version, found.config, found.cluster, found.predicted) == (None, config, "cpu:1x8", PREDICTED)
+    assert asdict(found.plan) == {key: "" if key.endswith("_reason") else value for key, value in asdict(plan).items()}
+
+
+def test_what_a_run_wrote_before_has_its_configuration_beside_it(file: Path):
+    config, plan = planned()
+    file.write_text(json.dumps(asdict(plan)))
+    with refused(str(file), "config.yaml"):
+        read(file)
+    beside = file.with_name("config.yaml")
+    beside.write_text(config_to_yaml(config))
+    assert read(file) == PlanFile(config, plan, version=None)
+    beside.write_text(config_to_yaml(small(parallel={"fsdp": 8})))
+    with refused(str(file), "another mesh", str(beside)):
+        read(file)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrote", ["the planner", "a run"])
+def test_a_plan_without_a_version_is_made_again_and_that_is_said(
+    file: Path, capsys: pytest.CaptureFixture[str], wrote: str
+):
+    config, plan = planned(run={"dir": str(file.parent), "name": "old", "steps": 1}, evaluation={"batches": 0})
+    if wrote == "a run":
+        file.write_text(json.dumps(asdict(plan.with_attention("cudnn"))))
+        file.with_name("config.yaml").write_text(config_to_yaml(config))
+    else:
+        edit(file, config=config_to_dict(config))
+        without_version(file)
+    assert train(["--plan", str(file)]) == 0
+    said = f"{file} is of an earlier release and has no version: its plan is derived again from its configuration."
+    assert said in capsys.readouterr().out.splitlines()
+    assert read(file.parent / "old" / "plan.json") == PlanFile(config, plan)
+
+
+def test_a_run_has_no_cluster_to_place_nodes_of(file: Path, capsys: pytest.CaptureFixture[str]):
+    write(file, PlanFile(*planned()))
+    refused_by_command(plan_command(["place", "--plan", str(file)]), *capsys.readouterr(), str(file), "cluster")
+    assert plan_command(["explain", "--plan", str(file)]) == 0
+    assert plan_command(["compare", str(file), str(file)]) == 0
+    assert "no difference" in capsys.readouterr().out

@@ -1,0 +1,141 @@
+"""What a person sees, with a terminal and without."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jaxpar.observe.writers.console import ConsoleView
+from tests.observe.records import record, run_info, summary
+
+
+def view(terminal: bool = False, width: int = 80, encoding: str = "utf-8") -> tuple[ConsoleView, io.TextIOWrapper]:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return ConsoleView(Console(file=screen, force_terminal=terminal, width=width)), screen
+
+
+def text(screen: io.TextIOWrapper) -> str:
+    screen.flush()
+    buffer = screen.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue().decode(screen.encoding)
+
+
+def whole_run(shown: ConsoleView, folder: Path) -> None:
+    shown.start(run_info(folder, baseline_loss=2.3))
+    shown.step(record(10, loss=2.8765, mfu=0.4123, memory_bytes=12 * 2**30))
+    shown.evaluation(20, 1.9, 2.3)
+    shown.step(record(20, mfu=0.4123, memory_bytes=12 * 2**30, eval_loss=1.9, eta_s=0.0))
+    shown.saved(20, str(folder / "checkpoints" / "20"))
+    shown.message("checkpoint 10 is corrupt and was skipped")
+    shown.sample("def main():", "\n    return 0")
+    shown.end(summary())
+    shown.close()
+
+
+def test_without_a_terminal_there_are_only_plain_lines(tmp_path: Path) -> None:
+    shown, screen = view()
+    whole_run(shown, tmp_path)
+    printed = text(screen)
+    assert set(re.findall(r"[^ -~]", printed)) == {"\n"}
+
+
+def test_the_run_is_told_whole(tmp_path: Path) -> None:
+    shown, screen = view()
+    whole_run(shown, tmp_path)
+    printed = text(screen)
+    for part in ("fsdp 2 x tensor 4", "as written", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
+                 "12.00 GiB", "1:15", "0.4000 below the baseline of 2.3000", "saved checkpoints/20",
+                 "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
+                 "peak 3.00 GiB on the fullest device", "predicted 2.00 GiB per device"):  # fmt: skip
+        assert part in printed, part
+
+
+@pytest.mark.parametrize("muon_learning_rate", [None, 2e-2])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_lines_fit_80_columns(tmp_path: Path, terminal: bool, muon_learning_rate: float | None) -> None:
+    shown, screen = view(terminal)
+    shown.start(run_info(tmp_path))
+    memory = dict.fromkeys(("memory_bytes", "memory_peak_bytes", "memory_limit_bytes"), 100 * 2**30 - 2**28)
+    shown.step(record(1_000_000, loss=12.3456, mfu=0.5, **memory, eta_s=9 * 86400.0, grad_norm=1e-9,
+                      muon_learning_rate=muon_learning_rate))  # fmt: skip
+    shown.evaluation(1_000_000, 12.5, 12.75)
+    shown.close()
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text(screen)).replace("\r", "\n").splitlines()
+    assert any("1000000" in line for line in lines)
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
+    shown, screen = view(terminal=True)
+    whole_run(shown, tmp_path)
+    assert "/20" in text(screen) and "\x1b[?25h" in text(screen)
+
+
+def test_a_run_that_fails_gives_the_cursor_back(tmp_path: Path) -> None:
+    shown, screen = view(terminal=True)
+    shown.start(run_info(tmp_path))
+    assert "\x1b[?25h" not in text(screen)
+    shown.close()
+    assert "\x1b[?25h" in text(screen)
+
+
+def test_what_is_not_known_has_no_column(tmp_path: Path) -> None:
+    shown, screen = view()
+    shown.step(record(1))
+    assert "MFU" not in text(screen) and "memory" not in text(screen)
+    shown.step(record(2, memory_bytes=2**30, memory_kind="host"))
+    assert "host mem" in text(screen)
+
+
+def test_under_muon_a_line_has_both_learning_rates() -> None:
+    shown, screen = view()
+    shown.step(record(1))
+    assert "muon lr" not in text(screen)
+    shown.step(record(2, muon_learning_rate=2e-2))
+    assert re.search(r" lr muon lr tokens/s .*\n.* 3\.00e-04 2\.0e-02 ", text(screen))
+
+
+def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -> None:
+    shown, screen = view()
+    known = {"memory_peak_bytes": round(62.14 * 2**30), "memory_limit_bytes": round(75.3 * 2**30)}
+    shown.step(record(1, memory_bytes=round(51.26 * 2**30), **known))
+    assert re.search(r" GiB/peak/max .*\n.* 51\.3/62\.1/75 ", text(screen))
+    shown.step(record(2, memory_bytes=2**30, memory_kind="host", **known))
+    assert re.search(r" host mem .*\n.* 1\.00 GiB ", text(screen))
+
+
+def test_a_sample_cannot_move_the_cursor_or_be_taken_for_markup(tmp_path: Path) -> None:
+    shown, screen = view(terminal=True)
+    shown.sample("x = [bold]", "\x1b[2J\x07\ry")
+    printed = text(screen)
+    assert "x = [bold]" in printed
+    assert "\x1b[2J" not in printed and "\x07" not in printed and "?y" in printed
+
+
+def test_a_console_without_unicode_prints_what_it_can() -> None:
+    shown, screen = view(encoding="ascii")
+    shown.sample("naïve", "→ ok")
+    assert "na?ve" in text(screen) and "? ok" in text(screen)
+
+
+def test_the_end_names_only_files_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "checkpoints").mkdir()
+    shown, screen = view()
+    shown.start(run_info(tmp_path))
+    shown.end(summary())
+    printed = text(screen)
+    assert "metrics.jsonl" in printed and "checkpoints" in printed
+    assert "loss.png" not in printed and "tensorboard" not in printed
+
+
+def test_the_header_comes_back_in_a_long_run() -> None:
+    shown, screen = view()
+    for step in range(60):
+        shown.step(record(step))
+    assert text(screen).count("grad norm") == 3

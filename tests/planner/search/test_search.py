@@ -1,0 +1,175 @@
+"""The search finds what timing every layout finds, and its bounds are below what they bound."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.config.schema import Pattern
+from jaxpar.planner.search.activation_planner import ActivationPlanner
+from jaxpar.planner.search.candidate import Candidate
+from jaxpar.planner.search.nothing_fits import _planners
+from jaxpar.planner.search.search import GROUP_PARTS, Search
+from jaxpar.planner.search.space import Choice, Group, parse_fixed, splits
+from jaxpar.planner.settings import plan_on
+from tests.planner.spaces import model_of, search_of
+from tests.sentences import refused
+
+GIB = 2**30
+FEW = {"model": {"activation": "gelu", "layers": 4}, "data": {"batch_size": 8}}
+KINDS = {
+    "kinds": {"local": {"window": 128, "mlp": 1024}, "global": {}}, "pattern": Pattern(("local",), suffix=("global",)),
+}  # fmt: skip
+SPACES = {
+    "room for all": search_of(model_of(**FEW), "h100:1x4", limit=60 * GIB),
+    "tight": search_of(model_of(**FEW), "h100:1x4", limit=int(1.5 * GIB)),
+    "tight, two kinds of layers": search_of(model_of(**FEW | {"model": FEW["model"] | KINDS}), "h100:1x4", limit=GIB),
+    "tight, and nothing on the host": search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none"),
+}
+
+
+def everything(search: Search) -> list[Candidate]:
+    """All layouts that fit, timed one by one, by time."""
+    found = []
+    for group in search.space.groups()[0]:
+        for choice in search.space.choices(group):
+            for kept in search.activations(group, choice).options():
+                found.append(Candidate(kept.layout, search.time(kept.layout), kept.memory))
+    return sorted(found, key=lambda one: one.seconds)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_best_first_finds_what_timing_every_layout_finds(name: str):
+    search = SPACES[name]
+    wanted = [one.seconds for one in everything(search)[:20]]
+    assert wanted
+    found = list(islice(search.by_time(), 20))
+    assert [one.seconds for one in found] == pytest.approx(wanted, rel=1e-9)
+    assert all(one.memory.device <= search.usable for one in found)
+
+
+@pytest.mark.parametrize("name", ["tight", "tight, two kinds of layers"])
+def test_no_bound_is_above_a_layout_under_it(name: str):
+    search = SPACES[name]
+    chosen = random.Random(0)
+    groups, _ = search.space.groups()
+    for group in chosen.sample(groups, 25):
+        bound = search._group_bound(group)
+        choice = chosen.choice(list(search.space.choices(group)))
+        floor = search._floor(search._bare(group, choice.zero, choice.context_strategy, choice.optimizer_offload))
+        ideal = sum(floor.breakdown[part] for part in GROUP_PARTS)
+        head = search._head(group)
+        bubble = search._least_bubble(group, choice, ideal - head / group.pipe, head)
+        held = floor.breakdown["data"] if choice.zero == 3 else 0.0
+        activations: ActivationPlanner = search.activations(group, choice)
+        for layout in (activations.layout("none"), activations.layout("full"), activations.layout("gemm_last", 0.5)):
+            seconds = search.time(layout).seconds
+            assert bound <= seconds * (1 + 1e-9)
+            assert floor.seconds - held + bubble <= seconds * (1 + 1e-9)
+
+
+def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():
+    search = search_of(model_of(), limit=int(2.5 * GIB))
+    for planned in search.best(3):
+        config, plan = plan_on(planned.config, search.cluster)
+        assert plan == planned.plan
+        assert plan.axes.devices == 8
+        assert config.data.batch_size == plan.axes.data * plan.microbatches * plan.microbatch_rows
+
+
+def test_less_memory_is_never_faster():
+    seconds = [search_of(model_of(), limit=int(gib * GIB)).best(1)[0].candidate.seconds for gib in (40, 3, 2)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[-1]
+
+
+def test_a_rule_that_multiplies_takes_longer_than_one_that_does_not():
+    adamw, muon = (
+        search_of(model_of(optimizer={"name": name})).best(1)[0].candidate.time for name in ("adamw", "muon")
+    )
+    assert muon.breakdown["optimizer"] > 2 * adamw.breakdown["optimizer"]
+
+
+def test_what_is_held_fast_stays():
+    planned = search_of(model_of(), tensor=2, pipe=2, schedule="1f1b", zero=1).best(1)[0]
+    assert (planned.plan.axes.tensor, planned.plan.axes.pipe, planned.plan.schedule) == (2, 2, "1f1b")
+
+
+def test_a_model_that_fits_nowhere_is_told_with_what_it_needs():
+    config = model_of(model={"layers": 64, "embed": 16384, "heads": 64, "kv_heads": 64, "mlp": 65536})
+    with pytest.raises(UserError, match=r"takes at least [\d.]+ GiB of a GPU, .* it would fit \d+ GPUs"):
+        search_of(config).best(1)
+
+
+def test_an_empty_space_names_what_emptied_it():
+    with pytest.raises(
+        UserError, match=r"no layout of 8 GPUs is allowed: \d+ would be allowed but for --fix tensor=5$"
+    ):
+        search_of(model_of(), tensor=5).best(1)
+    with refused("17 would be allowed but for --fix pipe=4", "6 would be allowed but for a microbatch"):
+        search_of(model_of(data={"batch_size": 2}), pipe=4, schedule="1f1b").best(1)
+    with refused("4 would be allowed but for --fix pipe=2 and data.batch_size (1)", "but for other rules"):
+        search_of(model_of(data={"batch_size": 1}), pipe=2, tensor=1, context=1).best(1)
+
+
+def test_every_layout_that_a_rule_alone_stands_against_is_allowed_without_it():
+    told = search_of(model_of(), tensor=5, schedule="1f1b", microbatch=2).space.nearest()
+    allowed, _ = search_of(model_of(), schedule="1f1b", microbatch=2).space.groups()
+    assert told == {frozenset({"--fix tensor=5"}): len(allowed)}
+
+
+def test_the_least_memory_is_just_enough():
+    """One byte less, and the sentence says that number; at as many GPUs as it names, there is a layout."""
+    config = model_of(**FEW)
+    with pytest.raises(UserError, match=r"takes at least .* of a GPU, and 0.1 GiB"):
+        search_of(config, "h100:1x1", limit=GIB // 10).best(1)
+    planners = _planners(search_of(config, "h100:1x1", limit=GIB // 10))
+    least = min(size for activations in planners for size in activations.smallest())
+    found = search_of(config, "h100:1x1", limit=least).best(1)[0]
+    assert found.candidate.memory.device <= least
+    with pytest.raises(UserError, match=r"fits no layout .* it would fit (\d+) GPUs") as said:
+        search_of(config, "h100:1x1", limit=least - 1).best(1)
+    number = int(str(said.value).rsplit(" ", 2)[1])
+    assert search_of(config, f"h100:{number}x1", limit=least - 1).best(1)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("tensr=2", "did you mean tensor"),
+        ("tensor=two", "expected a number above 0"),
+        ("zero=4", "expected a number, 0 to 3"),
+        ("schedule=1f2b", "did you mean 1f1b"),
+        ("context_strategy=rings", "did you mean ring"),
+    ],
+)
+def test_what_cannot_be_held_fast_is_a_sentence(given: str, sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        parse_fixed([given])
+
+
+def test_every_split_is_met_once():
+    found = list(splits(12, 3))
+    assert len(found) == len(set(found)) == 18
+    assert all(a * b * c == 12 for a, b, c in found)
+
+
+def test_a_stage_of_a_mixed_cluster_is_of_one_kind_of_host(tmp_path):
+    file = tmp_path / "mixed.yaml"
+    file.write_text("gpus_per_host: 4\ngroups: {old: {gpu: a100-80, hosts: 1}, new: {gpu: h100, hosts: 1}}\n")
+    groups, reasons = search_of(model_of(), str(file)).space.groups()
+    assert groups
+    assert all((group.pipe == 1 or group.pipe % 2 == 0) and group.tensor <= 4 for group in groups)
+    assert sum(number for reason, number in reasons.items() if "tensor" in reason and "one host" in reason)
+
+
+def test_choices_of_a_group_cover_schedules_and_stages():
+    space = search_of(model_of()).space
+    group = Group(pipe=2, replica=1, fsdp=2, context=1, tensor=2, microbatch=1)
+    choices = list(space.choices(group))
+    assert Choice("interleaved", 2, 1, "allgather", False) in choices
+    assert {choice.zero for choice in choices} == {1, 3}
+    assert len({choice.schedule for choice in choices}) > 6

@@ -1,0 +1,46 @@
+"""Ticks counted once give the same seconds as the simulator, whatever the durations."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.pipeline.schedules import make_schedule
+from jaxpar.pipeline.timing.durations import Durations
+from jaxpar.pipeline.timing.simulate import simulate
+from jaxpar.planner.step_time.ticks import counted_ticks, lockstep_seconds, ticks_of
+
+SIZES = (
+    ("1f1b", 4, 9, 1),
+    ("gpipe", 4, 8, 1),
+    ("interleaved", 4, 8, 2),
+    ("breadth-first", 3, 6, 2),
+    ("zb-uniform", 4, 8, 2),
+    ("zb-v", 4, 8, 2),
+    ("dualpipe-v", 3, 7, 2),
+    ("v-half", 4, 9, 2),
+)
+
+
+@pytest.mark.parametrize(("name", "ranks", "microbatches", "virtual"), SIZES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, virtual: int, overlap: bool):
+    times = {"forward": 1.0, "backward": 2.3, "weight": 0.9, "head": 0.7, "transfer": 0.4}
+    schedule = make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual)
+    wanted = simulate(schedule, Durations(**times, overlap=overlap), mode="lockstep").makespan
+    assert lockstep_seconds(name, ranks, microbatches, virtual, **times, overlap=overlap) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "virtual"), [("1f1b", 16, 1), ("interleaved", 12, 3), ("zb-v", 12, 2), ("dualpipe-v", 12, 2)]
+)
+def test_long_pipelines_follow_from_short_ones(name: str, ranks: int, virtual: int):
+    sizes = name, ranks, 2 * ranks, virtual
+    assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("name", "virtual"), [("interleaved", 6), ("breadth-first", 4), ("zb-uniform", 5)])
+def test_many_chunks_follow_from_few(name: str, virtual: int, ranks: int):
+    for microbatches in (ranks, 2 * ranks, 3 * ranks):
+        sizes = name, ranks, microbatches, virtual
+        assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)

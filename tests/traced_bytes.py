@@ -1,0 +1,63 @@
+"""What a pass through a chunk of layers keeps, in bytes, as tracing it finds: to hold the closed forms against."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxpar.config import Config
+from jaxpar.config.plan import Plan
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.memory.streaming import on_host
+from jaxpar.mesh.materialize import to_storage
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch
+from jaxpar.training.residency.mapped import mapped
+from jaxpar.training.step.forward_backward import stages_of
+
+
+class TracedBytes(NamedTuple):
+    """Bytes of one microbatch in one chunk, on one device."""
+
+    stash: int
+    """Kept from its forward to its backward in the device's memory."""
+    kept: int
+    """Kept from a split backward to the weights' gradients."""
+    sent: int
+    """Handed to the next chunk; the gradient that comes back is as large."""
+    offloaded: int
+    """Kept from its forward to its backward in the host's memory."""
+
+
+def traced_bytes(config: Config, plan: Plan) -> TracedBytes:
+    """What the chunks of a plan keep and send."""
+    found: dict[str, int] = {}
+    # What the backends keep is the same, and this one can be traced anywhere.
+    layout = StepLayout(config, plan.with_attention("xla"))
+
+    def measure(batch: Batch, master: Weights) -> jax.Array:
+        stages = stages_of(layout, train=True)
+        weights = to_storage(master, layout.placements)
+        data = jax.tree.map(lambda a: a[0], batch)
+        x, tokens = stages.embed(weights, data), stages.token_context(data)
+        stash = jax.tree.leaves(stages.loop.stash(weights["layers"], x, tokens, 1))
+        found["stash"] = _size([leaf for leaf in stash if not on_host(leaf)])
+        found["offloaded"] = _size([leaf for leaf in stash if on_host(leaf)])
+        split = layout.schedule.splits_backward
+        found["kept"] = _size(stages.loop.kept(weights["layers"], x, tokens, 1)) if split else 0
+        found["sent"] = _size(x)
+        return jnp.zeros(())
+
+    function = mapped(measure, layout.mesh, plan.dtypes.compute, (layout.batch, layout.master), PartitionSpec())
+    # On the device, wherever they rest: what is measured does not depend on it.
+    put = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    master = jax.tree.map(put, layout.abstract_state().master, shardings(layout.mesh, layout.master))
+    jax.eval_shape(function, layout.abstract_batch(), master)
+    return TracedBytes(**found)
+
+
+def _size(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,39 @@
+"""Training from the command line, in a process whose main thread falls asleep: when it has taken SLEEP_AT steps, or,
+where that is `data`, when it opens its data."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxpar.train import main
+from jaxpar.training.run import run
+from jaxpar.training.run.trainer import Trainer
+from jaxpar.training.step.forward_backward import StepMetrics
+
+SLEEP_S = 300.0
+
+
+class _Sleeper(Trainer):
+    steps_taken = 0
+
+    def step(self) -> StepMetrics:
+        if self.steps_taken == int(os.environ["SLEEP_AT"]):
+            _sleep()
+        self.steps_taken += 1
+        return super().step()
+
+
+def _sleep(*_: Any, **__: Any) -> None:
+    Path(os.environ["BELL"]).write_text(repr(time.time()))
+    time.sleep(SLEEP_S)
+
+
+if __name__ == "__main__":
+    if os.environ["SLEEP_AT"] == "data":
+        run.open_data = _sleep
+    sys.modules["jaxpar.training.run.trainer"].Trainer = _Sleeper  # pyright: ignore[reportAttributeAccessIssue]
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,246 @@
+"""Every file of a run's folder, damaged in every way: the run goes on rightly, or says in one sentence why it does not.
+
+Checkpoints are damaged in `tests/checkpoint/test_damage.py` and `test_damaged.py`, token folders in
+`tests/data/tokens/test_token_folder.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxpar import report
+from jaxpar.config import Config, UserError
+from jaxpar.observe.writers.event_log import EventLog
+from jaxpar.observe.writers.jsonl import JsonLines
+from jaxpar.observe.writers.plot import LossPlot
+from jaxpar.observe.writers.summary import SummaryFile
+from jaxpar.observe.writers.tensorboard import TensorBoard
+from jaxpar.train import main
+from jaxpar.training.errors import TrainingError
+from tests.training.runs import Heard, folder_of, losses, make_trainer, run_config, write_config
+
+STEPS, SAVED = 6, 4
+
+READ = ("config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "summary.json")
+WRITTEN_ONLY = ("loss.png", "tensorboard")
+FILES = READ + WRITTEN_ONLY
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def cut_at_a_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: len(lines) // 2]))
+
+
+def flip(place: float) -> Callable[[Path], None]:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[int(place * (len(content) - 1))] ^= 0x80
+        path.write_bytes(content)
+
+    return flip
+
+
+def flip_a_low_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x02
+    path.write_bytes(content)
+
+
+def nested(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000 + b"\n{}\n")
+
+
+def of_another_kind(path: Path) -> None:
+    path.write_bytes(b'{"steps": "many", "step": true}\n[1, 2]\nnull\n')
+
+
+def become_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def lost(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "empty": empty,
+    "cut": cut,
+    "cut at a line": cut_at_a_line,
+    "flipped at the start": flip(0.0),
+    "flipped in the middle": flip(0.5),
+    "flipped at the end": flip(1.0),
+    "a low bit flipped": flip_a_low_bit,
+    "nested": nested,
+    "of another kind": of_another_kind,
+    "a folder": become_a_folder,
+    "lost": lost,
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A finished run with the checkpoints of steps 4 and 6."""
+    config = config_in(tmp_path_factory.mktemp("whole"))
+    assert outcome(config)[0] == ""
+    return config
+
+
+def config_in(folder: Path) -> Config:
+    return run_config(folder, STEPS, evaluation={"every": 3, "batches": 1}, checkpoint={"every": SAVED, "keep_last": 9})
+
+
+def copy_of(whole: Config, folder: Path, *, finished: bool) -> Config:
+    """A copy of the run, finished or as a kill after step 5 would have left it."""
+    config = config_in(folder)
+    shutil.copytree(folder_of(whole), folder_of(config))
+    if not finished:
+        shutil.rmtree(folder_of(config) / "checkpoints" / f"{STEPS:08d}")
+        (folder_of(config) / "summary.json").unlink()
+        metrics = folder_of(config) / "metrics.jsonl"
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[: STEPS - 1]))
+    return config
+
+
+def file_of(config: Config, name: str) -> Path:
+    """The file, or the only one in the folder of that name."""
+    path = folder_of(config) / name
+    return next(path.iterdir()) if path.is_dir() else path
+
+
+def outcome(config: Config) -> tuple[str, list[str]]:
+    """What the command says when it refuses or stops, and what it said before."""
+    heard = Heard()
+    try:
+        make_trainer(config).fit([JsonLines(), EventLog(), TensorBoard(), LossPlot(), SummaryFile(), heard])
+        return "", heard.messages
+    except (UserError, TrainingError) as error:
+        said = str(error)
+        assert said.isprintable() and len(said) < 1500, said
+        return said, heard.messages
+
+
+@pytest.mark.matrix(ci=3)
+@pytest.mark.parametrize("finished", [False, True], ids=["interrupted", "finished"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_no_trouble_or_named(tmp_path: Path, whole: Config, name: str, finished: bool):
+    kinds = DAMAGES if name in READ else ("cut", "a folder", "lost")
+    for number, kind in enumerate(kinds):
+        config, damage = copy_of(whole, tmp_path / str(number), finished=finished), DAMAGES[kind]
+        file = file_of(config, name)
+        if not file.exists():
+            assert name == "summary.json" and not finished
+            continue
+        damage(file)
+        said, told = outcome(config)
+        if said:
+            assert str(folder_of(config)) in said, (kind, said)
+            assert outcome(config)[0] == said, "the same again, until it is mended"
+        elif finished and name != "summary.json":
+            assert "already has its 6 steps" in told[-1], (kind, told)
+        else:
+            assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == STEPS, kind
+            if name != "metrics.jsonl":
+                assert losses(config) == losses(whole), kind
+            again, told = outcome(config)
+            assert not again and "already has its 6 steps" in told[-1], (kind, again, told)
+        shutil.rmtree(tmp_path / str(number))
+
+
+SENTENCES: dict[tuple[str, str], str] = {
+    ("config.yaml", "empty"): r"the record of what was run is damaged \(.*/config\.yaml: empty\); put a copy of config",
+    ("config.yaml", "cut"): r"belongs to a run with another configuration|the record of what was run is damaged",
+    ("config.yaml", "flipped in the middle"): r"damaged \(.*/config\.yaml: not text in UTF-8",
+    ("config.yaml", "nested"): r"damaged \(.*/config\.yaml:1: not valid YAML \(nested more than 20 deep\)\)",
+    ("config.yaml", "a folder"): r"damaged \(.*/config\.yaml: cannot be read \(Is a directory\)\)",
+    ("config.yaml", "lost"): r"exists and is no run of jaxpar \(it has no config\.yaml\)",
+    (
+        "metrics.jsonl",
+        "flipped at the start",
+    ): r"metrics\.jsonl: line 1 is not a JSON object with a step; move the file",
+    ("metrics.jsonl", "nested"): r"metrics\.jsonl: line 1 is not a JSON object with a step",
+    ("metrics.jsonl", "a folder"): r"metrics\.jsonl of run 'run' cannot be used \(Is a directory\)",
+    ("events.jsonl", "a folder"): r"events\.jsonl of run 'run' cannot be used \(Is a directory\)",
+    ("plan.json", "a folder"): r"run.dir is .*/run cannot be written \(Is a directory\)",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), SENTENCES)
+def test_what_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, whole: Config, name: str, kind: str):
+    config = copy_of(whole, tmp_path, finished=False)
+    DAMAGES[kind](file_of(config, name))
+    said, _ = outcome(config)
+    assert re.search(SENTENCES[name, kind], said), said
+
+
+@pytest.mark.parametrize("kind", ["empty", "cut", "of another kind", "nested"])
+def test_a_damaged_summary_is_told_of_and_written_anew(tmp_path: Path, whole: Config, kind: str):
+    config = copy_of(whole, tmp_path, finished=True)
+    summary = folder_of(config) / "summary.json"
+    wanted = json.loads(summary.read_text())
+    DAMAGES[kind](summary)
+    _, told = outcome(config)
+    assert told[0] == f"{summary} is damaged: it is not used, and written anew."
+    assert told[-1] == "All 6 steps are done; only the end of the run was left undone."
+    found = json.loads(summary.read_text())
+    assert [found[key] for key in ("steps", "loss", "eval_loss")] == [wanted[k] for k in ("steps", "loss", "eval_loss")]
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("empty", "is empty or missing"), ("cut at a line", "ends with step 2")])
+def test_metrics_that_do_not_reach_the_checkpoint_are_told_of(tmp_path: Path, whole: Config, kind: str, ends: str):
+    config = copy_of(whole, tmp_path, finished=False)
+    metrics = folder_of(config) / "metrics.jsonl"
+    DAMAGES[kind](metrics)
+    said, told = outcome(config)
+    assert (said, told[0]) == (
+        "",
+        f"{metrics} {ends}, and the checkpoint is of step 4: what lies between is lost to the record.",
+    )
+    wanted = losses(whole)
+    assert {step: losses(config)[step] for step in (5, 6)} == {step: wanted[step] for step in (5, 6)}
+
+
+def test_steps_out_of_order_are_damage(tmp_path: Path, whole: Config):
+    config = copy_of(whole, tmp_path, finished=False)
+    metrics = folder_of(config) / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([*lines[:2], lines[0], *lines[3:]]))
+    assert re.search(r"line 3 is of step 1 and comes after step 2; move the file away to go on", outcome(config)[0])
+
+
+def test_the_command_gives_the_sentence_and_exit_code_2(
+    tmp_path: Path, whole: Config, capsys: pytest.CaptureFixture[str]
+):
+    config = copy_of(whole, tmp_path, finished=False)
+    (folder_of(config) / "config.yaml").write_bytes(b"\xff\xfe")
+    file = write_config(config, tmp_path / "run.yaml")
+    assert main(["--config", str(file), "--set", "parallel.fsdp=8"]) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("jaxpar: run.name is 'run': the record of what was run is damaged (")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_report_of_a_damaged_folder_says_what_is_wrong_and_shows_the_rest(
+    tmp_path: Path, whole: Config, name: str, capsys: pytest.CaptureFixture[str]
+):
+    for number, (kind, damage) in enumerate(DAMAGES.items()):
+        config = copy_of(whole, tmp_path / str(number), finished=True)
+        damage(file_of(config, name))
+        code = report.main([str(folder_of(config))])
+        captured = capsys.readouterr()
+        assert (code, captured.err) == (0, ""), kind
+        assert (folder_of(config) / "report.html").stat().st_size > 10_000

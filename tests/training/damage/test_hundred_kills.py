@@ -1,0 +1,59 @@
+"""Kills (-9) in steps, evaluations, saves, starts and preparations: nothing is lost, and nothing is twice.
+
+A dozen of training in CI, a hundred and more before a release.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import ROOT
+
+
+def report_of(program: str, folder: Path, *, kills: int, seed: int) -> str:
+    """What a program that kills prints at its end; it fails where a run or a folder is not what it should be."""
+    done = subprocess.run(
+        [sys.executable, "-m", program, str(folder), "--kills", str(kills), "--seed", str(seed)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("JAX_")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [
+        pytest.param(12, 3, marks=pytest.mark.long),
+        *(pytest.param(40, seed, marks=pytest.mark.release) for seed in (1, 2)),
+    ],
+)
+def test_kills_of_training(tmp_path: Path, kills: int, seed: int):
+    """Exactness is checked by the program itself; here, that the kills fell where they should."""
+    said = report_of("tests.training.damage.killed", tmp_path, kills=kills, seed=seed)
+    hit = {place: int(number) for number, place in re.findall(r"^ *(\d+) ([a-z][a-z ]+)$", said, re.MULTILINE)}
+    assert sum(hit.values()) == kills, said
+    if kills < 40:
+        return
+    assert min(hit.get("in step", 0), hit.get("saving step", 0), hit.get("evaluating after step", 0)) >= 2, said
+    [half_written, starts] = re.findall(r" (\d+) in the middle of a save.* (\d+) starts went on behind", said)[0]
+    assert int(half_written) >= 5 and int(starts) >= 20, said
+
+
+@pytest.mark.parametrize(
+    "kills", [pytest.param(6, marks=pytest.mark.long), pytest.param(30, marks=pytest.mark.release)]
+)
+def test_kills_of_preparation(tmp_path: Path, kills: int):
+    said = report_of("tests.data.prepare.killed", tmp_path, kills=kills, seed=4)
+    [found] = re.findall(r"^(\d+) kills, \d+ folders finished, all alike$", said, re.MULTILINE)
+    assert int(found) >= kills

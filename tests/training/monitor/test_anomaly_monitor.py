@@ -1,0 +1,257 @@
+"""What a run notices while it trains: injected spikes, infinities and slow loaders, each told once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.observe.events import Anomaly
+from jaxpar.observe.writers.event_log import EventLog
+from jaxpar.observe.writers.jsonl import JsonLines
+from jaxpar.training.errors import TrainingError
+from jaxpar.training.monitor import anomaly_monitor as anomaly_monitor
+from tests.same_bits import assert_same_bits
+from tests.sentences import refused
+from tests.training.runs import (
+    MESH,
+    Heard,
+    folder_of,
+    losses,
+    make_trainer,
+    run_config,
+    saved_state,
+)
+
+type Rows = dict[str, np.ndarray]
+
+
+class Ears(Heard):
+    """Hears anomalies apart from messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anomalies: list[Anomaly] = []
+        self.rewinds: list[int] = []
+
+    def anomaly(self, anomaly: Anomaly) -> None:
+        self.anomalies.append(anomaly)
+
+    def rewound(self, step: int) -> None:
+        self.rewinds.append(step)
+
+
+def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> Ears:
+    """Fit with `change(batch number from 1, rows)` in place of the rows of each batch."""
+    trainer = make_trainer(config)
+    place = trainer.placer
+
+    class Changed:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(place, name)
+
+        def __call__(self, rows: Rows) -> dict[str, jax.Array]:
+            return place(change(int(rows["examples"][0]) // len(rows["examples"]) + 1, rows))
+
+    trainer.placer = Changed()  # pyright: ignore[reportAttributeAccessIssue]
+    ears = Ears()
+    trainer.fit([JsonLines(), EventLog(), ears])
+    return ears
+
+
+def scrambled(*numbers: int) -> Callable[[int, Rows], Rows]:
+    """Batches with labels that nothing leads to: their loss jumps."""
+
+    def change(number: int, rows: Rows) -> Rows:
+        return {**rows, "labels": np.full_like(rows["labels"], 63)} if number in numbers else rows
+
+    return change
+
+
+QUIET = {"slow_step": None, "slow_pace": None, "data_wait": None}
+"""Nothing is said of times, which others on this machine have a part in."""
+SPIKES = {"spike_window": 10, "spike": 4.0, **QUIET}
+
+
+def watched(folder: Path, steps: int, **sections: Any) -> Config:
+    """A run that learns quickly, with a window of ten losses."""
+    return run_config(
+        folder,
+        steps,
+        **{
+            "parallel": MESH,
+            "optimizer": {"ema": 0.9},
+            "watch": SPIKES,
+            **sections,
+        },
+    )
+
+
+ROLLBACK: dict[str, Any] = {
+    "watch": {**SPIKES, "on_spike": "rollback", "skip_batches": 2, "max_rollbacks": 2},
+    "checkpoint": {"every": 4, "keep_last": 9},
+}
+
+
+def events(config: Config, kind: str) -> list[dict[str, Any]]:
+    lines = (folder_of(config) / "events.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == kind]
+
+
+def test_a_spike_is_told_once_and_stands_in_the_events(tmp_path: Path):
+    config = watched(tmp_path, 20)
+    ears = fit_with(config, scrambled(12, 13))
+    assert [(anomaly.kind, anomaly.step) for anomaly in ears.anomalies] == [("loss_spike", 12)]
+    assert ears.anomalies[0].text.startswith("Loss spike at step 12: ")
+    assert ears.anomalies[0].text.endswith(" standard deviations above it); training goes on.")
+    assert ears.messages[-1] == "Some anomalies were not reported each time; in all: loss spikes 2."
+    (line,) = events(config, "anomaly")
+    assert (line["kind"], line["step"], line["losses"]) == ("loss_spike", 12, 10)
+    assert line["loss"] == losses(config)[12]
+    assert line["median"] == np.median([losses(config)[step] for step in range(2, 12)])
+
+
+def test_a_run_without_anomalies_tells_none(tmp_path: Path):
+    ears = fit_with(watched(tmp_path, 20), scrambled())
+    assert ears.anomalies == []
+    assert not any("in all: " in message for message in ears.messages)
+
+
+@pytest.mark.long
+def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spike(tmp_path: Path):
+    config = watched(tmp_path / "spiked", 18, **ROLLBACK)
+    ears = fit_with(config, scrambled(14))
+    (spike,) = ears.anomalies
+    assert (spike.kind, spike.step, ears.rewinds) == ("loss_spike", 14, [12])
+    assert (spike.facts["rolled_back_to"], spike.facts["left_out"]) == (12, [12, 13])
+    assert "went back to the checkpoint of step 12, and the batches of steps 13 to 14 are left out" in spike.text
+    assert [record.step for record in ears.records] == [*range(1, 14), *range(13, 19)]
+    assert list(losses(config)) == list(range(1, 19)), "each step once"
+    assert [event["to"] for event in events(config, "rewound")] == [12]
+
+    # A run in which those two batches are not in the data, as batches 15 and on come two steps earlier.
+    clean = watched(tmp_path / "clean", 18, **ROLLBACK)
+    trainer = make_trainer(clean)
+    trainer.left_out = (12, 13)
+    trainer.fit([JsonLines(), Heard()])
+    assert losses(config) == losses(clean)
+    assert_same_bits(saved_state(config, 18), saved_state(clean, 18))
+
+
+@pytest.mark.long
+def test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses(tmp_path: Path):
+    whole, parts = (watched(tmp_path / name, 20, **ROLLBACK) for name in ("whole", "parts"))
+    fit_with(whole, scrambled(11, 18))
+    for steps in (12, 16, 20):
+        ears = fit_with(watched(tmp_path / "parts", steps, **ROLLBACK), scrambled(11, 18))
+    assert [anomaly.step for anomaly in ears.anomalies] == [], "the second spike came before step 17"
+    assert losses(parts) == losses(whole)
+    assert_same_bits(saved_state(parts, 20), saved_state(whole, 20))
+    facts = json.loads((folder_of(parts) / "checkpoints" / "00000020" / "facts.json").read_text())
+    assert facts["left_out"] == [9, 10, 16, 17]
+    assert facts["lookout"]["rollbacks"] == 2
+
+
+def test_one_rollback_too_many_stops_the_run(tmp_path: Path):
+    with pytest.raises(TrainingError) as stopped:
+        fit_with(watched(tmp_path, 30, **ROLLBACK), scrambled(*range(14, 40)))
+    assert "after 2 rollbacks (watch.max_rollbacks) the run stops, and the same command continues it" in str(
+        stopped.value
+    )
+    assert "from the checkpoint of step 12; lower optimizer.learning_rate, or look at the data of" in str(stopped.value)
+
+
+def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
+    ears = fit_with(watched(tmp_path, 12, **{**ROLLBACK, "checkpoint": {"every": 12}}), scrambled(10))
+    assert ears.rewinds == []
+    assert ears.anomalies[0].text.endswith("nothing is saved yet to go back to, and training goes on.")
+
+
+@pytest.mark.parametrize(
+    ("sections", "parts"),
+    [
+        ({"watch": {"on_spike": "rollback"}}, ("watch.on_spike: rollback", "checkpoints")),
+        (
+            {"watch": {"on_spike": "rollback", "spike": None}, "checkpoint": {"every": 5}},
+            ("watch.on_spike: rollback", "needs spikes"),
+        ),
+        ({"watch": {"spike_window": 3}}, ("watch.spike_window", "at least 10", "got 3")),
+    ],
+)
+def test_a_watch_that_cannot_work_is_refused(tmp_path: Path, sections: dict[str, Any], parts: tuple[str, ...]):
+    with refused(*parts):
+        make_trainer(run_config(tmp_path, 5, **sections))
+
+
+def infinite_mask(number: int, rows: Rows) -> Rows:
+    return {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)} if number in (3, 4, 6) else rows
+
+
+def test_a_loss_that_is_not_finite_is_traced_to_its_batch_once(tmp_path: Path):
+    ears = fit_with(watched(tmp_path, 7), infinite_mask)
+    assert len([message for message in ears.messages if "skipped" in message]) == 3
+    (anomaly,) = ears.anomalies
+    assert (anomaly.kind, anomaly.step) == ("not_finite", 3)
+    assert anomaly.text == (
+        "Step 3: the loss itself is not finite, though all weights are: look at its batch, or for an overflow forward."
+    )
+    assert anomaly.facts["gradients"]["layers/mlp/down"] == [1, 2, 3]
+    assert anomaly.facts["gradients"]["head/weight"] is None
+
+
+def test_a_gradient_that_is_not_finite_is_named_by_weight_and_layer(tmp_path: Path):
+    trainer = make_trainer(run_config(tmp_path, 1, parallel=MESH))
+    scales = {
+        "up": [1, 1e-30, 1],
+        "down": [1, 1e30, 1],
+    }  # the same function, but the gradient of `up` is 1e30 times as long
+    mlp = dict(trainer.state.master["layers"]["mlp"])
+    for name, scale in scales.items():
+        scaled = np.asarray(mlp[name]) * np.float32(scale)[:, None, None]
+        mlp[name] = jax.device_put(scaled, mlp[name].sharding)
+    layers = {**trainer.state.master["layers"], "mlp": mlp}
+    trainer.state = trainer.state._replace(master={**trainer.state.master, "layers": layers})
+    trainer.fit([ears := Ears()])
+    (anomaly,) = ears.anomalies
+    assert anomaly.facts["gradients"] == {"layers/mlp/up": [2]}
+    assert anomaly.text == (
+        "Step 1: the loss is finite, but not the gradient of mlp/up in layer 2; the backward pass comes from the last "
+        "layer, so it began in layer 2 (mlp/up)."
+    )
+
+
+def test_a_slow_batch_is_told_as_a_slow_step_that_waited_for_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def slow(number: int, rows: Rows) -> Rows:
+        time.sleep(1.5 if number == 17 else 0)
+        return rows
+
+    monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
+    ears = fit_with(watched(tmp_path, 19, watch={"slow_pace": None}), slow)
+    (anomaly,) = ears.anomalies  # and no second one about data: it was a single wait
+    # Batches are placed one step ahead.
+    assert (anomaly.kind, anomaly.step) in {("slow_step", 15), ("slow_step", 16)}
+    assert anomaly.text.endswith("s of it waiting for a batch.")
+
+
+@pytest.mark.long
+def test_a_slow_loader_is_told_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def slow(number: int, rows: Rows) -> Rows:
+        time.sleep(0.25)
+        return rows
+
+    monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
+    ears = fit_with(watched(tmp_path, 25, run={"log_every": 5}, watch={**QUIET, "data_wait": 0.1}), slow)
+    (anomaly,) = ears.anomalies
+    assert anomaly.kind == "data_wait"
+    assert anomaly.text.startswith("The devices wait for data: ")
+    assert (
+        ears.messages[-1] == "Some anomalies were not reported each time; in all: times that devices waited for data 2."
+    )
+    assert max(record.data_wait for record in ears.records) >= anomaly.facts["share"] > 0.1

@@ -1,0 +1,224 @@
+"""Models of several kinds of layers: the same numbers on every layout, and what layers report counted once."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.kinds import ALIKE
+from jaxpar.config.schema import Pattern
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.layer import DecoderLayer
+from jaxpar.layers.report import AUXILIARY_LOSS
+from jaxpar.model import decoder
+from tests.lively import lively_gradients
+from tests.small_run import SmallRun, small, worst_difference
+from tests.training.runs import fit, folder_of, losses, run_config
+
+TOLERANCE = 1e-5
+"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+
+MODEL: dict[str, Any] = {
+    "layers": 8,
+    "kinds": {
+        "local": {"window": 5, "rope_base": 100.0, "norm_placement": "sandwich"},
+        "wide": {"mlp": 64, "activation": "relu2", "qk_norm": True},
+    },
+    "pattern": Pattern(prefix=("wide",), unit=("local", "local", "wide"), suffix=("local",)),
+}
+"""Kinds with other weights, shapes and attention, two units of them, and a layer before and behind."""
+
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "fsdp-tensor": {"parallel": {"fsdp": 4, "tensor": 2}},
+    "context-ring-full": {
+        "parallel": {"context": 4, "tensor": 2, "context_strategy": "ring"},
+        "memory": {"remat": "full"},
+    },
+    "pipe-1f1b": {"parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4}},
+    "pipe-zb-h1": {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "zb-h1"}},
+    "pipe-breadth-first-held": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2}
+    },
+    "pipe-interleaved-branching": {
+        "parallel": {
+            "pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "interleaved", "virtual_stages": 2,
+            "pipe_ticks": "branching",
+        }
+    },
+    "pipe-gpipe-uneven-context": {
+        "parallel": {"pipe": 4, "context": 2, "microbatches": 4, "schedule": "gpipe", "stage_layers": (1, 2, 3, 2)},
+        "memory": {"remat": [{"layers": 0, "preset": "none"}, {"layers": 1, "preset": "full"}]},
+    },
+    "offload-by-name": {
+        "parallel": {"fsdp": 2, "zero": 2},
+        "memory": {"remat": {"preset": "full", "layer_input": "offload", "value": "offload"}},
+    },
+    "state-on-the-host-half-offloaded": {
+        "parallel": {"fsdp": 2, "zero": 1, "microbatches": 2},
+        "memory": {"optimizer_offload": "host", "offload_fraction": 0.5, "offload_smallest": 1},
+    },
+}  # fmt: skip
+
+
+@cache
+def reference() -> tuple[float, Any, Any]:
+    """Loss, gradients and initial weights on one device, nothing recomputed."""
+    run = SmallRun(small(model=MODEL, memory={"remat": "none"}))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    return *lively_gradients(run, initial), initial
+
+
+@pytest.mark.matrix(quick=("pipe-zb-h1",), ci=2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_and_gradients_equal_one_device(layout: str):
+    loss, gradients, weights = reference()
+    run = SmallRun(small(model=MODEL, **LAYOUTS[layout]))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    same = jax.tree.map(np.array_equal, initial, weights)
+    assert all(jax.tree.leaves(same)), "initial weights differ in some bit"
+    found_loss, found = lively_gradients(run, initial)
+    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
+    worst, leaf = worst_difference(found, gradients)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+@pytest.mark.long
+def test_kinds_that_change_nothing_are_the_plain_model():
+    """The layer's number decides what it begins with and what it drops, whatever its kind is called."""
+    same = {"kinds": {"a": {}, "b": {"window": None}}, "pattern": Pattern(unit=("a", "b", "a"))}
+    plain = SmallRun(small(model={"dropout": 0.1}))
+    mixed = SmallRun(small(model={"dropout": 0.1} | same, parallel={"fsdp": 2}))
+    initial = mixed.by_layer(mixed.step.residency.initial_state().master)
+    begun = plain.by_layer(plain.step.residency.initial_state().master)["layers"]
+    rows = {"a": np.array([0, 2]), "b": np.array([1])}
+    for kind, own in rows.items():
+        jax.tree.map(np.testing.assert_array_equal, initial["layers"][kind], jax.tree.map(lambda a, o=own: a[o], begun))
+    found_loss, found = mixed.loss_and_gradients()
+    plain_loss, plain_gradients = plain.loss_and_gradients()
+    assert found_loss == pytest.approx(plain_loss, rel=TOLERANCE)
+    joined = {kind: jax.tree.map(lambda a, o=own: a[o], plain_gradients["layers"]) for kind, own in rows.items()}
+    worst, leaf = worst_difference(found, plain_gradients | {"layers": joined})
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_another_pipeline(tmp_path: Path):
+    """Checkpoints hold the layers of each kind by number, whatever pads the stacks."""
+    pipes: list[dict[str, Any]] = [
+        {"pipe": 2, "microbatches": 4, "stage_layers": (2, 3)},
+        {"fsdp": 2, "tensor": 2},
+    ]
+    model = MODEL | {"layers": 5}
+
+    def config(name: str, steps: int, parallel: dict[str, Any]) -> Config:
+        sections = {"run": {"name": name}, "checkpoint": {"every": 2, "keep_last": 9}}
+        return run_config(tmp_path, steps, model=model, parallel=parallel, **sections)
+
+    fit(config("whole", 4, {}))
+    for number, parallel in enumerate(pipes):
+        fit(config("parts", 2 * number + 2, parallel))
+    whole, parts = losses(config("whole", 4, {})), losses(config("parts", 4, {}))
+    assert whole.keys() == parts.keys()
+    assert all(parts[step] == pytest.approx(loss, rel=TOLERANCE) for step, loss in whole.items())
+    shutil.rmtree(folder_of(config("parts", 4, {})))
+
+
+class Reporting(DecoderLayer):
+    """A decoder layer with an auxiliary loss, the squares of its output, that counts its tokens."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.reports = (AUXILIARY_LOSS, "tokens")
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        x, _ = super().__call__(*arguments, **options)
+        ones = jnp.float32(np.prod(x.shape[:-1]))
+        return x, {AUXILIARY_LOSS: 0.01 * jnp.sum(jnp.square(x.astype(jnp.float32))), "tokens": ones + 0 * jnp.sum(x)}
+
+
+REPORTING: dict[str, dict[str, Any]] = {
+    "fsdp-context-tensor": {"fsdp": 2, "context": 2, "tensor": 2, "microbatches": 2},
+    "pipe-zb-h1": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4, "schedule": "zb-h1"},
+    "pipe-branching-uneven": {
+        "pipe": 2, "fsdp": 2, "microbatches": 4, "pipe_ticks": "branching", "stage_layers": (1, 2)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("layout", REPORTING)
+def test_what_layers_report_is_counted_once(monkeypatch: pytest.MonkeyPatch, layout: str):
+    quiet, _ = SmallRun(small()).loss_and_gradients()
+    monkeypatch.setattr(decoder, "DecoderLayer", Reporting)
+    alone, split = SmallRun(small()), SmallRun(small(parallel=REPORTING[layout]))
+    loss, gradients = alone.loss_and_gradients()
+    found_loss, found = split.loss_and_gradients()
+    assert loss == pytest.approx(quiet, rel=1e-6), "the loss that is reported is that of the tokens alone"
+    assert found_loss == pytest.approx(loss, rel=TOLERANCE)
+    worst, leaf = worst_difference(found, gradients)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    _, one = alone.step.train(alone.step.residency.initial_state(), alone.batch(0))
+    _, many = split.step.train(split.step.residency.initial_state(), split.batch(0))
+    tokens = alone.config.data.batch_size * alone.config.data.sequence_length
+    for metrics in (one, many):
+        assert float(metrics.report["tokens"] * metrics.tokens) == pytest.approx(3 * tokens), "of three layers"
+    assert float(many.report[AUXILIARY_LOSS]) == pytest.approx(float(one.report[AUXILIARY_LOSS]), rel=TOLERANCE)
+
+
+def test_an_auxiliary_loss_has_a_gradient(monkeypatch: pytest.MonkeyPatch):
+    quiet = SmallRun(small())
+    _, plain = quiet.loss_and_gradients()
+    monkeypatch.setattr(decoder, "DecoderLayer", Reporting)
+    _, with_loss = SmallRun(small()).loss_and_gradients()
+    assert worst_difference(with_loss, plain)[0] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "wanted"),
+    [
+        (
+            {"layers": 7}, {},
+            "model.pattern: a prefix of 1, units of 3 and a suffix of 1 make no 7 layers (model.layers); expected for "
+            "example 5 or 8",
+        ),
+        (
+            {"pattern": Pattern(unit=("local", "wied", "local", "local"))}, {},
+            "model.pattern.unit: 'wied' is not declared in model.kinds; did you mean wide?",
+        ),
+        (
+            {}, {"pipe": 2, "stage_layers": (8, 0), "microbatches": 2},
+            "parallel.stage_layers: every chunk needs a layer, got [8, 0]",
+        ),
+    ],
+)  # fmt: skip
+def test_patterns_that_do_not_fit_get_a_sentence(model: dict[str, Any], parallel: dict[str, Any], wanted: str):
+    with pytest.raises(UserError) as error:
+        SmallRun(small(model=MODEL | model, parallel=parallel))
+    assert str(error.value) == wanted
+
+
+def test_remat_maps_are_for_names_that_some_part_has():
+    with pytest.raises(UserError) as error:
+        SmallRun(small(model=MODEL, memory={"remat": {"mlp_gat": "save"}}))
+    assert "'mlp_gat' is no activation; did you mean mlp_gate?" in str(error.value)
+
+
+def test_a_refused_attention_names_the_kind_that_it_is_about():
+    kinds = "model.kinds={plain: {}, capped: {attention_softcap: 30.0}}"
+    asked = [kinds, "model.pattern={unit: [plain, capped]}", "model.layers=2", "precision.compute=bfloat16"]
+    config = load_config(None, [*asked, "attention.backend=cudnn", "parallel.fsdp=-1", "data.packed=false"])
+    with pytest.raises(UserError, match=r"is 'cudnn', which does not support the layers of kind capped: "):
+        plan_for(config, parse_cluster("h100:1x8"))
+
+
+def test_a_plain_model_has_one_kind_without_a_name():
+    assert tuple(SmallRun(small()).step.layout.order.stacks) == (ALIKE,)

@@ -1,0 +1,86 @@
+"""A run on several token folders reports their epochs, and notes weights that change between two starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.observe.writers.jsonl import read_metrics
+from tests.data.folders import prepared, texts
+from tests.sentences import refused
+from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("folders")
+    for seed, name in enumerate("ab"):
+        prepared(root / name, texts(300, seed), unit_bytes=10**6)
+    return str(root / "a"), str(root / "b")
+
+
+def config_of(tmp_path, steps, sources, **evaluation):
+    return run_config(
+        tmp_path,
+        steps,
+        parallel=MESH,
+        model={"vocab": None},
+        data={"source": "tokens", "sources": sources},
+        checkpoint={"every": 2},
+        evaluation=evaluation,
+    )
+
+
+@pytest.mark.long
+def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folders):
+    a, b = folders
+    first = config_of(tmp_path, 4, {a: 3.0, b: 1.0})
+    rows = make_trainer(first).data.train
+    summary, _ = fit(first)
+    assert summary.epochs == rows.epochs(32)
+    records = read_metrics(folder_of(first) / "metrics.jsonl")
+    assert [record["epochs"] for record in records] == [rows.epochs(8 * step) for step in (1, 2, 3, 4)]
+
+    changed = config_of(tmp_path, 8, {a: 1.0, b: 3.0})
+    summary, heard = fit(changed)
+    told = rows.epochs(32)
+    weights = f"data.sources: {{{a}: 3.0, {b}: 1.0}} -> {{{a}: 1.0, {b}: 3.0}}"
+    assert heard.messages[:2] == [
+        "The mixture changes from example 32 on, and each source continues where it was: epochs "
+        + ", ".join(f"{path} {epochs:.3g}" for path, epochs in told.items())
+        + ".",
+        f"Continuing with changes: run.steps: 4 -> 8; {weights}.",
+    ]
+    # 24 rows and 8, and then the other way round.
+    for path in folders:
+        assert summary.epochs[path] / (told[a] / 24 if path == a else told[b] / 8) == pytest.approx(32, abs=2)
+
+    # A start that goes back to the checkpoint of step 6 repeats steps 7 and 8 as they were.
+    before = losses(changed)
+    (folder_of(changed) / "checkpoints" / "00000008" / MANIFEST).write_text("damaged")
+    again = replace(changed, run=replace(changed.run, steps=10))
+    _, heard = fit(again)
+    assert not [message for message in heard.messages if message.startswith("The mixture")]
+    after = losses(again)
+    assert {step: after[step] for step in before} == before
+
+
+@pytest.mark.long
+def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
+    a, b = folders
+    config = config_of(tmp_path, 2, {a: 1.0, b: 1.0})
+    fit(config)
+    [facts] = (folder_of(config) / "checkpoints" / "00000002").rglob("facts.json")
+    mixture = json.loads(facts.read_text())["mixture"]
+    assert mixture["first"] == 0 and sorted(mixture["weights"].values()) == [1.0, 1.0]
+
+
+def test_other_changes_of_the_data_are_another_run(tmp_path, folders):
+    a, b = folders
+    fit(config_of(tmp_path, 2, {a: 1.0, b: 1.0}))
+    alone = run_config(tmp_path, 4, parallel=MESH, model={"vocab": None}, data={"source": "tokens", "path": a})
+    with refused("another configuration", "data.path: null -> ", "run.name"):
+        fit(alone)

@@ -1,0 +1,177 @@
+"""Same numbers on every layout: loss and gradients equal the one-device run, for every feature that a plan can name.
+
+The matrix covers every pair of values of its factors (not their product): each combination of two features runs on
+some layout.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.covering import covering_rows, feasible_pairs
+from tests.lively import FAMILIES, gemma, lively_gradients
+from tests.small_run import SmallRun, small, worst_difference
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "replica": (1, 2),
+    "fsdp": (1, 2, 4),
+    "expert": (1, 2),
+    "tensor": (1, 2, 4),
+    "context": (1, 2, 4),
+    "context_strategy": ("allgather", "ring", "ulysses", "usp"),
+    "context_order": ("auto", "contiguous", "striped"),
+    "zero": (0, 1, 2, 3),
+    "microbatches": (1, 2),
+    "kv_heads": (8, 2),
+    "packed": (True, False),
+    "tied": (False, True),
+    "remat": ("none", "gemm_last", "selective", "full", "per layer", "offload", "half offloaded"),
+    "optimizer_offload": ("none", "host"),
+    "loss_tiles": (1, 3),
+    "mlp_tiles": (1, 3),
+    "dropout": (0.0, 0.1),
+    "vocab": (64, 61),
+    "family": ("llama", "gpt2", "qwen3", "mistral", "qwen2", "olmo2", "gemma"),
+}
+
+REMATS: dict[str, dict[str, Any]] = {
+    "per layer": {"remat": [{"layers": 0, "preset": "full"}, {"layers": 1, "preset": "none", "query": "recompute"}]},
+    "offload": {"remat": {"preset": "full", "layer_input": "offload", "value": "offload"}},
+    "half offloaded": {"offload_fraction": 0.5, "offload_smallest": 1},
+}
+"""`memory` under the names that are no presets."""
+
+DEVICES = 8
+TOLERANCE = 1e-5
+"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+
+
+def _fits(row: dict[str, Any]) -> bool:
+    strategy, order = row.get("context_strategy"), row.get("context_order", "auto")
+    context = row.get("context", {"ulysses": 2, "usp": 4}.get(strategy or "", 1))
+    used = [context, *(row.get(axis, 1) for axis in ("replica", "fsdp", "expert", "tensor"))]
+    rows_per_rank = 8 // (
+        row.get("replica", 1) * row.get("fsdp", 1) * row.get("expert", 1) * row.get("microbatches", 1)
+    )
+    if strategy == "ulysses" and (order == "striped" or context == 1):
+        return False
+    if strategy == "usp" and (context != 4 or row.get("tensor", 1) == 4):
+        return False  # groups of 2 in a ring of 2, of more than one head
+    return int(np.prod(used)) <= DEVICES and rows_per_rank >= 1
+
+
+ROWS = covering_rows(FACTORS, _fits, seed=3)
+
+
+def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
+    family = gemma(layers=3) if row["family"] == "gemma" else FAMILIES[row["family"]]
+    model = {name: row[name] for name in ("kv_heads", "tied", "dropout", "vocab")} | family
+    layout = ("replica", "fsdp", "expert", "tensor", "context", "context_strategy", "context_order")
+    axes = {name: row[name] for name in (*layout, "zero", "microbatches")}
+    sections = {
+        "model": model,
+        "parallel": axes,
+        "memory": {name: row[name] for name in ("optimizer_offload", "loss_tiles", "mlp_tiles")}
+        | REMATS.get(row["remat"], {"remat": row["remat"]}),
+        "data": {"packed": row["packed"]},
+    }
+    return small(**{name: sections.get(name, {}) | more.get(name, {}) for name in sections | more})
+
+
+@cache
+def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
+    alone = {"replica": 1, "fsdp": 1, "expert": 1, "tensor": 1, "context": 1, "zero": 0, "microbatches": 1}
+    alone |= {"context_strategy": "auto", "context_order": "auto", "loss_tiles": 1, "mlp_tiles": 1}
+    alone |= {"optimizer_offload": "none"}
+    run = SmallRun(config_of(dict(model) | alone | {"remat": "none"}))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    return *lively_gradients(run, initial), initial
+
+
+def reference(row: dict[str, Any]) -> tuple[float, Any, Any]:
+    """Loss, gradients and initial weights of the same model on one device, nothing sharded, recomputed or split."""
+    model = ("kv_heads", "packed", "tied", "dropout", "vocab", "family")
+    return _reference(tuple((name, row[name]) for name in model))
+
+
+def test_the_matrix_covers_every_feasible_pair():
+    for (a, x), (b, y) in feasible_pairs(FACTORS, _fits):
+        assert any(row[a] == x and row[b] == y for row in ROWS), f"{a}={x} with {b}={y}"
+
+
+def _name(row: dict[str, Any]) -> str:
+    axes = "-".join(
+        f"{axis}{row[axis]}" for axis in ("replica", "fsdp", "expert", "tensor", "context") if row[axis] > 1
+    )
+    context = f"-{row['context_strategy']}-{row['context_order']}" if row["context"] > 1 else ""
+    return f"{axes or 'one'}{context}-zero{row['zero']}-{row['family']}-{row['remat']}"
+
+
+@pytest.mark.matrix(quick=("tensor2-context4-ring-striped-zero1-olmo2-selective",), ci=4)
+@pytest.mark.parametrize("row", ROWS, ids=_name)
+def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
+    loss, gradients, weights = reference(row)
+    run = SmallRun(config_of(row))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, initial, weights))), "initial weights differ in some bit"
+    found_loss, found = lively_gradients(run, initial)
+    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
+    worst, leaf = worst_difference(found, gradients)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+TIERS: dict[str, dict[str, dict[str, Any]]] = {
+    "auto, state in files": {
+        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3},
+        "memory": {"remat": "auto", "optimizer_offload": "file"},
+    },
+    "moments in 8 bits, state on the host": {
+        "parallel": {"replica": 2, "fsdp": 2, "expert": 2, "zero": 1},
+        "precision": {"moments": "int8"},
+        "memory": {"optimizer_offload": "host"},
+    },
+    "moments in 16 bits, state in files, pipeline": {
+        "parallel": {"pipe": 2, "fsdp": 2, "zero": 2, "microbatches": 2},
+        "precision": {"moments": "bfloat16"},
+        "memory": {"remat": "auto", "optimizer_offload": "file"},
+    },
+    "layers on the host": {
+        "parallel": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "microbatches": 2},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
+    },
+}
+"""What the matrix does not have, because gradients do not depend on it: they are seen in the losses of steps."""
+
+
+@cache
+def _losses(moments: str) -> list[float]:
+    """Of one device, with its state there."""
+    return _losses_of(small(model=WIDE, precision={"moments": moments}))
+
+
+def _losses_of(config: Any) -> list[float]:
+    run, losses = SmallRun(config), []
+    state = run.step.residency.initial_state()
+    for step in range(3):
+        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
+        losses.append(float(metrics.loss))
+    return losses
+
+
+WIDE = {"layers": 2, "embed": 64, "mlp": 128}
+"""Matrices have blocks of 8 bits in it."""
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", TIERS)
+def test_losses_of_steps_equal_one_device_wherever_the_state_rests(name: str, tmp_path: Path):
+    """Updates may round a moment the other way on another layout, by a step of its dtype at most."""
+    sections = TIERS[name] | {"model": WIDE, "run": {"dir": str(tmp_path)}}
+    moments = sections.get("precision", {}).get("moments", "float32")
+    np.testing.assert_allclose(_losses_of(small(**sections)), _losses(moments), rtol=TOLERANCE)

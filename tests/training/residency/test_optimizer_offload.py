@@ -1,0 +1,264 @@
+"""Master weights and moments that rest outside the device: the same bits, through checkpoints of either kind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.state_storage import check_resting_state, resting_rows, streamed_bytes
+from jaxpar.layout.state import weight_states
+from jaxpar.memory import streaming
+from jaxpar.memory.disk_array import DiskArray, in_memory
+from jaxpar.observe.amounts import mebibytes
+from jaxpar.optim.rule import is_stacked
+from jaxpar.training.residency.initial import InitialWeight
+from jaxpar.training.residency.weight_update import weight_updates
+from jaxpar.training.step.train_step import TrainStep
+from tests.same_bits import assert_same_bits
+from tests.sentences import refused
+from tests.small_run import SmallRun, small
+from tests.traced import operations
+from tests.training.residency.unpinned import unpinned_mesh
+from tests.training.runs import fit, run_config, saved_state
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights pass in several pieces too."""
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
+
+
+def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[float, float]], Any]:
+    """Loss and gradient norm of some steps, and the last state as NumPy."""
+    sections["memory"] = {"optimizer_offload": offload} | sections.get("memory", {})
+    run = SmallRun(small(**sections))
+    state, told = run.step.residency.initial_state(), []
+    for step in range(STEPS):
+        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
+        told.append((float(metrics.loss), float(metrics.grad_norm)))
+    resting = {_resting_place(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
+    assert resting == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
+    return told, jax.device_get(in_memory(state))
+
+
+def _resting_place(leaf: Any) -> str:
+    return "file" if isinstance(leaf, DiskArray) else leaf.sharding.memory_kind
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "adamw, one device": {},
+    "adamw with an average, fsdp, zero 3": {"parallel": {"fsdp": 2, "zero": 3}, "optimizer": {"ema": 0.9}},
+    "adamw, padded pipeline, zero 1": {
+        "model": {"layers": 3},
+        "parallel": {"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 4},
+    },
+    "muon, tensor, zero 1": {"parallel": {"fsdp": 2, "tensor": 2, "zero": 1}, "optimizer": {"name": "muon"}},
+    "lion, tied, float16, zero 2": {
+        "model": {"tied": True},
+        "precision": {"compute": "float16"},
+        "parallel": {"fsdp": 2, "zero": 2},
+        "optimizer": {"name": "lion"},
+    },
+    "adafactor, zero 3": {"parallel": {"fsdp": 2, "zero": 3}, "optimizer": {"name": "adafactor"}},
+    "adamw, moments in 8 bits": {
+        "model": {"embed": 64, "mlp": 128},
+        "precision": {"moments": "int8"},
+        "parallel": {"fsdp": 2, "zero": 3},
+    },
+}
+
+
+@pytest.mark.matrix(ci=2)
+@pytest.mark.parametrize("name", CASES)
+def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
+    sections = {"model": {"layers": 4}} | CASES[name]
+    told, state = states_of("none", **sections)
+    for offload in ("host", "file"):
+        found, streamed = states_of(offload, run={"dir": str(tmp_path)}, **sections)
+        assert found == told
+        assert_same_bits(streamed, state)
+
+
+UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1}
+
+
+@pytest.mark.long
+def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
+    """Checkpoints do not tell where it rested; layers are moved to their order in them, and back."""
+
+    def run(name: str, steps: int, offload: str) -> Any:
+        sections = {"model": {"layers": 4}, "parallel": UNEVEN, "memory": {"optimizer_offload": offload}}
+        config = run_config(
+            tmp_path, steps, run={"name": name}, evaluation={"batches": 1, "sample_tokens": 2}, **sections
+        )
+        summary, _ = fit(config)
+        return config, summary
+
+    whole, summary = run("whole", 4, "none")
+    for steps, offload in ((1, "none"), (2, "host"), (3, "file"), (4, "host")):
+        parts, found = run("parts", steps, offload)
+    assert found.loss == summary.loss and found.eval_loss == summary.eval_loss
+    assert_same_bits(saved_state(parts, 4), saved_state(whole, 4))
+
+
+@pytest.mark.long
+def test_what_fits_stays_on_the_device_and_the_state_is_the_same_bits():
+    """Room for the state of the feed-forward's matrices, and what is small besides."""
+    sections = {"model": {"layers": 4}, "parallel": {"fsdp": 2, "zero": 3}}
+    told, state = states_of("none", **sections)
+    memory = {"optimizer_offload": "host", "optimizer_resident": 3 * 4 * 4 * 32 * 48 * 3 // 2 + 4000}
+    run = SmallRun(small(memory=memory, **sections))
+    found, now = [], run.step.residency.initial_state()
+    for step in range(STEPS):
+        now, metrics = run.step.residency.advance(run.step.train, now, run.batch(step))
+        found.append((float(metrics.loss), float(metrics.grad_norm)))
+    assert found == told
+    assert_same_bits(jax.device_get(now), state)
+    where = {name: leaf.sharding.memory_kind for name, leaf in now.master["layers"]["mlp"].items()}
+    assert set(where.values()) == {"device"} and now.master["embedding"]["tokens"].sharding.memory_kind == "pinned_host"
+    assert 0 < state_bytes(run.step.layout) - offloaded_state_bytes(run.step.layout) <= memory["optimizer_resident"]
+    (row,) = resting_rows(run.step.layout, run.step.mesh.devices.flat[0].device_kind)
+    assert "stay on the device; a step moves" in row[2]
+
+
+def step_of(offload: str, **sections: dict[str, Any]) -> TrainStep:
+    return SmallRun(small(memory={"optimizer_offload": offload}, parallel={"fsdp": 2, "zero": 1}, **sections)).step
+
+
+def test_a_machine_without_room_in_memory_is_one_sentence():
+    step = step_of("host")
+    needed = 2 * state_bytes(step.layout)
+    check_resting_state(step.layout, step.mesh, limit=needed)
+    with refused(
+        "memory.optimizer_offload: host",
+        f"{mebibytes(needed)} of host memory",
+        "2 devices",
+        "expected memory.optimizer_offload: file",
+        "more machines",
+    ):
+        check_resting_state(step.layout, step.mesh, limit=needed - 2**20)
+
+
+def test_a_disk_without_room_is_one_sentence():
+    step = step_of("file", run={"dir": "/somewhere"})
+    with refused("file takes", "MiB on disk for 2 devices", "/somewhere/", "0.0 MiB free"):
+        check_resting_state(step.layout, step.mesh, limit=0)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    step = step_of("file", run={"dir": str(tmp_path)})
+    with refused("memory.offload_dir: ", "0.0 MiB more", "No space left on device"):
+        step.residency.initial_state()
+
+
+def test_a_device_without_pinned_memory_is_one_sentence():
+    with pytest.raises(UserError) as error:
+        check_resting_state(step_of("host").layout, unpinned_mesh("Apple M2"))
+    assert str(error.value) == (
+        "memory.optimizer_offload: host needs pinned_host memory, and Apple M2 has only device; expected none or file"
+    )
+
+
+def test_the_plan_says_where_the_state_rests_and_what_moves():
+    """AdamW has 12 bytes a parameter, of which 4 go to the device twice from host memory."""
+    rows = [row for offload in ("none", "host", "file") for row in resting_rows(step_of(offload).layout, "cpu")]
+    assert [name for name, *_ in rows] == ["optimizer offload"] * 2
+    host = step_of("host").layout
+    there, back = streamed_bytes(host)
+    assert (there, back) == (4 * back / 3, offloaded_state_bytes(host))
+    assert "in pinned host memory; a step moves" in rows[0][2]
+    assert "in files in " in rows[1][2]
+
+
+def test_files_have_no_name_while_they_are_in_use(tmp_path: Path):
+    """So a run that is killed leaves nothing, and no file of another run is ever read."""
+    state = step_of("file", run={"dir": str(tmp_path)}).residency.initial_state()
+    assert all(isinstance(leaf, DiskArray) for leaf in jax.tree.leaves(state.optimizer))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.long
+def test_a_state_in_files_whose_update_was_interrupted_takes_no_step_and_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = SmallRun(small(memory={"optimizer_offload": "file"}, run={"dir": str(tmp_path)}))
+    state, written = run.step.residency.initial_state(), []
+    real = DiskArray.write
+
+    def write(array: DiskArray, first: int, rows: Any) -> None:
+        written.append(first)
+        if len(written) == 5:
+            raise KeyboardInterrupt
+        real(array, first, rows)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(DiskArray, "write", write)
+        with pytest.raises(KeyboardInterrupt):
+            run.step.residency.advance(run.step.train, state, run.batch(0))
+    with pytest.raises(UserError, match="the update of a step was interrupted"):
+        run.step.residency.advance(run.step.train, state, run.batch(0))
+    with pytest.raises(UserError, match="restore the last checkpoint"):
+        run.step.residency.saved().outgoing(state)
+
+
+STACKED: dict[str, dict[str, Any]] = {
+    "average, padded pipeline": {
+        "model": {"layers": 3},
+        "parallel": {"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 4},
+        "optimizer": {"ema": 0.9},
+    },
+    "8 bits, zero 3": {
+        "model": {"layers": 4, "embed": 64, "mlp": 128},
+        "precision": {"moments": "int8"},
+        "parallel": {"fsdp": 2, "zero": 3},
+    },
+}
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", STACKED)
+def test_a_state_on_the_host_begins_as_on_the_device_and_is_made_in_pieces(name: str):
+    """A weight of all layers may be larger than the device."""
+    whole = jax.device_get(SmallRun(small(**STACKED[name])).step.residency.initial_state())
+    step = SmallRun(small(memory={"optimizer_offload": "host"}, **STACKED[name])).step
+    assert_same_bits(jax.device_get(step.residency.initial_state()), whole)
+    layout, largest = step.layout, 0
+    abstract, places = layout.abstract_state(step.mesh), layout.state_shardings(step.mesh)
+    weights = zip(
+        jax.tree.leaves(layout.specs),
+        weight_states(abstract.master, abstract.optimizer),
+        weight_states(places.master, places.optimizer),
+        weight_updates(layout),
+        strict=True,
+    )
+    for number, (spec, like, where, update) in enumerate(weights):
+        if not is_stacked(spec):
+            continue
+        weight = InitialWeight(layout, step.mesh, number, where, update)
+        rows = update.rows(weight.local)
+        assert rows is not None
+        fill = lambda state, place, weight=weight, rows=rows: weight.filling(weight.local)(state, place, rows)
+        made = device_bytes(fill, like, jax.ShapeDtypeStruct((), "int32"))
+        assert made <= 4 * layout.plan.axes.pipe * rows * prod(spec.shape[1:])
+        largest = max(largest, made)
+    assert largest < max(4 * prod(spec.shape) for spec in jax.tree.leaves(layout.specs) if is_stacked(spec))
+
+
+def device_bytes(function: Any, *arguments: Any) -> int:
+    """Of the largest array that `function` makes in device memory, all devices' parts of it together."""
+    made = [v.aval for equation, _ in operations(function, *arguments) for v in equation.outvars]
+    return max(a.size * a.dtype.itemsize for a in made if a.memory_space == jax.memory.Space.Device)

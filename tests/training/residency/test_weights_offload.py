@@ -1,0 +1,173 @@
+"""Layers whose weights and gradients rest in host memory: the same bits as on the device, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config.validate import validate
+from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
+from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
+from jaxpar.layout.memory.state_bytes import offloaded_state_bytes
+from jaxpar.layout.memory.state_storage import check_resting_state, resting_rows, streamed_bytes
+from jaxpar.memory import streaming
+from jaxpar.observe.amounts import mebibytes
+from jaxpar.training.run.out_of_memory import explained
+from tests.same_bits import assert_same_bits
+from tests.sentences import refused
+from tests.small_run import SmallRun, small
+
+LAYERS, STEPS = 4, 3
+
+
+@pytest.fixture(autouse=True)
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights pass in several pieces too."""
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 3000)
+
+
+def run_of(offload: str, stay: float = 0, **sections: Any) -> SmallRun:
+    """With room for so many layers to stay."""
+    unlike = {name: own for name, own in sections.items() if name != "model"}
+    model = {"layers": LAYERS} | sections.get("model", {})
+    memory: dict[str, Any] = {"optimizer_offload": "host", "weights_offload": offload}
+    if stay:
+        each = layer_bytes(run_of("host", **sections).step.layout)
+        memory["weights_resident"] = int(stay * (each.weights + each.gradients))
+    return SmallRun(small(**unlike, model=model, memory=memory))
+
+
+def estimated(offload: str, stay: float) -> MemoryEstimate:
+    layout = run_of(offload, stay).step.layout
+    return estimate_memory(layout.config, layout.plan)
+
+
+def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
+    """Loss and gradient norm of some steps, the last state as NumPy, and the loss of its weights."""
+    state, told = run.step.residency.initial_state(), []
+    for step in range(STEPS):
+        state, metrics = run.step.train(state, run.batch(step))
+        told.append((float(metrics.loss), float(metrics.grad_norm)))
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.master)} == {"pinned_host"}
+    return told, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0])
+
+
+CASES: dict[str, tuple[float, dict[str, Any]]] = {
+    "some stay, replicas, zero 3, microbatches": (
+        1.5,
+        {"parallel": {"replica": 2, "fsdp": 2, "zero": 3, "microbatches": 2}},
+    ),
+    "all away, one device, bfloat16": (0, {"precision": {"compute": "bfloat16"}}),
+    "some stay, muon, tensor, zero 0": (
+        1,
+        {"parallel": {"fsdp": 2, "tensor": 2, "zero": 0}, "optimizer": {"name": "muon", "ema": 0.9}},
+    ),
+}
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", CASES)
+def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
+    """Without clipping: the norm adds up the layers in another order, so its last bit may differ."""
+    stay, sections = CASES[name]
+    sections = sections | {"optimizer": sections.get("optimizer", {}) | {"clip_norm": None}}
+    told, state, loss = steps_of(run_of("none", **sections))
+    run = run_of("host", stay, **sections)
+    assert run.step.layout.plan.host_layers == LAYERS - int(stay)
+    found, streamed, evaluated = steps_of(run)
+    assert [loss for loss, _ in found] == [loss for loss, _ in told]
+    assert evaluated == pytest.approx(
+        loss, rel=1e-4
+    )  # XLA:CPU leaves out some roundings to bfloat16 in a forward alone
+    assert [norm for _, norm in found] == pytest.approx([norm for _, norm in told], rel=1e-6)
+    assert_same_bits(streamed, state)
+
+
+def test_the_last_layers_stay_for_which_there_is_room_beside_two():
+    each = layer_bytes(run_of("host").step.layout)
+    layer = each.weights + each.gradients
+    away = lambda stay: run_of("host", stay).step.layout.plan.host_layers
+    assert [away(stay) for stay in (0, 0.9, 1, 1.9, 2)] == [4, 4, 3, 3, 0]
+    kept, none = (estimated("host", stay) for stay in (1, 0))
+    assert kept.weights + kept.gradients - none.weights - none.gradients == layer
+    assert none.host - kept.host == each.gradients
+
+
+def test_the_plan_says_where_they_rest_and_what_moves():
+    """In a step of AdamW 12 bytes a parameter pass for the update, 4 come forward and 4 backward; gradients go once and
+    come for the norm and for the update."""
+    step = run_of("host", 1).step
+    optimizer, weights = resting_rows(step.layout, step.mesh.devices.flat[0].device_kind)
+    assert optimizer[0] == "optimizer offload"
+    gradients = host_gradient_bytes(step.layout)
+    assert weights[:2] == ("weights offload", mebibytes(gradients))
+    assert "weights of layers 0-2 are fetched for each use" in weights[2] and weights[2].endswith("layers 3-3 stay")
+    there, back = streamed_bytes(step.layout)
+    state, masters = offloaded_state_bytes(step.layout), offloaded_state_bytes(step.layout, master_alone=True)
+    assert back == state + gradients
+    assert there == state + masters + 3 * layer_bytes(step.layout).master + 2 * gradients
+
+
+def test_gradients_come_with_each_of_several_microbatches():
+    """The first has no use for them, but all run one program."""
+    step = run_of("host", parallel={"microbatches": 2}).step
+    there, back = streamed_bytes(step.layout)
+    state, masters = offloaded_state_bytes(step.layout), offloaded_state_bytes(step.layout, master_alone=True)
+    gradients = host_gradient_bytes(step.layout)
+    assert back == state + 2 * gradients
+    assert there == state + masters + 3 * LAYERS * layer_bytes(step.layout).master + (2 + 2) * gradients
+
+
+def test_a_machine_without_room_for_the_gradients_is_one_sentence():
+    """A state in files is no way out here: layers come from the master weights in host memory."""
+    step = run_of("host").step
+    needed = offloaded_state_bytes(step.layout) + host_gradient_bytes(step.layout)
+    check_resting_state(step.layout, step.mesh, limit=needed)
+    with refused(
+        "of host memory for 1 devices",
+        "gradients of 4 layers",
+        "expected",
+        "memory.weights_resident",
+        "memory.weights_offload: none",
+        "more machines",
+    ):
+        check_resting_state(step.layout, step.mesh, limit=needed - 1)
+
+
+def test_pinned_memory_that_runs_out_is_told_with_the_gradients():
+    step = run_of("host").step
+    state, gradients = offloaded_state_bytes(step.layout), host_gradient_bytes(step.layout)
+    with (
+        refused(
+            f"{mebibytes(state)} of master weights and moments",
+            f"{mebibytes(gradients)} of gradients of 4 layers",
+            "0.0 MiB of activations",
+            f"{mebibytes(state + gradients)} in all",
+            "memory.weights_resident",
+        ),
+        explained(step.layout, step.mesh),
+    ):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 8 bytes.")
+
+
+REFUSED: list[tuple[tuple[str, ...], dict[str, dict[str, Any]]]] = [
+    (("expected memory.optimizer_offload: host",), {"memory": {"optimizer_offload": "file"}}),
+    (("memory.optimizer_resident is 5", "expected 0 bytes"), {"memory": {"optimizer_resident": 5}}),
+    (("parallel.pipe is 2", "expected 1"), {"parallel": {"pipe": 2}}),
+    (("parallel.zero: 1",), {"parallel": {"fsdp": 2, "zero": 1}}),
+    (("expected adamw, muon or lion",), {"optimizer": {"name": "adafactor"}}),
+    (
+        ("memory.weights_offload is none", "expected host", "0 bytes"),
+        {"memory": {"weights_offload": "none", "weights_resident": 7}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("parts", "sections"), REFUSED)
+def test_what_is_not_supported_is_one_sentence(parts: tuple[str, ...], sections: dict[str, dict[str, Any]]):
+    sections = dict(sections)
+    memory = {"optimizer_offload": "host", "weights_offload": "host"} | sections.pop("memory", {})
+    with refused(*parts):
+        validate(small(memory=memory, **sections))

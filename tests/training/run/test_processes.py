@@ -1,0 +1,151 @@
+"""Several real processes of one job: the numbers of a single process, one set of files, a sentence for a straggler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.config import Config
+from tests.patience import seconds
+from tests.same_bits import assert_same_bits
+from tests.training.runs import (
+    MESH,
+    fit,
+    folder_of,
+    losses,
+    run_config,
+    saved_state,
+    start,
+    write_config,
+)
+
+PATIENCE_S = seconds(240)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def start_job(config: Config, file: Path, count: int, **how: Any) -> list[subprocess.Popen[str]]:
+    """Start the processes of a job, with `how` for each; each has its share of eight devices."""
+    write_config(config, file)
+    job = [f"distributed.coordinator=127.0.0.1:{free_port()}", f"distributed.processes={count}"]
+    return [start(file, *job, f"distributed.process_id={rank}", devices=8 // count, **how) for rank in range(count)]
+
+
+def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each process."""
+    try:
+        said = [process.communicate(timeout=PATIENCE_S) for process in job]
+    finally:
+        for process in job:
+            process.kill()
+    return [(process.returncode, *texts) for process, texts in zip(job, said, strict=True)]
+
+
+@pytest.mark.long
+def test_two_processes_train_as_one(tmp_path: Path):
+    sections: dict[str, Any] = {
+        "parallel": MESH,
+        "evaluation": {"every": 2, "batches": 2, "sample_tokens": 3},
+        "checkpoint": {"every": 2},
+    }
+    one, two = (run_config(tmp_path / name, 4, **sections) for name in ("one", "two"))
+    wanted, _ = fit(one)
+    done = outputs(start_job(two, tmp_path / "two.yaml", 2))
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert "saved checkpoints/00000004" in done[0][1]
+    assert all(word not in done[1][1] for word in ("plan", "loss", "saved")), "only the first one speaks"
+    assert losses(two) == pytest.approx(losses(one), rel=1e-6)
+    summary = json.loads((folder_of(two) / "summary.json").read_text())
+    assert summary["eval_loss"] == pytest.approx(wanted.eval_loss, rel=1e-6)
+    assert (summary["baseline_loss"], summary["tokens"]) == (wanted.baseline_loss, wanted.tokens)
+    assert len(list((folder_of(two) / "tensorboard").iterdir())) == 1
+    assert_same_bits(saved_state(two, 4).step, saved_state(one, 4).step)
+    # One process goes on where the two left off.
+    longer = run_config(tmp_path / "two", 6, **sections)
+    fit(longer)
+    fit(run_config(tmp_path / "one", 6, **sections))
+    assert losses(longer) == pytest.approx(losses(one), rel=1e-6)
+
+
+@pytest.mark.long
+def test_sigterm_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: Path):
+    config = run_config(tmp_path, 400, parallel=MESH, optimizer={"decay_steps": 1000})
+    job = start_job(config, tmp_path / "job.yaml", 2)
+    metrics = folder_of(config) / "metrics.jsonl"
+    deadline = time.monotonic() + PATIENCE_S
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
+        assert time.monotonic() < deadline and all(process.poll() is None for process in job)
+        time.sleep(0.05)
+    os.kill(job[1].pid, signal.SIGTERM)
+    done = outputs(job)
+    assert [code for code, _, _ in done] == [0, 0], done
+    steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
+    assert 2 < steps < 400
+    assert f"Stopped by SIGTERM after step {steps}; the same command continues the run." in done[0][1]
+    config = run_config(tmp_path, steps + 2, parallel=MESH, optimizer={"decay_steps": 1000})
+    fit(config)
+    fit(whole := run_config(tmp_path / "whole", steps + 2, parallel=MESH, optimizer={"decay_steps": 1000}))
+    assert losses(config) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def check_that_sigterm_stops_the_job(folder: Path, moment: str, resumed: bool) -> None:
+    """SIGTERM to one of two processes at `moment` (`damage/signalled.py`), and the run goes on from there."""
+    decay = {"optimizer": {"decay_steps": 10_000}}
+    if resumed:
+        fit(run_config(folder, 3, parallel=MESH, **decay))
+    config = run_config(folder, 600, parallel=MESH, **decay)
+    how = {"program": "tests.training.damage.signalled", "environment": {"SIGNAL": moment}}
+    done = outputs(start_job(config, folder / "job.yaml", 2, **how))
+    assert [code for code, _, _ in done] == [0, 0], done
+    [stopped] = map(int, re.findall(r"Stopped by SIGTERM after step (\d+); the same command continues", done[0][1]))
+    assert (3 if resumed else 0) < stopped < 600
+    assert (folder_of(config) / "checkpoints" / f"{stopped:08d}" / MANIFEST).exists()
+    _, heard = fit(config := run_config(folder, stopped + 1, parallel=MESH, **decay))
+    assert [record.step for record in heard.records] == [stopped + 1]
+    assert list(losses(config)) == list(range(1, stopped + 2))
+
+
+@pytest.mark.long
+def test_sigterm_before_the_first_step_of_a_resumed_job_stops_it_with_a_checkpoint(tmp_path: Path):
+    check_that_sigterm_stops_the_job(tmp_path, "before the first step", resumed=True)
+
+
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize(
+    ("moment", "resumed"),
+    [
+        ("before the first step", False),
+        ("in a step", False),
+        ("in a step", True),
+        ("between steps", False),
+        ("between steps", True),
+    ],
+)
+def test_sigterm_at_any_moment_stops_a_job_with_a_checkpoint(tmp_path: Path, moment: str, resumed: bool):
+    check_that_sigterm_stops_the_job(tmp_path, moment, resumed)
+
+
+def test_a_process_that_never_arrives_is_one_sentence(tmp_path: Path):
+    config = run_config(tmp_path, 4, parallel=MESH)
+    address = f"127.0.0.1:{free_port()}"
+    job = [f"distributed.{key}" for key in (f"coordinator={address}", "processes=2", "process_id=0", "timeout_s=1")]
+    [(code, out, errors)] = outputs([start(write_config(config, tmp_path / "job.yaml"), *job, devices=4)])
+    assert (code, out) == (2, ""), errors
+    said = f"distributed.coordinator is {address!r}: process 0 of 2 could not join within 1 s (not there: process 1)"
+    assert errors.splitlines()[-1] == f"jaxpar: {said}"
+    assert "Traceback" not in errors
+    assert not folder_of(config).exists()
