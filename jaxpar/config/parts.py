@@ -7,9 +7,9 @@ imports them.
 from __future__ import annotations
 
 FEED_FORWARDS: dict[str, str] = {
-    "swiglu": "jaxpar.layers.gated:SwiGLU",
-    "geglu": "jaxpar.layers.gated:GeGLU",
-    "gelu": "jaxpar.layers.plain:GELU",
-    "relu2": "jaxpar.layers.plain:SquaredReLU",
+    "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
+    "geglu": "jaxpar.layers.feed_forward.gated:GeGLU",
+    "gelu": "jaxpar.layers.feed_forward.plain:GELU",
+    "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
 }
 """What `model.activation` can be."""

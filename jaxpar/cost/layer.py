@@ -14,9 +14,9 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network, interleaved, overlapped
 from jaxpar.cost.operations import Device
-from jaxpar.layers.activations import LAYER_INPUT
 from jaxpar.layers.counting import layer_matmul_parameters
-from jaxpar.layers.declaration import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
+from jaxpar.layers.declaration.activations import LAYER_INPUT
+from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
 from jaxpar.memory.layer_shape import LayerShape
 
 

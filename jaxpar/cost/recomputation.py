@@ -18,7 +18,7 @@ from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.declaration import Core, Matmuls
+from jaxpar.layers.declaration.part import Core, Matmuls
 from jaxpar.memory.costs import LayerCosts, Recomputation
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
 

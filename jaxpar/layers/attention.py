@@ -12,12 +12,12 @@ from jaxtyping import Array, Float
 
 from jaxpar.config import counting
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.activations import name_activation
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.declaration import Activation, Core, Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.activations import Activation, name_activation
+from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.rope import rotate
-from jaxpar.layers.weights import declare_weights
 
 type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query."""

@@ -9,20 +9,10 @@ from importlib import import_module
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.activations import LAYER_INPUT
 from jaxpar.layers.attention import Attention
-from jaxpar.layers.declaration import (
-    RESIDUAL,
-    Activation,
-    Elementwise,
-    Layer,
-    Matmuls,
-    Norm,
-    Operation,
-    Part,
-    Traffic,
-)
-from jaxpar.layers.feed_forward import FeedForward
+from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
+from jaxpar.layers.declaration.part import RESIDUAL, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
+from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.norm import NORMS
 
 PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}

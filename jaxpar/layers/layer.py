@@ -10,9 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import Config
-from jaxpar.layers.activations import name_activation
 from jaxpar.layers.attention import Attend, Attention
 from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declared import PLACEMENTS, declare_layer, feed_forward_class
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.linear import Tap, untapped

@@ -13,8 +13,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.declaration import Norm, Traffic, Weights, vector
-from jaxpar.layers.weights import declare_weights
+from jaxpar.layers.declaration.part import Norm, Traffic, Weights, vector
+from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.mesh.collectives import sum_over_heads
 
 RMS_TRAFFIC = Traffic(2, 4, unfused=16, unfused_backward=28)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.declaration.activations import LAYER_INPUT
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.activations import LAYER_INPUT
-from jaxpar.layers.declaration import Activation, Layer, Matmuls, Part
+from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
+from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.parameters import ParamSpec
 

@@ -12,7 +12,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.spelling import did_you_mean, one_of
 from jaxpar.hardware.host import PINNED
-from jaxpar.layers.activations import LAYER_INPUT
+from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declared import known_activations
 
 type Treatment = Literal["save", "recompute", "offload"]

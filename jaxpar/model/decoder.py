@@ -17,13 +17,13 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import Tap
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_tables
-from jaxpar.layers.weights import specs_of, with_weights
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, Chunk, LayerOrder, with_own_layers

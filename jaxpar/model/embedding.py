@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import sequence_part
-from jaxpar.layers.weights import weight
+from jaxpar.layers.declaration.weights import weight
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence, sum_over_stages
 from jaxpar.mesh.materialize import gather, to_accumulator

@@ -21,7 +21,7 @@ from math import prod
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.counting import matmul_parameters
-from jaxpar.layers.declaration import Core
+from jaxpar.layers.declaration.part import Core
 from jaxpar.layers.declared import declare_layer
 from jaxpar.memory.layer_shape import mean_keys
 

@@ -18,7 +18,7 @@ from jaxpar.config import ModelConfig, ParallelConfig, UserError
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.weights import with_weights
+from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import in_memory

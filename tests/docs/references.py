@@ -25,7 +25,7 @@ EXCEPTIONS = (
     "tokens/", "lib/",  # the user's data
     "run.yaml", "other.yaml",  # the user's configuration
     "utils.py",  # a name that CONTRIBUTING.md advises against
-    "jaxpar/layers/gated_relu2.py",  # the example of docs/extending.md
+    "jaxpar/layers/feed_forward/gated_relu2.py",  # the example of docs/extending.md
 )  # fmt: skip
 """Files, and folders with everything in them, that look like parts of the repository but are not."""
 EXAMPLES = ("model.activation=gated_relu2",)

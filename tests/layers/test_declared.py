@@ -25,15 +25,15 @@ from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.activations import name_activation
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.counting import layer_parameters, parameter_count
+from jaxpar.layers.declaration.activations import name_activation
+from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.declared import PLACEMENTS, activation_names, declare_layer, known_activations
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import recording
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.rope import frequencies, rotary_tables
-from jaxpar.layers.weights import specs_of, with_weights
 from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, windows

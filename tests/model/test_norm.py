@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxpar.config import ModelConfig
+from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.norm import NORMS, rms_normalize
-from jaxpar.layers.weights import with_weights
 
 MODEL = ModelConfig(embed=24, norm_epsilon=1e-2)
 DRAW = np.random.default_rng(0)

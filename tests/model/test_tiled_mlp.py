@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.config import ModelConfig
+from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.declared import feed_forward_class, hidden_names
-from jaxpar.layers.weights import with_weights
 from jaxpar.layout.memory.estimate import chunk_bytes
 from jaxpar.mesh.axes import vary
 from tests.gpu_compile import in_child

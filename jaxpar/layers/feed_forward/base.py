@@ -10,10 +10,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.activations import name_activation
-from jaxpar.layers.declaration import Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.activations import name_activation
+from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.tiles import over_tiles
-from jaxpar.layers.weights import declare_weights
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.parameters import Arrays
 

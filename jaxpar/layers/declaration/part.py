@@ -12,27 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.mesh.parameters import ParamSpec
-
-type Dims = tuple[str, ...]
-"""Logical axes, as `ParamSpec` has them: `embed`, `heads`, `kv_heads`, `head_dim`, `mlp`."""
-
-
-@dataclass(frozen=True)
-class Activation:
-    """A named activation: what the plan saves, recomputes or offloads."""
-
-    name: str
-    dims: Dims
-    """Dims of a token's part of it."""
-    between: bool = False
-    """It is between the blocks, where tensor ranks split the sequence; inside them they split heads or hidden width."""
-    float32: bool = False
-    """It is float32 whatever the compute dtype is."""
-    cheap: bool = False
-    """Elementwise work recomputes it from what `gemm_last` keeps: that preset drops it."""
-    core: bool = False
-    """Attention itself makes it from queries, keys and values: `selective` drops it."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.declaration import Activation, Elementwise, Matmuls, Part, Traffic
-from jaxpar.layers.feed_forward import HIDDEN, OUT, FeedForward, hidden_weights
+from jaxpar.layers.declaration.activations import Activation
+from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
+from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
 
 
 class Gated(FeedForward):

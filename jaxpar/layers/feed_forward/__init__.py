@@ -1,0 +1,1 @@
+"""Feed-forwards: what all have in common (`base.py`), with a gate and without."""
