@@ -71,7 +71,7 @@ def _inspect(options: argparse.Namespace) -> int:
     with quiet_screen():
         from jaxpar.compiler.chunk_plans import ChunkInspection
         from jaxpar.compiler.inspection import Inspection
-        from jaxpar.compiler.program.records import ProgramError
+        from jaxpar.compiler.program.hlo.records import ProgramError
         from jaxpar.compiler.remat_frontier.inspection import FrontierInspection
 
     quick = "--remat-front" if options.remat_front else "--chunks" if options.chunks is not None else None

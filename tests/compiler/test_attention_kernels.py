@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jaxpar.compiler.program.costs import Cost, costs
+from jaxpar.compiler.program.costs.ops import Cost, costs
+from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.records import ProgramError
 from tests.compiler.inspected import inspected, wide
 from tests.compiler.program.programs import module
 

@@ -11,7 +11,7 @@ from jaxpar.compiler import compile as compiling
 from jaxpar.compiler import wheels
 from jaxpar.compiler.compilation import Compilation
 from jaxpar.compiler.compile import compile_step, plan_for
-from jaxpar.compiler.program.records import leaves
+from jaxpar.compiler.program.hlo.records import leaves
 from jaxpar.config import UserError, load_config, with_overrides
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.xla_flags import xla_flags

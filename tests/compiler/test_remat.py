@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.program.costs import Cost
+from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.recomputation import runs_again
 from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import load_config

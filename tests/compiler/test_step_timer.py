@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler.program.attribution import Movement, movements
-from jaxpar.compiler.program.costs import Cost, costs
+from jaxpar.compiler.program.costs.ops import Cost, costs
+from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.records import ProgramError
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.cost.hardware_model import HOPPER, hardware_of
 from jaxpar.cost.messages import network_of

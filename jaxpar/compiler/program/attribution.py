@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.groups import Groups, groups_of
+from jaxpar.compiler.program.costs.slices import moved_bytes
+from jaxpar.compiler.program.hlo.groups import Groups, groups_of
+from jaxpar.compiler.program.hlo.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
 from jaxpar.compiler.program.loops import Executions
 from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
-from jaxpar.compiler.program.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
 from jaxpar.compiler.program.scopes import combined_names, innermost, segments
-from jaxpar.compiler.program.slices import moved_bytes
 from jaxpar.compiler.program.transfers import Transfer, to_host, transfers
 
 DUALS = {

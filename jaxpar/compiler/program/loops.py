@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.opcodes import wrapped_opcode
+from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
+from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
 from jaxpar.compiler.program.recomputation import runs_again
-from jaxpar.compiler.program.records import Computation, Module, Op, ProgramError
 
 type Shares = Callable[[Op], Sequence[float]]
 """The share of a conditional's executions that each branch gets, in the order of `branches`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxpar.compiler.program.records import Op
+from jaxpar.compiler.program.hlo.records import Op
 from jaxpar.compiler.program.scopes import innermost, segments
 
 RECOMPUTED = ("rematted_computation", "recompute")

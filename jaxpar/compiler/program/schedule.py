@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxpar.compiler.program.attribution import Movement
-from jaxpar.compiler.program.costs import Cost
+from jaxpar.compiler.program.costs.ops import Cost
+from jaxpar.compiler.program.hlo.records import Computation, Module, Op
 from jaxpar.compiler.program.loops import Shares, controlled, every_branch
-from jaxpar.compiler.program.records import Computation, Module, Op
 
 _CHANNELS = ("wire", "to_host", "from_host")
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxpar.compiler.program.opcodes import CHANNEL_STARTS, COLLECTIVES, wrapped_opcode
-from jaxpar.compiler.program.records import HOST_MEMORY, Computation, Module, Op, ProgramError, leaves
+from jaxpar.compiler.program.hlo.opcodes import CHANNEL_STARTS, COLLECTIVES, wrapped_opcode
+from jaxpar.compiler.program.hlo.records import HOST_MEMORY, Computation, Module, Op, ProgramError, leaves
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from functools import cached_property
 
 from jaxpar.compiler.compilation import Compilation
 from jaxpar.compiler.program.attribution import Movement, movements
-from jaxpar.compiler.program.buffers import Buffers, parse_buffers
-from jaxpar.compiler.program.costs import Cost, costs
+from jaxpar.compiler.program.costs.ops import Cost, costs
+from jaxpar.compiler.program.hlo.parser import parse
+from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.loops import Executions, executions
-from jaxpar.compiler.program.memory import peak
-from jaxpar.compiler.program.parser import parse
-from jaxpar.compiler.program.records import Module
+from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers
+from jaxpar.compiler.program.memory.timeline import peak
 from jaxpar.compiler.program.schedule import Schedule, schedule
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import jaxpar
 from jaxpar.compiler.program.attribution import Movement, place
-from jaxpar.compiler.program.costs import flops_by_kind, recomputed_flops
-from jaxpar.compiler.program.makers import Makers
-from jaxpar.compiler.program.memory import Occupant, occupants
+from jaxpar.compiler.program.costs.ops import flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.hlo.records import Frame
+from jaxpar.compiler.program.memory.makers import Makers
+from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.program.recomputation import copied_by_xla
-from jaxpar.compiler.program.records import Frame
 from jaxpar.compiler.program.schedule import Overlap
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, Exposure, LiveBuffer, PipeRank, Report

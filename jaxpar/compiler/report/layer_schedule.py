@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from jaxpar.compiler.program.hlo.records import Computation, Op
 from jaxpar.compiler.program.loops import controlled
-from jaxpar.compiler.program.records import Computation, Op
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.build import axis_of, where
 

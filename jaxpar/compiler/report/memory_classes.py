@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from jaxpar.compiler.program.buffers import Allocation, Buffers, Value
-from jaxpar.compiler.program.memory import Occupant, occupants
-from jaxpar.compiler.program.records import Module, Op
+from jaxpar.compiler.program.hlo.records import Module, Op
+from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Value
+from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.report.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxpar.compiler.program.buffers import Buffers
+from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
+from jaxpar.compiler.program.hlo.records import Computation, Module, Op, Operand
 from jaxpar.compiler.program.loops import branches
-from jaxpar.compiler.program.opcodes import wrapped_opcode
-from jaxpar.compiler.program.records import Computation, Module, Op, Operand
+from jaxpar.compiler.program.memory.buffers import Buffers
 
 _PASSING = frozenset(["bitcast", "copy", "reshape", "transpose", "opt-barrier", "convert"])
 """Ops whose result is their operand in another order or type."""

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.attribution import Movement
-from jaxpar.compiler.program.costs import Cost
-from jaxpar.compiler.program.groups import groups_of
-from jaxpar.compiler.program.records import ProgramError
+from jaxpar.compiler.program.costs.ops import Cost
+from jaxpar.compiler.program.hlo.groups import groups_of
+from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of

@@ -7,9 +7,9 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
-from jaxpar.compiler.program.buffers import Buffers, parse_buffers
-from jaxpar.compiler.program.parser import parse
-from jaxpar.compiler.program.records import Module, Op
+from jaxpar.compiler.program.hlo.parser import parse
+from jaxpar.compiler.program.hlo.records import Module, Op
+from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TINY = ("tiny-0.11.2", "tiny-0.12.0.1")

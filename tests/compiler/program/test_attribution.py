@@ -9,9 +9,9 @@ import pytest
 import jaxpar.mesh.collectives as collectives
 import jaxpar.mesh.matrices as matrices
 from jaxpar.compiler.program.attribution import DUALS, Movement, collective_of, movements, place
+from jaxpar.compiler.program.hlo.records import Frame, Module, ProgramError
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.program.recomputation import recomputed
-from jaxpar.compiler.program.records import Frame, Module, ProgramError
 from jaxpar.compiler.program.scopes import combined_names, innermost
 from jaxpar.compiler.program.transfers import transfers
 from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxpar.compiler.program.attribution import movements
-from jaxpar.compiler.program.costs import costs
+from jaxpar.compiler.program.costs.ops import costs
+from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.records import ProgramError
 from tests.compiler.program.programs import computation, module
 
 MAXIMUM = computation(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.compiler.program.buffers import parse_buffers
-from jaxpar.compiler.program.costs import costs, flops_by_kind
+from jaxpar.compiler.program.costs.ops import costs, flops_by_kind
 from jaxpar.compiler.program.loops import executions
+from jaxpar.compiler.program.memory.buffers import parse_buffers
 from tests.compiler.program.generate import AFTER, DUMPS, ROOT
 from tests.compiler.program.programs import TINY, compiled, strictly
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jaxpar.compiler.program.hlo.records import Module, ProgramError
 from jaxpar.compiler.program.loops import branches, executions, trip_count
-from jaxpar.compiler.program.records import Module, ProgramError
 from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module, only
 
 START = "%start = f32[] parameter(0)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from jaxpar.compiler.program.costs import costs, flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.costs.ops import costs, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.loops import executions
 from jaxpar.config import load_config
 from jaxpar.model.flops import flops_per_step

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxpar.compiler.program.attribution import movements
-from jaxpar.compiler.program.costs import Cost, costs
+from jaxpar.compiler.program.costs.ops import Cost, costs
+from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.records import Module
 from jaxpar.compiler.program.schedule import Overlap, Schedule, schedule
 from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module
 from tests.compiler.program.tiny_step import GPUS_PER_HOST, MESH

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.compiler.program.groups import groups_of
-from jaxpar.compiler.program.records import Op, ProgramError
+from jaxpar.compiler.program.hlo.groups import groups_of
+from jaxpar.compiler.program.hlo.records import Op, ProgramError
 from tests.compiler.program.programs import module, only
 
 MESH = {"replica": 2, "fsdp": 2, "tensor": 2}

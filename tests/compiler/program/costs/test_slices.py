@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.compiler.program.records import Module
-from jaxpar.compiler.program.slices import Slices
+from jaxpar.compiler.program.costs.slices import Slices
+from jaxpar.compiler.program.hlo.records import Module
 from tests.compiler.program.programs import computation, module, only
 
 BIG, ROW = "f32[8,100]{1,0}", "f32[1,100]{1,0}"

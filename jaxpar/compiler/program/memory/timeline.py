@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpar.compiler.program.buffers import Allocation, Buffers, Value
+from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Value
 
 
 @dataclass(frozen=True)

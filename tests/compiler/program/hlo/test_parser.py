@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.compiler.program.records import HOST_MEMORY, ArrayShape, Frame, ProgramError, leaves, shape_bytes
+from jaxpar.compiler.program.hlo.records import HOST_MEMORY, ArrayShape, Frame, ProgramError, leaves, shape_bytes
 from tests.compiler.program.programs import (
     FIXTURES,
     TINY,
@@ -161,9 +161,9 @@ def test_what_is_not_known_hides_nothing_beside_it():
 
 
 def test_every_test_says_whether_it_reads_programs_strictly():
-    for file in set(Path(__file__).parents[2].rglob("*.py")) - {Path(__file__)}:
+    for file in set(Path(__file__).parents[3].rglob("*.py")) - {Path(__file__)}:
         source = file.read_text()
-        assert file.name == "programs.py" or "compiler.program.parser import" not in source, file
+        assert file.name == "programs.py" or "compiler.program.hlo.parser import" not in source, file
         assert all("strict=" in call for call in re.findall(r"\bAnalysis\([a-z][^)]*\)", source)), file
 
 

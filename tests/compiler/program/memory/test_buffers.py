@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.compiler.program.buffers import Buffers, parse_buffers
-from jaxpar.compiler.program.memory import occupants, peak, timeline
-from jaxpar.compiler.program.records import HOST_MEMORY, ProgramError
+from jaxpar.compiler.program.hlo.records import HOST_MEMORY, ProgramError
+from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers
+from jaxpar.compiler.program.memory.timeline import occupants, peak, timeline
 from tests.compiler.program.programs import TINY, buffers, memory
 
 ASSIGNMENT = """BufferAssignment:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from jaxpar.compiler.program.costs import Cost, costs, flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.costs.ops import Cost, costs, flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.hlo.records import Module, ProgramError
 from jaxpar.compiler.program.loops import executions
-from jaxpar.compiler.program.records import Module, ProgramError
 from tests.compiler.program.programs import TINY, compiled, computation, condition, leniently, loop, module, module_text
 from tests.compiler.program.tiny_step import BATCH, EMBED, HIDDEN, LAYERS, SEQUENCE
 

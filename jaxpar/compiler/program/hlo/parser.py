@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpar.compiler.program.opcodes import ATTRIBUTES, CALLING, MODULE_ATTRIBUTES, known
-from jaxpar.compiler.program.records import Alias, Computation, Module, Op, Operand, ProgramError, Shape, Unknown
-from jaxpar.compiler.program.stacks import Stacks
-from jaxpar.compiler.program.syntax import attributes, closing, shape_end, shape_of, split, without_comments
+from jaxpar.compiler.program.hlo.opcodes import ATTRIBUTES, CALLING, MODULE_ATTRIBUTES, known
+from jaxpar.compiler.program.hlo.records import Alias, Computation, Module, Op, Operand, ProgramError, Shape, Unknown
+from jaxpar.compiler.program.hlo.stacks import Stacks
+from jaxpar.compiler.program.hlo.syntax import attributes, closing, shape_end, shape_of, split, without_comments
 
 _OP = re.compile(r"  (ROOT )?%([\w.\-]+) = ")
 _OPCODE = re.compile(r" ([a-z][\w\-]*)\(")

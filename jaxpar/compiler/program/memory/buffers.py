@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.records import ProgramError
+from jaxpar.compiler.program.hlo.records import ProgramError
 
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(?:, color (\d+))?, page \d+(.*?):?$")
 _VALUE = re.compile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxpar.compiler.program.records import Frame, ProgramError
+from jaxpar.compiler.program.hlo.records import Frame, ProgramError
 
 _NAME = re.compile(r'(\d+) "((?:[^"\\]|\\.)*)"$')
 _LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)(?: \w+=\d+)*\}$")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.compiler.program.makers import Makers
-from jaxpar.compiler.program.memory import occupants, peak
-from jaxpar.compiler.program.records import Module
+from jaxpar.compiler.program.hlo.records import Module
+from jaxpar.compiler.program.memory.makers import Makers
+from jaxpar.compiler.program.memory.timeline import occupants, peak
 from tests.compiler.program.programs import TINY, buffers, compiled, computation, module
 
 ROW, STACK = "f32[1,4]{1,0}", "f32[8,4]{1,0}"

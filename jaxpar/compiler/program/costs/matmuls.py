@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from jaxpar.compiler.program.hlo.records import ArrayShape, Module, Op, ProgramError, leaves
 from jaxpar.compiler.program.recomputation import recomputed
-from jaxpar.compiler.program.records import ArrayShape, Module, Op, ProgramError, leaves
 from jaxpar.compiler.program.scopes import innermost, segments
 from pallas_kernels.attention.work import Work
 

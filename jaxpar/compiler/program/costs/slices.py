@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.compiler.program.records import (
+from jaxpar.compiler.program.hlo.records import (
     HOST_MEMORY,
     Computation,
     Module,

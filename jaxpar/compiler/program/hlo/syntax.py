@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from jaxpar.compiler.program.opcodes import BITS
-from jaxpar.compiler.program.records import ArrayShape, ProgramError, Shape, Unknown
+from jaxpar.compiler.program.hlo.opcodes import BITS
+from jaxpar.compiler.program.hlo.records import ArrayShape, ProgramError, Shape, Unknown
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[({\[]|[)}\]]|,')
 _KEY = re.compile(r"([A-Za-z][\w-]*)=")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxpar.compiler.program.opcodes import wrapped_opcode
-from jaxpar.compiler.program.records import Module, Op, Operand
+from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
+from jaxpar.compiler.program.hlo.records import Module, Op, Operand
 
 _PASSING = ("bitcast", "copy", "reshape", "transpose", "opt-barrier")
 """Ops that pass on their operand, at most in another order."""

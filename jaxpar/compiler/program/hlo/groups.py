@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpar.compiler.program.records import Op, ProgramError
-from jaxpar.compiler.program.syntax import closing, split
+from jaxpar.compiler.program.hlo.records import Op, ProgramError
+from jaxpar.compiler.program.hlo.syntax import closing, split
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH_AXIS = re.compile(r"'?([\w.\-]+?)'?=(\d+)")

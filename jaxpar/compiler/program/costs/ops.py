@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, products
+from jaxpar.compiler.program.costs.slices import Slices
+from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
+from jaxpar.compiler.program.hlo.records import Frame, Module, Op, leaves
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.matmuls import QUIET_TARGETS, products
-from jaxpar.compiler.program.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.recomputation import copied_by_xla, recomputed
-from jaxpar.compiler.program.records import Frame, Module, Op, leaves
-from jaxpar.compiler.program.slices import Slices
 from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
 
 ATTENTION_SOURCES = ("pallas_kernels/attention/", "jaxpar/attention/")

@@ -1,0 +1,1 @@
+"""Memory of the program: XLA's buffers, what is live when, and the op that made it."""
