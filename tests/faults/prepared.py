@@ -26,7 +26,7 @@ PREPARED = (
     Fault(
         name="first_line_of_a_unit_lost",
         says="A line that begins where a unit of work begins belongs to neither unit.",
-        file="jaxpar/data/prepare/documents.py",
+        file="jaxpar/data/prepare/input/documents.py",
         old="content.seek(first - 1)\n            place = first - 1 +",
         new="content.seek(first)\n            place = first +",
         caught_by=(

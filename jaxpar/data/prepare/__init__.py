@@ -1,8 +1,8 @@
 """From text to a token folder: `python -m jaxpar.prepare`. See `docs/data.md`.
 
-The inputs are cut into units (`units.py`) that depend on the inputs alone. Worker processes make each unit's tokens
-(`tokenize.py`) and put the units together as shards (`shards.py`). Every piece of work appears by a rename, so a kill
-loses only the pieces in progress, and the output is the same for any number of processes.
+The inputs are cut into units (`input/units.py`) that depend on the inputs alone. Worker processes make each unit's
+tokens (`output/tokenize.py`) and put the units together as shards (`output/shards.py`). Every piece of work appears by
+a rename, so a kill loses only the pieces in progress, and the output is the same for any number of processes.
 """
 
 from jaxpar.data.prepare.inspection import inspect_folder

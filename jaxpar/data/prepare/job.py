@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxpar.data.prepare.inputs import Input
-from jaxpar.data.prepare.units import Unit
+from jaxpar.data.prepare.input.files import Input
+from jaxpar.data.prepare.input.units import Unit
 
 WORK = ".prepare"
 """Folder, within the unfinished token folder, of temporary files."""

@@ -11,10 +11,10 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.spelling import quoted
-from jaxpar.data.prepare.files import write_file
-from jaxpar.data.prepare.inputs import Input
+from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.options import Options
+from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.token_index import INDEX
 

@@ -12,16 +12,16 @@ from rich.console import Console
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
-from jaxpar.data.prepare.files import TEMPORARY, alone_in, flush_folder, write_file
-from jaxpar.data.prepare.inputs import find_inputs
+from jaxpar.data.prepare.input.files import find_inputs
+from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
 from jaxpar.data.prepare.options import Options
+from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
+from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
+from jaxpar.data.prepare.output.tokenize import UnitRecord, is_whole, read_record, told_places, unit_maker
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
-from jaxpar.data.prepare.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
-from jaxpar.data.prepare.tokenize import UnitRecord, is_whole, read_record, told_places, unit_maker
 from jaxpar.data.prepare.train_bpe import train_bpe
-from jaxpar.data.prepare.units import plan_units
 from jaxpar.data.prepare.workers import do_tasks
 from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder

@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
-from jaxpar.data.prepare.files import write_file
 from jaxpar.data.prepare.job import Job
-from jaxpar.data.prepare.tokenize import held_out, unit_documents
+from jaxpar.data.prepare.output.atomic_files import write_file
+from jaxpar.data.prepare.output.tokenize import held_out, unit_documents
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
 
 TRAINED_ON = 2**30

@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.config import UserError, load_config
 from jaxpar.config.reading.text_file import LONGEST, read_file, read_text_file
-from jaxpar.data.prepare.inputs import find_inputs
+from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.tokens.token_index import read_index
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.hardware.cluster import read_cluster

@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.prepare.documents import documents, place_of
-from jaxpar.data.prepare.inputs import find_inputs
-from jaxpar.data.prepare.units import plan_units
+from jaxpar.data.prepare.input.documents import documents, place_of
+from jaxpar.data.prepare.input.files import find_inputs
+from jaxpar.data.prepare.input.units import plan_units
 from tests.sentences import refused
 
 ZSTD = zstandard.ZstdCompressor(write_checksum=True)

@@ -14,8 +14,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.prepare import prepare, tokenize
+from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.job import WORK
+from jaxpar.data.prepare.output import tokenize
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer

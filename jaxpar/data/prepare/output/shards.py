@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import record_from_plain
-from jaxpar.data.prepare.files import flush_folder, new_file, write_file
 from jaxpar.data.prepare.job import Job
-from jaxpar.data.prepare.tokenize import UnitRecord, UnitSplit, read_record
+from jaxpar.data.prepare.output.atomic_files import flush_folder, new_file, write_file
+from jaxpar.data.prepare.output.tokenize import UnitRecord, UnitSplit, read_record
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SummingFile, digest
 from jaxpar.data.tokens.token_folder import npy_header
 from jaxpar.data.tokens.token_index import SPLITS, SUMS, File, Shard

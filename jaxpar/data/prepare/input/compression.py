@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
-from jaxpar.data.prepare.inputs import Input
+from jaxpar.data.prepare.input.files import Input
 
 _READ_BYTES = 2**20
 _LARGEST_WINDOW = 2**31

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.spelling import quoted
-from jaxpar.data.prepare.compression import open_bytes, reading
-from jaxpar.data.prepare.inputs import Input
+from jaxpar.data.prepare.input.compression import open_bytes, reading
+from jaxpar.data.prepare.input.files import Input
 
 LONGEST_LINE = 2**30
 _ROWS = 512

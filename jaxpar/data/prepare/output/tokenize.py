@@ -20,9 +20,9 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import record_from_plain
-from jaxpar.data.prepare.documents import Document, documents, place_of
-from jaxpar.data.prepare.files import new_file, write_file
+from jaxpar.data.prepare.input.documents import Document, documents, place_of
 from jaxpar.data.prepare.job import Job
+from jaxpar.data.prepare.output.atomic_files import new_file, write_file
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer

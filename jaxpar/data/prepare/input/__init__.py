@@ -1,0 +1,1 @@
+"""What is read: files found by patterns, decompressed, cut into units and documents."""

@@ -1,0 +1,1 @@
+"""What is written: tokens of a unit, units put together as shards, each file atomically."""
