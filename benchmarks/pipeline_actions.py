@@ -21,7 +21,7 @@ from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
-from jaxpar.model.layer_loop import Tokens
+from jaxpar.model.loop.layer_loop import Tokens
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.training.step.forward_backward import stages_of
 from jaxpar.training.step.train_step import TrainStep

@@ -1,1 +1,1 @@
-"""The decoder in Flax NNX, its loss, and the loop over its layers."""
+"""The decoder in Flax NNX: embeddings and head, its loss, its FLOPs, and the loop over its layers (`loop/`)."""

@@ -40,9 +40,9 @@ from jaxpar.model.embedding import (
     vocab_axes,
     vocabulary_logits,
 )
-from jaxpar.model.held_chunks import hold, no_chunks, over_held_chunks, release
-from jaxpar.model.layer_kind import Keep, LayerKind
-from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.loop.held_chunks import hold, no_chunks, over_held_chunks, release
+from jaxpar.model.loop.layer_kind import Keep, LayerKind
+from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.tiled_loss import head_loss
 
 type Batch = dict[str, jax.Array]

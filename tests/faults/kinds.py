@@ -19,10 +19,10 @@ KINDS = (
     Fault(
         name="units_run_the_first_ones_weights",
         says="What comes ahead for the next kind of a unit is that kind's first layer, in every unit.",
-        file="jaxpar/model/walk.py",
+        file="jaxpar/model/loop/walk.py",
         old="runs[place + 1].site.fetch(rows[place + 1][0])",
         new="runs[place + 1].site.fetch(0 * rows[place + 1][0])",
-        caught_by=("tests/model/test_walk.py::test_units_run_in_order_with_what_was_fetched_for_them[forward]",),
+        caught_by=("tests/model/loop/test_walk.py::test_units_run_in_order_with_what_was_fetched_for_them[forward]",),
     ),
     Fault(
         name="local_layers_see_everything",
@@ -51,7 +51,7 @@ KINDS = (
     Fault(
         name="auxiliary_loss_counted_per_rank",
         says="Every tensor rank has the gradient of the auxiliary loss of all of them.",
-        file="jaxpar/model/layer_loop.py",
+        file="jaxpar/model/loop/layer_loop.py",
         old="AUXILIARY_LOSS or seed is None else seed)",
         new='AUXILIARY_LOSS or seed is None else seed * lax.axis_size("tensor"))',
         caught_by=(f"{REPORTS}[fsdp-context-tensor]",),

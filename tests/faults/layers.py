@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault, context, parity
 
-LOOP = "tests/model/test_layer_loop.py"
+LOOP = "tests/model/loop/test_layer_loop.py"
 
 LAYERS = (
     Fault(
         name="same_layer_prefetched_again",
         says="The layer loop gathers the weights of the layer it is running instead of the next one's.",
-        file="jaxpar/model/walk.py",
+        file="jaxpar/model/loop/walk.py",
         old="coming = site.fetch(following)",
         new="coming = site.fetch(row)",
         caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
@@ -18,7 +18,7 @@ LAYERS = (
     Fault(
         name="residuals_of_another_layer",
         says="The backward of every layer reads the activations that the first layer saved.",
-        file="jaxpar/model/layer_loop.py",
+        file="jaxpar/model/loop/layer_loop.py",
         old="x, residuals = in_order(at(stash, slot, row - first, instead=fetched))",
         new="x, residuals = at(stash.inputs, slot, row - first), in_order(at(stash.residuals, slot, 0))",
         caught_by=(f"{LOOP}::test_the_loop_equals_a_plain_one[3-3-keep_all]",),
@@ -26,7 +26,7 @@ LAYERS = (
     Fault(
         name="layers_counted_from_the_chunks_first",
         says="Layers that keep other things than those before them put what they keep where the chunk counts them.",
-        file="jaxpar/model/layer_loop.py",
+        file="jaxpar/model/loop/layer_loop.py",
         old="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row - first)",
         new="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row)",
         caught_by=(f"{LOOP}::test_layers_that_keep_different_things_are_a_loop_each[3]",),
@@ -34,7 +34,7 @@ LAYERS = (
     Fault(
         name="next_layer_gathered_late",
         says="The next layer's weights are gathered when it begins, so that its matmuls wait for the network.",
-        file="jaxpar/model/walk.py",
+        file="jaxpar/model/loop/walk.py",
         old="if not _has_arrays(lambda: site.fetch(rows[0])) and not _has_arrays(after):",
         new="if True:",
         caught_by=(f"{LOOP}::test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration",),

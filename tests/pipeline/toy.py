@@ -24,8 +24,8 @@ from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.layer_kind import Keep, LayerKind
-from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_kind import Keep, LayerKind
+from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.pipeline.execution.executor import execute
 from jaxpar.pipeline.execution.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Schedule

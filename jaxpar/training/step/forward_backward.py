@@ -18,7 +18,7 @@ from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.model.embedding import vocab_axes
-from jaxpar.model.layer_kind import Keep, keeps_by_kind, split_keeps
+from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_keeps
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.precision.loss_scale import next_loss_scale

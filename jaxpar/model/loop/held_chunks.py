@@ -20,8 +20,8 @@ from jaxpar.mesh.layer_order import LAYERS, own_layers, with_own_layers
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placement
-from jaxpar.model.layer_loop import LayerLoop
-from jaxpar.model.layer_stack import LayerStack
+from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_stack import LayerStack
 
 
 def over_held_chunks(loop: LayerLoop) -> LayerLoop:

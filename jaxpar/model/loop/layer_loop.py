@@ -5,7 +5,7 @@ What autodiff of a plain scan would get wrong, and this does not:
 - **No gathered weight is a residual.** Under ZeRO-3 a layer's weights are gathered at its entry, forward and again
   backward; between the two only the shards exist. (Autodiff would keep every gathered weight alive.)
 - **The next layer's weights are gathered while this layer computes**, in both directions and across kinds of layers, so
-  that the gather hides behind the matmuls (`jaxpar.model.walk`).
+  that the gather hides behind the matmuls (`jaxpar.model.loop.walk`).
 - **Gradients go to gradient placement at once** (a reduce-scatter under ZeRO-2 and 3) inside the backward loop, and
   are added to what has accumulated there.
 - **What is kept between forward and backward is an argument**: buffers with as many slots as the schedule needs,
@@ -41,12 +41,12 @@ from jaxpar.mesh.layer_order import (
 )
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.placements import Placements
-from jaxpar.model.layer_kind import Keep, LayerKind, no_report
-from jaxpar.model.layer_stack import LayerStack
-from jaxpar.model.parted import read_after
-from jaxpar.model.parts import merge
-from jaxpar.model.stash import Stash, at, fetch, in_order, put, stacked, taken
-from jaxpar.model.walk import Site, walk
+from jaxpar.model.loop.layer_kind import Keep, LayerKind, no_report
+from jaxpar.model.loop.layer_stack import LayerStack
+from jaxpar.model.loop.parted import read_after
+from jaxpar.model.loop.parts import merge
+from jaxpar.model.loop.stash import Stash, at, fetch, in_order, put, stacked, taken
+from jaxpar.model.loop.walk import Site, walk
 from pallas_kernels.vjp_parts import residuals_of
 
 type Stashes = Mapping[str, tuple[Stash, ...]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.model.walk import Site, repeating, walk
+from jaxpar.model.loop.walk import Site, repeating, walk
 from tests.traced import operations
 
 GEMMA = ("local",) * 5 + ("global",)

@@ -24,8 +24,8 @@ from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
-from jaxpar.model.layer_kind import Keep, LayerKind
-from jaxpar.model.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_kind import Keep, LayerKind
+from jaxpar.model.loop.layer_loop import LayerLoop
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations
 

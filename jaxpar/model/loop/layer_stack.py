@@ -22,10 +22,10 @@ from jaxpar.mesh.materialize import gather, to_accumulator
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.placements import Placement, Placements, added_dim
 from jaxpar.mesh.tracing import equations, traced
-from jaxpar.model.layer_kind import Keep, LayerKind
-from jaxpar.model.parted import add_row, stored_row
-from jaxpar.model.stash import at, put
-from jaxpar.model.walk import Site
+from jaxpar.model.loop.layer_kind import Keep, LayerKind
+from jaxpar.model.loop.parted import add_row, stored_row
+from jaxpar.model.loop.stash import at, put
+from jaxpar.model.loop.walk import Site
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from jaxpar.layers.linear import Tap, recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested
-from jaxpar.model.parts import merge, select
+from jaxpar.model.loop.parts import merge, select
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]

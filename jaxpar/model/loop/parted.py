@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.layer_order import Index, Parted
 from jaxpar.mesh.parameters import Arrays, Nested
-from jaxpar.model.stash import at, in_order, put, taken
+from jaxpar.model.loop.stash import at, in_order, put, taken
 
 type Stack = Any
 """`Nested` arrays [row, ...] on the device, or `Parted`."""

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Slot
 from jaxpar.mesh.parameters import Arrays, Nested
-from jaxpar.model.layer_derivative import Apply, LayerDerivative, Policy
+from jaxpar.model.loop.layer_derivative import Apply, LayerDerivative, Policy
 
 
 class Keep(NamedTuple):
