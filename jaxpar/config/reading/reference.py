@@ -1,4 +1,4 @@
-"""The reference of the configuration, made from the strings under the fields of `schema.py`.
+"""The reference of the configuration, made from the strings under the fields of `jaxpar.config.schema`.
 
 `python -m jaxpar.layers.reference > docs/configuration.md` writes the page; `--help` prints `help_text()`.
 """
@@ -21,7 +21,7 @@ from jaxpar.config.spelling import one_of
 _INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/schema.py instead. -->
+<!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/schema/ instead. -->
 
 A run is described by a YAML file of sections and keys; every key has a default. `--set section.key=value` overrides a
 key, the value written as in YAML:
@@ -95,7 +95,9 @@ def help_text() -> str:
 def _field_strings() -> dict[tuple[str, str], str]:
     """The string under each field of each dataclass of the schema; a field without one is a bug."""
     found: dict[tuple[str, str], str] = {}
-    for record in ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body:
+    files = Path(schema.__file__).parent.glob("*.py")
+    statements = [one for file in files for one in ast.parse(file.read_text(encoding="utf-8")).body]
+    for record in statements:
         if not isinstance(record, ast.ClassDef):
             continue
         for field, string in zip(record.body, record.body[1:], strict=False):

@@ -1,0 +1,103 @@
+"""The section `model`: the decoder's shape, and the kinds of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from jaxpar.config.parts import FEED_FORWARDS
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The kinds of a model's layers in order: `prefix`, then `unit` repeated, then `suffix`."""
+
+    unit: tuple[str, ...]
+    """Kinds that repeat, as often as `model.layers` requires."""
+    prefix: tuple[str, ...] = ()
+    """Kinds of the layers before them."""
+    suffix: tuple[str, ...] = ()
+    """Kinds of the layers after them."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The decoder. A preset fills every field; fields written beside it override it."""
+
+    preset: str | None = None
+    """Name of a published model to start from (`llama3-8b`, `gpt2-124m`, ...)."""
+    layers: int = 4
+    """Number of decoder layers."""
+    kinds: dict[str, dict[str, int | float | bool | str | None]] = field(default_factory=dict, hash=False)
+    """Kinds of layers by name, each with the keys of `model` in which it differs: `{local: {window: 512}, global: {}}`.
+    Empty means that all layers are alike."""
+    pattern: Pattern | None = None
+    """The kind of each layer: `{prefix: [...], unit: [...], suffix: [...]}`, lists of names of `model.kinds`; the
+    unit repeats until there are `model.layers` layers. Null is for a model without kinds."""
+    embed: int = 256
+    """Width of the residual stream."""
+    heads: int = 8
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads (grouped-query attention); null means as many as `heads`."""
+    head_dim: int | None = None
+    """Width of one head; null means `embed / heads`."""
+    mlp: int = 1024
+    """Hidden width of the feed-forward layer."""
+    vocab: int | None = None
+    """Vocabulary size; null takes it from the data source."""
+    vocab_multiple: int = 128
+    """The vocabulary is padded to this multiple, on every mesh alike, so that weights do not depend on the layout."""
+    norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm"] = "rmsnorm"
+    """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
+    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma)."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
+    added to the residual stream (`post`: OLMo 2), or on both (`sandwich`: Gemma 2 and 3)."""
+    norm_epsilon: float = 1e-5
+    """Added to the mean square (or variance) inside the normalisation."""
+    position: Literal["rope", "learned"] = "rope"
+    """Rotary embeddings of queries and keys, or a learned table added to the token embeddings."""
+    max_positions: int = 1024
+    """Rows of the learned position table; rotary embeddings do not use it."""
+    rope_base: float = 10000.0
+    """Base of the rotary frequencies."""
+    rope_scaling: Literal["none", "linear", "llama3"] = "none"
+    """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
+    rope_factor: float = 8.0
+    """Stretch factor of `linear` and `llama3` scaling."""
+    rope_original_length: int = 8192
+    """Context length before stretching (`llama3` scaling)."""
+    rope_low_frequency: float = 1.0
+    """Wavelengths longer than `rope_original_length / rope_low_frequency` are stretched in full (`llama3`)."""
+    rope_high_frequency: float = 4.0
+    """Wavelengths shorter than `rope_original_length / rope_high_frequency` are kept (`llama3`)."""
+    qk_norm: bool | Literal["projection"] = False
+    """Normalise queries and keys before the rotation: per head (true: Qwen3, Gemma 3), or over all heads at once
+    (`projection`: OLMo 2)."""
+    attention_bias: bool | Literal["qkv"] = False
+    """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
+    attention_scale: float | None = None
+    """Factor of the attention scores; null means `head_dim ** -0.5`."""
+    mlp_bias: bool = False
+    """Biases on the projections of the feed-forward layer."""
+    activation: Annotated[str, FEED_FORWARDS] = "swiglu"
+    """The feed-forward, by its non-linearity; those that gate it, such as `swiglu`, have a third projection."""
+    tied: bool = False
+    """Use the token embedding as the output head."""
+    embedding_scale: bool = False
+    """Multiply token embeddings by `sqrt(embed)` (Gemma)."""
+    window: int | None = None
+    """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
+    logit_softcap: float | None = None
+    """Cap of the output logits: `c * tanh(x / c)`; null means none."""
+    attention_softcap: float | None = None
+    """Cap of the attention scores: `c * tanh(x / c)`; null means none."""
+    dropout: float = 0.0
+    """Dropout after the embedding, attention and feed-forward layer; a function of the global token index, so the same
+    on every layout."""
+    init_scale: float = 0.02
+    """Standard deviation of the initial weights; that of projections back into the residual stream is also divided by
+    `sqrt(2 * layers)`."""
+    z_loss: float = 0.0
+    """Weight of `logsumexp(logits)^2`, which keeps the logits from drifting."""

@@ -1,0 +1,97 @@
+"""The sections `run`, `checkpoint`, `watch` and `distributed`: how a run goes, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long a run is, where it writes, how often it logs."""
+
+    name: str = "run"
+    """Name of the run: the folder `<run.dir>/<run.name>` holds everything it writes."""
+    dir: str = "runs"
+    """Parent folder of the run's own folder."""
+    steps: int = 1000
+    """Optimizer steps to train for."""
+    seed: int = 0
+    """Seed of the initial weights, the data order and dropout."""
+    log_every: int = 10
+    """Steps between two logged lines."""
+    profile: str | None = None
+    """Steps to trace with the JAX profiler, as `first:last` (for example `10:15`)."""
+    max_skipped_steps: int = 10
+    """Stop with a diagnosis after this many consecutive steps with a non-finite loss or gradient."""
+    compile_cache: str | None = "~/.cache/jaxpar/xla"
+    """Folder of the persistent compilation cache; null turns it off."""
+    wandb: str | None = None
+    """Project of Weights & Biases to send the run to (the package is the extra `wandb`); null means none."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save and what to keep."""
+
+    every: int = 0
+    """Steps between saves; 0 saves at the end only (and on SIGTERM)."""
+    keep_last: int = 2
+    """Number of newest checkpoints to keep, and of newest healthy ones: those saved after a step that was applied."""
+    keep_every: int | None = None
+    """Never delete a checkpoint whose step is a multiple of this."""
+
+
+@dataclass(frozen=True)
+class WatchConfig:
+    """The anomalies that a run watches for, and what it does about a loss spike (`docs/operations.md`)."""
+
+    spike: float | None = 8.0
+    """A loss this many standard deviations (estimated robustly) above the median of the last ones is a spike; null
+    turns this off."""
+    spike_window: int = 100
+    """Number of past losses that a new one is compared with; the comparison starts once a fifth of them are there."""
+    on_spike: Literal["report", "rollback"] = "report"
+    """`report` reports a spike and continues; `rollback` goes back to the newest checkpoint and skips the batches
+    that led to the spike."""
+    skip_batches: int = 2
+    """Batches that a rollback skips: that of the spike, and those before it, one of which may have caused it."""
+    max_rollbacks: int = 3
+    """The run stops at the spike after this many rollbacks."""
+    slow_step: float | None = 3.0
+    """A step is reported if it takes this many times the median and at least a second longer; null turns this off."""
+    slow_pace: float | None = 1.5
+    """Twenty consecutive steps are reported if their median is this many times the best there was; null turns this
+    off."""
+    data_wait: float | None = 0.1
+    """Waiting for data is reported from this share of the time on; null turns this off."""
+    straggler: float | None = 0.1
+    """A process is reported when all others wait for it for this share of the time; null turns this off."""
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Several processes, one job (`jax.distributed`); what is null comes from Slurm, Open MPI, Kubernetes or
+    `launch/local.py`, whichever started the process."""
+
+    coordinator: str | None = None
+    """`host:port` of process 0; null asks the launcher, and without one the process is alone."""
+    processes: int | None = None
+    """Number of processes in the job; null asks the launcher, and 1 is a single process under any launcher."""
+    process_id: int | None = None
+    """Index of this process; null asks the launcher."""
+    devices_per_process: int | None = None
+    """Devices that each process must have; null takes the number from the launcher and the layout."""
+    secret_file: str | None = None
+    """A file with a secret that all processes must know to join; null takes `JAXPAR_SECRET`, and without it there is
+    none (`docs/clusters.md`)."""
+    timeout_s: int = 50
+    """How long to wait for the other processes at start-up, in seconds."""
+    heartbeat_timeout_s: int = 30
+    """A process without a heartbeat for this many seconds ends the job: it was stopped, or its host is down."""
+    step_timeout_s: int | None = None
+    """A step that takes more seconds than this ends the job, and the process that the others waited for is named. Null:
+    five times the median of the last steps, at least 45; 600 while these are too few, or another process logs or
+    saves."""
+    pause_timeout_s: int = 7200
+    """The same limit for what is not a step: data, compilation, evaluation, saving, and checking a checkpoint."""

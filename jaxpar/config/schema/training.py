@@ -1,0 +1,96 @@
+"""The sections `optimizer`, `data` and `evaluation`: what is trained on, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The update rule and its schedule."""
+
+    name: Literal["adamw", "muon", "lion", "adafactor"] = "adamw"
+    """`adamw`; `muon` for the layers' matrices, with AdamW for embeddings, head, norms and biases; `lion`, which keeps
+    one moment instead of two; or `adafactor`, which keeps means of rows and columns instead of moments."""
+    learning_rate: float = 3e-4
+    """Peak learning rate of every rule but Muon's. Lion needs one 3 to 10 times smaller than AdamW's, and a weight
+    decay that is larger by the same factor."""
+    beta1: float = 0.9
+    """Decay of AdamW's first moment mu."""
+    beta2: float = 0.95
+    """Decay of AdamW's second moment nu."""
+    epsilon: float = 1e-8
+    """Added to the square root of AdamW's nu."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices and embeddings; norms and biases have none."""
+    clip_norm: float | None = 1.0
+    """Largest global norm of the gradient; null turns clipping off."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Shape of the learning rate after warm-up; `wsd` is flat, then falls over the last `decay_fraction`."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up from 0."""
+    decay_steps: int | None = None
+    """Step at which the schedule ends; null means `run.steps`."""
+    decay_fraction: float = 0.2
+    """Share of the schedule over which `wsd` falls."""
+    final_fraction: float = 0.1
+    """Learning rate at the end of the schedule, as a fraction of the peak."""
+    muon_learning_rate: float = 0.02
+    """Peak learning rate of Muon's matrices; it follows the same schedule."""
+    muon_momentum: float = 0.95
+    """Momentum of Muon (Nesterov)."""
+    muon_iterations: int = 5
+    """Newton-Schulz iterations of Muon."""
+    lion_beta1: float = 0.9
+    """Weight of the momentum in the average of momentum and gradient whose sign is Lion's update."""
+    lion_beta2: float = 0.99
+    """Decay of Lion's momentum."""
+    adafactor_relative: bool = False
+    """Multiply Adafactor's updates by the root mean square of the weight (at least 1e-3), as its paper does: the
+    learning rate is then relative to the weight, 1e-2 in the paper. Without this, it is about AdamW's."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the weights, for example 0.999; null keeps none. It takes 4 bytes a
+    parameter, is sharded like the moments, and is saved with them; `evaluation.ema` uses it."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from and how they become a batch."""
+
+    source: Literal["stdlib", "tokens", "synthetic"] = "stdlib"
+    """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or
+    a file of tokens; `synthetic`: generated."""
+    path: str | None = None
+    """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
+    sources: dict[str, float] | None = field(default=None, hash=False)
+    """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. When a job is
+    resumed, weights may change and sources may be added or removed; each source continues where it was."""
+    heldout_path: str | None = None
+    """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file."""
+    separator: int | None = None
+    """Token that ends a document in a file of tokens; null means that the file is one document."""
+    sequence_length: int = 1024
+    """Tokens per row."""
+    batch_size: int = 8
+    """Rows per optimizer step, over all devices and microbatches."""
+    packed: bool = True
+    """Separate documents that share a row: attention does not cross them and positions restart."""
+    prefetch: int = 2
+    """Batches prepared ahead of the step that uses them."""
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Loss on held-out data, and a sample at the end."""
+
+    every: int = 0
+    """Steps between evaluations; 0 evaluates at the end only."""
+    batches: int = 8
+    """Batches per evaluation, always the same ones; 0 turns evaluation off."""
+    sample_tokens: int = 0
+    """Tokens to generate from a held-out prompt at the end; 0 means none."""
+    ema: bool = False
+    """Evaluate and sample with the moving average of the weights (`optimizer.ema`) instead of the weights."""
+    sample_temperature: float = 0.7
+    """Temperature of that sample; 0 takes the likeliest token."""
