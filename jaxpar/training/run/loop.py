@@ -14,7 +14,7 @@ from jaxpar.checkpoint.checkpointer import SKIPPED_IN_ROW
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
-from jaxpar.config.validate import profile_steps
+from jaxpar.config.checks.run import profile_steps
 from jaxpar.distributed import liveness
 from jaxpar.layout.given_plan import PLANNED
 from jaxpar.model.flops import mfu

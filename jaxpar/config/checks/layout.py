@@ -1,0 +1,95 @@
+"""Checks of mesh axes, of the sizes that they divide, and of the pipeline."""
+
+from __future__ import annotations
+
+from jaxpar.config.axes import AXES, check_axes
+from jaxpar.config.bounds import RANKS, spell_limit
+from jaxpar.config.checks.sizes import divides, key_of, known
+from jaxpar.config.counting import kv_heads, padded_vocab
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import Config, ParallelConfig
+
+
+def check_mesh_axes(config: Config) -> None:
+    check_axes(config.parallel)
+
+
+def check_mesh(config: Config) -> None:
+    parallel = config.parallel
+    devices = known(parallel, *AXES)
+    if devices > RANKS:
+        layout = " x ".join(f"{axis} {size}" for axis in AXES if (size := getattr(parallel, axis)) != 1)
+        raise UserError(f"parallel: the mesh ({layout}) takes {devices} devices; expected at most {spell_limit(RANKS)}")
+
+
+def check_auto(config: Config) -> None:
+    if config.parallel.auto:
+        for key, usual in vars(ParallelConfig(auto=True)).items():
+            if getattr(config.parallel, key) != usual:
+                raise UserError(
+                    f"parallel.{key}: {getattr(config.parallel, key)} would not be used, because parallel: auto plans "
+                    "the layout; fix it with python -m jaxpar.plan --fix, or leave out auto"
+                )
+
+
+def check_pipeline(config: Config) -> None:
+    """Checks that do not depend on the schedule; `jaxpar.layout.choices.pipeline` has the others."""
+    parallel, layers = config.parallel, config.model.layers
+    if parallel.pipe == 1:
+        defaults = ParallelConfig()
+        for key in ("schedule", "virtual_stages", "stage_layers", "pipe_ends", "pipe_ticks"):
+            value = getattr(parallel, key)
+            if value not in (getattr(defaults, key), "one-stage"):
+                shown = list(value) if isinstance(value, tuple) else value
+                raise UserError(f"parallel.{key}: {shown} would not be used, because parallel.pipe is 1")
+    if parallel.pipe_ends == "shared" and parallel.pipe_ticks == "branching":
+        raise UserError(
+            "parallel.pipe_ends: shared needs all pipeline ranks in each loss, and parallel.pipe_ticks: branching lets "
+            "each rank do its own; expected last, or uniform ticks"
+        )
+    if parallel.stage_layers is not None:
+        if min(parallel.stage_layers, default=0) < 1:
+            raise UserError(f"parallel.stage_layers: every chunk needs a layer, got {list(parallel.stage_layers)}")
+        if sum(parallel.stage_layers) != layers:
+            raise UserError(
+                f"parallel.stage_layers: {list(parallel.stage_layers)} are {sum(parallel.stage_layers)} layers, and "
+                f"model.layers is {layers}"
+            )
+    elif parallel.pipe * (parallel.virtual_stages or 1) > layers:
+        raise UserError(
+            f"parallel.pipe x virtual_stages: {parallel.pipe} x {parallel.virtual_stages or 1} chunks are more than "
+            f"the {layers} layers of the model (model.layers)"
+        )
+
+
+def check_heads(config: Config) -> None:
+    model, tensor = config.model, known(config.parallel, "tensor")
+    divides("model.heads", model.heads, "parallel.tensor", tensor)
+    if kv_heads(model) % tensor and tensor % kv_heads(model):
+        raise UserError(
+            f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
+        )
+    for kind, own in kind_models(model).items():
+        divides(key_of(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
+
+
+def check_vocab(config: Config) -> None:
+    model, parallel = config.model, config.parallel
+    shared = ("pipe", "tensor") if parallel.pipe_ends == "shared" else ("tensor",)
+    ways = f"parallel.{' x '.join(shared)}", known(parallel, *shared)
+    if model.vocab is None:
+        divides("model.vocab_multiple", model.vocab_multiple, *ways)
+    else:
+        what = f"model.vocab (padded to a multiple of {model.vocab_multiple})"
+        divides(what, padded_vocab(model), *ways, "; change model.vocab_multiple")
+
+
+def check_sequence(config: Config) -> None:
+    ranks = known(config.parallel, "context", "tensor")
+    divides("data.sequence_length", config.data.sequence_length, "parallel.context x tensor", ranks)
+
+
+def check_batch(config: Config) -> None:
+    parts = known(config.parallel, "replica", "fsdp", "expert") * config.parallel.microbatches
+    divides("data.batch_size", config.data.batch_size, "parallel.replica x fsdp x expert x microbatches", parts)

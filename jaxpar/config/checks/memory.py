@@ -1,0 +1,82 @@
+"""Checks of what is offloaded, and of tiles."""
+
+from __future__ import annotations
+
+from jaxpar.config.checks.sizes import known
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+from jaxpar.config.spelling import quoted
+
+
+def check_offload(config: Config) -> None:
+    memory = config.memory
+    if memory.offload_fraction and memory.remat == "auto":
+        raise UserError(
+            f"memory.offload_fraction: {memory.offload_fraction:g} takes from what memory.remat keeps, and auto "
+            "chooses what goes to the host by itself; expected 0, or a memory.remat other than auto"
+        )
+    if memory.offload_dir is not None and memory.optimizer_offload != "file":
+        raise UserError(
+            f"memory.offload_dir: {quoted(memory.offload_dir)} would not be used, because memory.optimizer_offload is "
+            f"{memory.optimizer_offload}; expected file with it, or null"
+        )
+    if memory.optimizer_resident and memory.optimizer_offload != "host":
+        raise UserError(
+            f"memory.optimizer_resident: {memory.optimizer_resident} bytes are for a state that is offloaded to the "
+            f"host, and memory.optimizer_offload is {memory.optimizer_offload}; expected host, or 0 bytes"
+        )
+
+
+def check_weights_offload(config: Config) -> None:
+    memory, parallel = config.memory, config.parallel
+    if memory.weights_offload == "none":
+        if memory.weights_resident:
+            raise UserError(
+                f"memory.weights_resident: {memory.weights_resident} bytes are for layers whose weights are offloaded, "
+                "and memory.weights_offload is none; expected host, or 0 bytes"
+            )
+        return
+    said = "memory.weights_offload: host"
+    if memory.optimizer_offload != "host":
+        raise UserError(
+            f"{said} reads layers from the master weights in host memory, and memory.optimizer_offload is "
+            f"{memory.optimizer_offload}; expected memory.optimizer_offload: host with it"
+        )
+    if memory.optimizer_resident:
+        raise UserError(
+            f"{said} leaves no master weights on the device, and memory.optimizer_resident is "
+            f"{memory.optimizer_resident}; expected 0 bytes"
+        )
+    if config.model.kinds:
+        raise UserError(
+            f"{said} is for layers that are all alike, and model.kinds declares {', '.join(config.model.kinds)}; "
+            "expected none with it"
+        )
+    if parallel.pipe != 1:
+        raise UserError(
+            f"{said} is for runs without a pipeline, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
+            "would fetch every layer over the link in each of its ticks"
+        )
+    if parallel.zero in (1, 2) and known(parallel, "fsdp", "expert", "context") != 1:
+        raise UserError(
+            f"{said} reads each layer from its master weights, and under parallel.zero: {parallel.zero} these are "
+            "sharded differently from the weights; expected 0 or 3"
+        )
+    if config.optimizer.name == "adafactor":
+        raise UserError(
+            f"{said} updates weights some layers at a time, and optimizer.name: adafactor takes the matrices of all "
+            "layers at once; expected adamw, muon or lion"
+        )
+
+
+def check_tiles(config: Config) -> None:
+    """An axis of -1 counts as 1, so there are at most as many tokens as this finds."""
+    parallel, data = config.parallel, config.data
+    ranks = known(parallel, "replica", "fsdp", "expert", "context", "tensor") * parallel.microbatches
+    tokens = data.batch_size * data.sequence_length // ranks
+    for key in ("loss_tiles", "mlp_tiles"):
+        tiles = getattr(config.memory, key)
+        if tiles is not None and tiles > tokens:
+            raise UserError(
+                f"memory.{key}: expected at most as many as a device has tokens in a microbatch ({tokens}), got {tiles}"
+            )

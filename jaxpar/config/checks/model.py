@@ -1,0 +1,55 @@
+"""Checks of the model's shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxpar.config.bounds import BOUNDS, COUNT, spell_limit
+from jaxpar.config.checks.sizes import divides, key_of
+from jaxpar.config.counting import head_dim, kv_heads, padded_vocab
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import check_kinds, kind_models
+from jaxpar.config.schema import Config
+
+
+def check_model(config: Config) -> None:
+    model = config.model
+    check_kinds(model)
+    check_overrides(config)
+    divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
+    if model.head_dim is None:
+        divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
+    if model.position == "rope" and head_dim(model) % 2:
+        raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
+    for kind, own in kind_models(model).items():
+        if own.rope_scaling == "llama3" and own.rope_low_frequency >= own.rope_high_frequency:
+            raise UserError(
+                f"{key_of(kind, 'rope_low_frequency')}: expected less than model.rope_high_frequency "
+                f"({own.rope_high_frequency}), got {own.rope_low_frequency}"
+            )
+    if model.position == "learned" and config.data.sequence_length > model.max_positions:
+        raise UserError(
+            f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
+            f"model.max_positions ({model.max_positions})"
+        )
+
+
+def check_overrides(config: Config) -> None:
+    """The range of what each kind of layer sets, under its own name."""
+    for kind, overrides in config.model.kinds.items():
+        for key, value in overrides.items():
+            bound = BOUNDS.get(f"model.{key}")
+            refusal = bound.refusal(value) if bound is not None and isinstance(value, int | float) else None
+            if refusal is not None:
+                raise UserError(f"model.kinds.{kind}.{key}: {refusal}, got {value}")
+
+
+def check_table(config: Config) -> None:
+    """Products of keys that are each in range: what no machine can hold is refused before anything is built."""
+    model = config.model
+    rows = padded_vocab(replace(model, vocab=model.vocab or 1))
+    if rows > COUNT:
+        raise UserError(
+            f"model.vocab: {model.vocab} is padded to {rows}, a multiple of model.vocab_multiple "
+            f"({model.vocab_multiple}); expected at most {spell_limit(COUNT)}"
+        )

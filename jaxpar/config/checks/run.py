@@ -1,0 +1,62 @@
+"""Checks of a run: its name, its profile, what it watches for, its processes."""
+
+from __future__ import annotations
+
+import re
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+from jaxpar.config.spelling import quoted
+
+
+def profile_steps(profile: str) -> tuple[int, int]:
+    """First and last step of `run.profile`.
+
+    Raises:
+        UserError: it is not two step numbers, the second not below the first, with a colon between.
+    """
+    match = re.fullmatch(r"(\d{1,12}):(\d{1,12})", profile)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UserError(f"run.profile: expected first:last, for example 10:15, got {quoted(profile)}")
+    return int(match[1]), int(match[2])
+
+
+def check_run(config: Config) -> None:
+    run = config.run
+    if run.name in ("", ".", "..") or re.search(r"[/\\\0]", run.name):
+        raise UserError(
+            f"run.name: expected the name of one folder, got {quoted(run.name)}; put parent folders in run.dir"
+        )
+    if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
+        raise UserError(
+            f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got "
+            f"{quoted(run.wandb)}"
+        )
+    if run.profile is not None and profile_steps(run.profile)[0] >= run.steps:
+        raise UserError(f"run.profile: {run.profile} begins after the last of run.steps ({run.steps})")
+
+
+def check_watch(config: Config) -> None:
+    if config.watch.on_spike != "rollback":
+        return
+    if config.watch.spike is None:
+        raise UserError("watch.on_spike: rollback needs spikes to be detected, and watch.spike is null")
+    if config.checkpoint.every == 0:
+        raise UserError(
+            "watch.on_spike: rollback needs checkpoints to go back to, and checkpoint.every is 0; expected the steps "
+            "between two saves"
+        )
+
+
+def check_distributed(config: Config) -> None:
+    """Keys that are null are filled in and checked by `jaxpar.distributed.job`."""
+    distributed = config.distributed
+    processes, process_id = distributed.processes, distributed.process_id
+    if processes is not None and process_id is not None and process_id >= processes:
+        raise UserError(
+            f"distributed.process_id: expected less than distributed.processes ({processes}), got {process_id}"
+        )
+    if distributed.coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", distributed.coordinator):
+        raise UserError(f"distributed.coordinator: expected host:port, got {quoted(distributed.coordinator)}")
+    if distributed.secret_file == "":
+        raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got an empty text")

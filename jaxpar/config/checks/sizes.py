@@ -1,0 +1,24 @@
+"""Sizes that have to divide each other, and those of mesh axes as far as they are known."""
+
+from __future__ import annotations
+
+from math import prod
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ParallelConfig
+
+
+def key_of(kind: str, key: str) -> str:
+    """The name of a key within a kind of layers."""
+    return f"model.kinds.{kind}.{key}" if kind else f"model.{key}"
+
+
+def known(parallel: ParallelConfig, *axes: str) -> int:
+    return prod(size for axis in axes if (size := getattr(parallel, axis)) != -1)
+
+
+def divides(key: str, size: int, by: str, divisor: int, otherwise: str = "") -> None:
+    if size % divisor:
+        below = size // divisor * divisor
+        near = f"{below} or {below + divisor}" if below else f"{divisor}"
+        raise UserError(f"{key}: {size} is not divisible by {by} ({divisor}); expected for example {near}{otherwise}")

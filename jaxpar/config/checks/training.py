@@ -1,0 +1,75 @@
+"""Checks of the optimizer, its schedule and the data."""
+
+from __future__ import annotations
+
+from jaxpar.config.bounds import TOKENS, spell_limit
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config, DataConfig
+from jaxpar.config.spelling import quoted
+
+
+def check_optimizer(config: Config) -> None:
+    """A run may be shorter than its warm-up (it then ends within it); a schedule with an explicit end may not."""
+    optimizer = config.optimizer
+    end, warmup = optimizer.decay_steps, optimizer.warmup_steps
+    if config.evaluation.ema and optimizer.ema is None:
+        raise UserError(
+            "evaluation.ema: true needs a moving average of the weights, and optimizer.ema is null; expected "
+            "optimizer.ema with it (for example 0.999), or evaluation.ema: false"
+        )
+    if optimizer.name == "adafactor" and config.precision.moments != "float32":
+        raise UserError(
+            f"precision.moments: expected float32 with optimizer.name: adafactor, whose means of rows and columns are "
+            f"small already, got {config.precision.moments}"
+        )
+    if end is None:
+        return
+    if warmup > end:
+        raise UserError(f"optimizer.warmup_steps: {warmup} is more than optimizer.decay_steps ({end})")
+    if optimizer.schedule == "wsd" and warmup > end * (1 - optimizer.decay_fraction):
+        raise UserError(
+            f"optimizer.decay_fraction: {optimizer.decay_fraction} of {end} steps begins to fall within the "
+            f"optimizer.warmup_steps ({warmup})"
+        )
+
+
+def check_data(config: Config) -> None:
+    data = config.data
+    if data.source == "tokens":
+        check_tokens(data)
+        return
+    for key in ("path", "sources", "heldout_path", "separator"):
+        if getattr(data, key) is not None:
+            raise UserError(
+                f"data.{key}: {quoted(getattr(data, key))} would not be used, because data.source is {data.source}; "
+                "expected data.source: tokens with it, or null"
+            )
+
+
+def check_tokens(data: DataConfig) -> None:
+    if data.path is None and data.sources is None:
+        raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
+    if data.path is not None and data.sources is not None:
+        raise UserError(
+            f"data.path: {quoted(data.path)} is given with data.sources, which names {len(data.sources)} folders; "
+            "expected one of the two keys, and null for the other"
+        )
+    if data.path == "":
+        raise UserError("data.path: expected the path of a token folder or a file of tokens, got an empty text")
+    if data.sources is None:
+        return
+    for path, weight in data.sources.items():
+        if not path or weight < 0:
+            raise UserError(f"data.sources: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
+    if sum(data.sources.values()) <= 0:
+        raise UserError("data.sources: expected at least one path with a weight above 0")
+
+
+def check_batches(config: Config) -> None:
+    data = config.data
+    tokens = data.batch_size * data.sequence_length * (1 + data.prefetch)
+    if tokens > TOKENS:
+        raise UserError(
+            f"data.batch_size x sequence_length x (1 + prefetch): {data.batch_size} x {data.sequence_length} x "
+            f"{1 + data.prefetch} tokens in memory; expected at most {spell_limit(TOKENS)}"
+        )

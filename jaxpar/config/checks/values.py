@@ -1,0 +1,25 @@
+"""Checks of single keys: type, choice and range, and settings that would have no effect."""
+
+from __future__ import annotations
+
+from jaxpar.config.bounds import BOUNDS
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.sections import check_value, config_to_dict
+from jaxpar.config.reading.unused import unused_settings
+from jaxpar.config.schema import Config
+
+
+def check_values(config: Config) -> None:
+    """Types and choices again, because a configuration may be built in Python; then the range of each number."""
+    for section, values in config_to_dict(config).items():
+        for key, value in values.items():
+            check_value(section, key, value)
+            bound = BOUNDS.get(f"{section}.{key}")
+            refusal = None if bound is None or value is None else bound.refusal(value)
+            if refusal is not None:
+                raise UserError(f"{section}.{key}: {refusal}, got {value}")
+
+
+def check_unused(config: Config) -> None:
+    for unused in unused_settings(config):
+        raise UserError(str(unused))

@@ -1,0 +1,73 @@
+"""Settings that another one leaves without effect are refused, and those of a file reported under an override."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpar.config import UserError, load_config
+from jaxpar.config.reading.overrides import with_overrides
+from jaxpar.layers.checks import validate
+from tests.config.refusals import refusal
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["optimizer.muon_momentum=0.9"],
+            "optimizer.muon_momentum: 0.9 would not be used, because optimizer.name is adamw; expected optimizer.name: "
+            "muon with it, or the default, 0.95",
+        ),
+        (
+            ["optimizer.name=muon", "optimizer.lion_beta1=0.8"],
+            "optimizer.lion_beta1: 0.8 would not be used, because optimizer.name is muon; expected optimizer.name: "
+            "lion with it, or the default, 0.9",
+        ),
+        (
+            ["optimizer.adafactor_relative=true"],
+            "optimizer.adafactor_relative: true would not be used, because optimizer.name is adamw; expected "
+            "optimizer.name: adafactor with it, or the default, false",
+        ),
+        (
+            ["attention.backend=triton", "attention.kv_block=256"],
+            "attention.kv_block: 256 would not be used, because attention.backend is triton; expected "
+            "attention.backend: xla with it, or the default, 512",
+        ),
+        (
+            ["precision.loss_scale_interval=10"],
+            "precision.loss_scale_interval: 10 would not be used, because precision.compute is bfloat16; expected "
+            "precision.compute: float16 with it, or the default, 1000",
+        ),
+    ],
+)
+def test_a_setting_that_is_ignored_is_one_sentence(overrides, sentence):
+    assert refusal(*overrides) == sentence
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optimizer.name=muon", "optimizer.muon_momentum=0.9"],
+        ["attention.backend=xla", "attention.kv_block=256"],
+        ["attention.query_block=256"],
+        ["precision.compute=float16", "precision.loss_scale=1024"],
+        ["optimizer.muon_momentum=0.95"],
+    ],
+)
+def test_a_setting_that_is_used_or_has_its_default_passes(overrides):
+    validate(load_config(None, overrides))
+
+
+def test_an_override_may_make_settings_of_a_file_idle_and_says_so(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optimizer:\n  name: muon\n  muon_momentum: 0.9\n")
+    said = r"^optimizer\.muon_momentum: 0\.9 is not used under the override optimizer\.name=adamw$"
+    with pytest.warns(UserWarning, match=said):
+        config = load_config(file, ["optimizer.name=adamw"])
+    validate(config)
+    assert config.optimizer.muon_momentum == 0.95
+    with pytest.warns(UserWarning, match=r"is not used under the override optimizer\.name=lion"):
+        validate(with_overrides(load_config(file), ["optimizer.name=lion"]))
+    file.write_text("optimizer:\n  muon_momentum: 0.9\n")
+    with pytest.raises(UserError, match=r"optimizer\.muon_momentum: 0\.9 would not be used"):
+        validate(load_config(file))
