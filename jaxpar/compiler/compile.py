@@ -16,8 +16,9 @@ from typing import Any
 import jaxpar
 from jaxpar.compiler.child import DUMPS
 from jaxpar.compiler.compilation import Compilation
+from jaxpar.compiler.stand_in import compilable
 from jaxpar.compiler.targets import target_config
-from jaxpar.compiler.wheels import cuda_release, has_cudnn, versions
+from jaxpar.compiler.wheels import cuda_release, versions
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig, WatchConfig
@@ -53,10 +54,13 @@ def plan_for(config: Config, cluster: Cluster, device: Any = None) -> tuple[Conf
     config = resolve_config(config, cluster.devices)
     if config.model.vocab is None:
         config = with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
-    if device is None:
-        least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
-        device = _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
-    return config, make_plan(config, device, cluster.gpus_per_host, cluster)
+    return config, make_plan(config, _device(cluster) if device is None else device, cluster.gpus_per_host, cluster)
+
+
+def _device(cluster: Cluster) -> _GPUDevice:
+    """The least capable GPU of a cluster."""
+    least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
+    return _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
 
 
 def compile_step(
@@ -86,7 +90,7 @@ def compile_step(
     gpu = cluster.gpu if gpu is None else gpu
     flags = xla_flags(gpu) if flags is None else flags
     release = cuda_release()
-    compiled, notes = _compilable(config, plan, release)
+    compiled, notes = compilable(config, plan, _device(cluster), release)
     request = {
         "target": target_config(gpu),
         "hosts": cluster.hosts,
@@ -118,19 +122,6 @@ def compile_step(
     if kept is not None:
         compilation.save(kept)
     return compilation
-
-
-def _compilable(config: Config, plan: Plan, release: str) -> tuple[Plan, tuple[str, ...]]:
-    """The plan that can be compiled here, and how it differs from the plan of the run."""
-    backends = {choice.name for choice in (plan.attention, *plan.kind_attention.values())}
-    if "cudnn" not in backends or has_cudnn(release):
-        return plan, ()
-    note = (
-        "attention: the run uses cudnn, and xla stands in for it here, because cuDNN is not installed "
-        f"(pip install nvidia-cudnn-cu{release}); what is kept for the backward is the same; temporaries, kernels and "
-        "the time of attention are not"
-    )
-    return plan.with_attention("xla", note), (note,)
 
 
 def _what_matters(config: Config) -> Config:

@@ -19,7 +19,7 @@ PRODUCT = 2 * LAYERS * PAIRS * WIDTH / 8
 """FLOPs of one product of a step, on one of eight devices."""
 
 
-def kernel(target: str, scopes: str) -> Cost:
+def kernel(target: str, scopes: str, *, one_backward: bool = False) -> Cost:
     """A launch over 2 rows of 1024 tokens: 8 query and 2 KV heads of width 192, values of 128."""
     q, k, v = ("bf16[2,1024,8,192]{3,2,1,0}", "bf16[2,1024,2,192]{3,2,1,0}", "bf16[2,1024,2,128]{3,2,1,0}")
     made = module(
@@ -27,7 +27,7 @@ def kernel(target: str, scopes: str) -> Cost:
         f'%x = f32[2,1024,8,192]{{3,2,1,0}} custom-call(%q, %k, %v), custom_call_target="{target}", '
         f'metadata={{op_name="jit(f)/{scopes}/pallas_call"}}'
     )
-    (found,) = costs(made, executions(made))
+    (found,) = costs(made, executions(made), one_backward=one_backward)
     return found
 
 
@@ -44,6 +44,14 @@ def test_a_launch_is_counted_by_the_scope_that_it_runs_in(target: str) -> None:
     assert again.recomputed_flops == again.flops == forward.flops
     backward = kernel(target, "transpose(jvp())/attention.scores.slopes.dv.dk.causal/attention_dkv")
     assert (backward.flops, backward.recomputed_flops) == (CAUSAL * 2 * (192 + 128), CAUSAL * (192 + 128))
+
+
+def test_two_launches_that_stand_in_for_one_count_five_products_and_each_exponential_once() -> None:
+    scopes = "attention.scores.slopes.dq.causal/attention_dq", "attention.scores.slopes.dv.dk.causal/attention_dkv"
+    queries, keys = (kernel("__gpu$xla.gpu.triton", f"transpose(jvp())/{scope}", one_backward=True) for scope in scopes)
+    assert queries.flops + keys.flops == CAUSAL * (3 * 192 + 2 * 128)
+    assert queries.recomputed_flops + keys.recomputed_flops == CAUSAL * 192
+    assert queries.pairs + keys.pairs == CAUSAL / 2 and queries.backward and keys.backward
 
 
 def test_another_kernel_through_pallas_is_refused() -> None:

@@ -16,6 +16,7 @@ from jaxpar.compiler.program.memory.timeline import peak
 from jaxpar.compiler.program.schedule import Schedule, schedule
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer
+from jaxpar.compiler.stand_in import counts_one_backward
 from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
@@ -50,7 +51,7 @@ class Analysis:
     @cached_property
     def costs(self) -> list[Cost]:
         """All kernels."""
-        return costs(self.module, self.counts)
+        return costs(self.module, self.counts, one_backward=counts_one_backward(self.compilation.plan))
 
     @cached_property
     def timer(self) -> StepTimer:

@@ -55,17 +55,23 @@ _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients
 """Names of the kernels of `pallas_kernels.linear_cross_entropy`, forward and backward."""
 
 
-def products(module: Module, op: Op) -> Iterator[Product]:
+def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
     """The matrix products that one execution of `op` computes; of a fusion, those inside it.
 
     None of one whose work is not known, which goes into `module.unknown`. Raises `ProgramError` where that is strict.
+
+    Args:
+        module: The program.
+        op: The op.
+        one_backward: Whether to count our attention kernels as if one launch made all gradients, as cuDNN's does. Then
+            what a launch for keys and values repeats beside a launch for queries is not counted.
     """
     if op.opcode == "fusion":
         for inner in module.body(op).ops:
-            yield from products(module, inner)
+            yield from products(module, inner, one_backward=one_backward)
         return
     try:
-        product = _product_of(op)
+        product = _product_of(op, one_backward)
     except ProgramError as problem:
         types = " and ".join(leaf.dtype for operand in op.operands for leaf in leaves(operand.shape))
         module.unknown.operation(f"{op.opcode} {op.target or f'of {types}'}", op.name, problem)
@@ -73,7 +79,7 @@ def products(module: Module, op: Op) -> Iterator[Product]:
         yield from () if product is None else (product,)
 
 
-def _product_of(op: Op) -> Product | None:
+def _product_of(op: Op, one_backward: bool) -> Product | None:
     """The work of an op that is not a fusion; None where it multiplies nothing."""
     if op.opcode == "dot":
         return _dot(op)
@@ -84,7 +90,7 @@ def _product_of(op: Op) -> Product | None:
     if op.target.startswith(_ATTENTION):
         return _attention(op)
     if _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
-        return _attention_kernel(op, work)
+        return _attention_kernel(op, work, one_backward)
     if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
         return _head_loss(op)
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
@@ -126,14 +132,17 @@ def _attention_work(op: Op) -> Work | None:
     return next((work for name in segments(op.op_name) if (work := Work.named(innermost(name))) is not None), None)
 
 
-def _attention_kernel(op: Op, work: Work) -> Product:
+def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
     """Our attention, of arrays [batch, tokens, heads, width]."""
     query, key, value = (_array(op, place) for place in range(3))
     batch, queries, heads, width = query.dims
     pairs = batch * heads * work.pairs(queries, key.dims[1])
     each = {name: work.flops(name, pairs, width, value.dims[-1]) for name in work.products}
+    if one_backward and work.repeated and not {"dq", "dk"} <= {*work.products}:
+        pairs /= 2  # each of two launches counts half of the exponentials, and only one counts the repeated products
+        each = {name: each[name] for name in work.products if "dq" in work.products or name not in work.repeated}
     flops = sum(each.values())
-    again = flops if recomputed(op.op_name) else sum(each[name] for name in work.repeated)
+    again = flops if recomputed(op.op_name) else sum(each.get(name, 0.0) for name in work.repeated)
     return Product(flops, again, arithmetic(op, query, key, "", []), pairs, backward=bool(work.repeated))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, products
+from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, Product, products
 from jaxpar.compiler.program.costs.slices import Slices
 from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, leaves
@@ -57,7 +57,7 @@ class Cost:
         return self.op.source
 
 
-def costs(module: Module, counts: Executions) -> list[Cost]:
+def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> list[Cost]:
     """Costs of all ops that run, in order of computations and issue.
 
     An asynchronous op is counted at its start. Loops, branches and calls cost nothing themselves. What there is no rule
@@ -66,6 +66,7 @@ def costs(module: Module, counts: Executions) -> list[Cost]:
     Args:
         module: The program.
         counts: How often each computation runs.
+        one_backward: As for `products`.
     """
     slices, found = Slices(module), []
     for name in counts.counts:
@@ -77,13 +78,13 @@ def costs(module: Module, counts: Executions) -> list[Cost]:
             if wrapped_opcode(inner.opcode)[1] or inner.opcode in FREE | CONTROL or inner.target in QUIET_TARGETS:
                 continue
             channel = moved.get(op.name, "")
-            found.append(_cost(module, inner, slices, channel, counts))
+            worked = list(products(module, inner, one_backward=one_backward))
+            found.append(_cost(module, inner, worked, slices, channel, counts))
     return found
 
 
-def _cost(module: Module, op: Op, slices: Slices, channel: str, counts: Executions) -> Cost:
+def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, channel: str, counts: Executions) -> Cost:
     repeated = 1.0 if copied_by_xla(op) else counts.again_share(op)
-    worked = list(products(module, op))
     most = max(worked, key=lambda product: product.flops, default=None)
     vector = 0.0 if channel else _vector_flops(module, op)
     if channel:
