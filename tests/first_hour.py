@@ -1,0 +1,205 @@
+"""Types what the README and the pages say, from top to bottom, in a fresh clone, and compares what they say is printed.
+
+    python tests/first_hour.py                      # every page that has marked blocks
+    python tests/first_hour.py README.md --full     # as a newcomer: a new environment, and runs of full length
+
+A page marks what can be run with a comment, which readers do not see:
+
+    <!-- run -->            the next block, or the commands in the second column of the next table, run in order
+    <!-- run: --set a.b=1 -->   the same, each training command with these arguments besides, unless --full
+    <!-- refused: ... -->   the same for commands that end with exit code 2
+    <!-- prints -->         the next block is what the last command printed
+
+In a block that is printed, numbers with their units, bars and lines are not compared, nor how lines are wrapped; `...`
+stands for anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = ROOT / ".venv-test"
+MARK = re.compile(r"<!-- (run|refused|prints)(?:: (.*?))? -->")
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:\s?(?:[kMGTPE]|[KMGT]i?B|B|[num]?s|min|h|%))?(?![\w])")
+DRAWN = re.compile(r"[\u2500-\u259f]+")
+TRAINS = ("jaxpar.train ", "make train")
+LIMIT_S = 1200
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a page, and what the page says that it prints."""
+
+    place: str
+    command: str
+    status: int = 0
+    """The exit code that is expected."""
+    printed: str | None = None
+
+
+def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
+    """The marked commands of a page, in order.
+
+    Args:
+        name: of the page, for messages.
+        text: its Markdown.
+        full: without the arguments that shorten runs.
+
+    Raises:
+        ValueError: a mark has no block, or a block has no command before it.
+    """
+    mark: re.Match[str] | None = None
+    waiting: Step | None = None
+    cells: list[str] | None = None
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        place = f"{name}:{token.map[0] + 1}" if token.map else name
+        if token.type == "html_block" and (found := MARK.match(token.content)):
+            if mark:
+                raise ValueError(f"{place}: {mark[0]} has no block")
+            mark = found
+        elif mark and token.type in ("code_block", "fence"):
+            if mark[1] == "prints":
+                if waiting is None:
+                    raise ValueError(f"{place}: no command before what is printed")
+                yield replace(waiting, printed=token.content)
+                waiting = None
+            else:
+                for command in re.sub(r"\\\n\s*", "", token.content).splitlines():
+                    if waiting is not None:
+                        yield waiting
+                    waiting = _step(place, command, mark, full) if command.strip() else None
+            mark = None
+        elif mark and token.type == "table_open":
+            cells = []
+        elif cells is not None and token.type == "tr_open":
+            cells.append("")
+        elif cells and token.type == "inline":
+            codes = [c.content for c in token.children or [] if c.type == "code_inline"]
+            cells[-1] = "\n".join(filter(None, [cells[-1], *codes]))
+        elif cells is not None and mark and token.type == "table_close":
+            if waiting is not None:
+                yield waiting
+                waiting = None
+            for command in (line for cell in cells for line in cell.splitlines() if " " in line):
+                yield _step(place, command, mark, full)
+            cells = mark = None
+    if mark:
+        raise ValueError(f"{name}: {mark[0]} has no block")
+    if waiting is not None:
+        yield waiting
+
+
+def _step(place: str, line: str, mark: re.Match[str], full: bool) -> Step:
+    return Step(place, _command(line, mark[2], full), 2 if mark[1] == "refused" else 0)
+
+
+def _command(line: str, arguments: str | None, full: bool) -> str:
+    line = re.sub(r"\s+#\s.*", "", line.strip().removeprefix("$ "))
+    if full or not arguments or not any(name in line for name in TRAINS):
+        return line
+    if not line.startswith("make "):
+        return f"{line} {arguments}"
+    given = re.search(r"ARGS='([^']*)'", line)
+    return line.replace(given[0], f"ARGS='{given[1]} {arguments}'") if given else f"{line} ARGS='{arguments}'"
+
+
+def missing(said: str, printed: str) -> str | None:
+    """The first part of a page's block that a command did not print in that order; None if there is none."""
+    output, place = words(printed), 0
+    for part in re.split(r"(?m)\s*\.\.\.\s*", said):
+        wanted = words(part)
+        found = next((at for at in range(place, len(output) + 1) if output[at : at + len(wanted)] == wanted), None)
+        if found is None:
+            return _from_the_first_difference(wanted, output, place)
+        place = found + len(wanted)
+    return None
+
+
+def _from_the_first_difference(wanted: list[str], output: list[str], place: int) -> str:
+    """Some words of `wanted`, from where the longest beginning of it that was printed ends."""
+    longest = 0
+    for at in range(place, len(output)):
+        same = 0
+        while same < len(wanted) and output[at + same : at + same + 1] == wanted[same : same + 1]:
+            same += 1
+        longest = max(longest, same)
+    return " ".join(wanted[longest : longest + 12])
+
+
+def words(text: str) -> list[str]:
+    """Words without numbers, units, bars and lines."""
+    return [word for word in NUMBER.sub(" ", DRAWN.sub(" ", text)).split() if re.search(r"\w", word)]
+
+
+def clone(folder: Path, *, install: bool) -> Path:
+    """A fresh clone of what is committed; unless `install`, the environment of the tests serves as its `.venv`."""
+    place = folder / "jaxpar"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(place)], check=True)
+    if not install:
+        venv = place / ".venv"
+        venv.mkdir()
+        for part in ("bin", "lib"):
+            (venv / part).symlink_to(ENVIRONMENT / part)
+        shutil.copy(ENVIRONMENT / "pyvenv.cfg", venv)
+        sum_of = ["bash", "-c", "cat pyproject.toml constraints.txt | cksum"]  # as in launch/setup.sh
+        requirements = subprocess.run(sum_of, cwd=place, capture_output=True, text=True, check=True).stdout
+        (venv / "installed").write_text(f"{place}\n[data] {requirements}")
+    return place
+
+
+def walk(page: str, place: Path, *, full: bool = False) -> list[str]:
+    """Run the steps of a page in a clone, and return what was wrong, each in one paragraph."""
+    wrong = []
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+    environment |= {"PATH": f"{place / '.venv/bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(place)}
+    environment |= {key: os.environ[key] for key in ("JAX_COMPILATION_CACHE_DIR",) if key in os.environ}
+    for step in steps(page, (place / page).read_text(), full=full):
+        print(f"{step.place}: {step.command}", flush=True)
+        try:
+            done = subprocess.run(
+                ["bash", "-c", step.command], cwd=place, env=environment, stdin=subprocess.DEVNULL, timeout=LIMIT_S,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            wrong.append(f"{step.place}: `{step.command}` took longer than {LIMIT_S} s")
+            continue
+        if done.returncode != step.status:
+            last = "\n".join(done.stdout.splitlines()[-15:])
+            wrong.append(f"{step.place}: `{step.command}` ended with exit code {done.returncode}:\n{last}")
+        elif step.printed is not None and (lost := missing(step.printed, done.stdout)) is not None:
+            wrong.append(f"{step.place}: `{step.command}` does not print {lost!r}; it prints\n{done.stdout}")
+    return wrong
+
+
+def pages() -> list[str]:
+    """The pages that have marked blocks."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [str(page.relative_to(ROOT)) for page in found if MARK.search(page.read_text())]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", help="pages of the repository (default: all that have marked blocks)")
+    parser.add_argument("--full", action="store_true", help="a new environment, and runs of full length")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        place = clone(Path(folder), install=arguments.full)
+        wrong = [problem for page in arguments.pages or pages() for problem in walk(page, place, full=arguments.full)]
+    print("\n\n".join(wrong) or "Every command worked and printed what its page says.")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

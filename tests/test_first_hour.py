@@ -1,0 +1,82 @@
+"""The commands of the README and the pages work in their order, and print what the pages say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.first_hour import Step, clone, missing, pages, steps, walk
+
+PAGE = """
+Text with `python -m jaxpar.never`.
+
+<!-- run: --set run.steps=2 -->
+
+    python -m jaxpar.train --config a.yaml      # with a comment
+    make train ARGS='--set b=1'
+    python -m jaxpar.plan \\
+        --top 3
+
+<!-- prints -->
+
+    3 plans
+
+<!-- run -->
+
+| to | run |
+|---|---|
+| draw | `python -m jaxpar.schedule --name gpipe` ([docs](x.md)), then `--set c=1` |
+
+<!-- refused -->
+
+```
+python -m jaxpar.train --config none.yaml
+```
+"""
+
+
+def test_marked_commands_are_taken_in_order():
+    train, made, plan, draw, other, refused = steps("x.md", PAGE)
+    assert train == Step("x.md:6", "python -m jaxpar.train --config a.yaml --set run.steps=2")
+    assert made.command == "make train ARGS='--set b=1 --set run.steps=2'"
+    assert (plan.command, plan.printed) == ("python -m jaxpar.plan --top 3", "3 plans\n")
+    assert draw.command == "python -m jaxpar.schedule --name gpipe" and other.command == "--set c=1"
+    assert (refused.command, refused.status) == ("python -m jaxpar.train --config none.yaml", 2)
+    assert next(steps("x.md", PAGE, full=True)).command == "python -m jaxpar.train --config a.yaml"
+
+
+@pytest.mark.parametrize("text", ["<!-- run -->\n\nNo block.", "<!-- prints -->\n\n    nothing before it"])
+def test_a_mark_without_its_block_is_an_error(text: str):
+    with pytest.raises(ValueError, match=r"x\.md"):
+        list(steps("x.md", text))
+
+
+def test_numbers_bars_and_line_breaks_are_not_compared():
+    printed = (
+        "step 10  loss 2.5\n\u2500\u2500\u2500\nIt fits: 47.5 GiB of 75 GiB, and\nthe rest is free.\nDone in 3 s.\n"
+    )
+    assert missing("step 20 loss 1.25\n...\nIt fits: 9 MiB of 75.2 GiB, and the rest is\n    free.", printed) is None
+    assert missing("It fits: 1 GiB of 2 GiB, or not", printed) == "or not"
+    assert missing("Done in 3 s.\n...\nIt fits", printed) == "It fits"
+
+
+def test_a_page_that_does_not_hold_is_reported(tmp_path: Path):
+    page = "<!-- run -->\n\n    echo one 1\n    echo two\n    exit 3\n\n<!-- prints -->\n\n    nothing\n"
+    (tmp_path / "x.md").write_text(page.replace("    exit 3\n", ""))
+    (wrong,) = walk("x.md", tmp_path)
+    assert wrong.startswith("x.md:3: `echo two` does not print 'nothing'")
+    (tmp_path / "x.md").write_text(page)
+    (wrong,) = walk("x.md", tmp_path)
+    assert wrong.startswith("x.md:3: `exit 3` ended with exit code 3")
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clone(tmp_path_factory.mktemp("clone"), install=False)
+
+
+@pytest.mark.matrix(quick=0, ci=2)
+@pytest.mark.parametrize("page", pages())
+def test_every_command_of_a_page_works(page: str, fresh: Path):
+    assert not walk(page, fresh)
