@@ -25,10 +25,10 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     import jax
 
     from jaxpar.data import batch_rows
+    from jaxpar.layout.stages import mask_of
     from jaxpar.model.flops import flops_per_step, mfu, windows
     from jaxpar.observe.memory import memory_kind, peak_bytes
     from jaxpar.training.run.trainer import Trainer
-    from jaxpar.training.step.attend import mask_of
     from pallas_kernels.masks import kept_pairs
 
     trainer = Trainer(load_config(config_file, overrides))

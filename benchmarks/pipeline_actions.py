@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import shift_stage
 from jaxpar.mesh.layer_order import Chunk
@@ -23,7 +24,6 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.model.loop.layer_loop import Tokens
 from jaxpar.pipeline.timing.durations import Durations
-from jaxpar.training.step.forward_backward import stages_of
 from jaxpar.training.step.train_step import TrainStep
 
 SLOTS = 2

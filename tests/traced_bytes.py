@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
+from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.streaming import on_host
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.training.residency.mapped import mapped
-from jaxpar.training.step.forward_backward import stages_of
 
 
 class TracedBytes(NamedTuple):

@@ -20,6 +20,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.make_plan import make_plan
+from jaxpar.layout.stages import mask_of, stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.mesh.build import build_mesh
@@ -28,8 +29,6 @@ from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, layer_of_kind
 from jaxpar.training.run.run import Run
-from jaxpar.training.step.attend import mask_of
-from jaxpar.training.step.forward_backward import stages_of
 from jaxpar.training.step.train_step import TrainStep
 from pallas_kernels.masks import Mask, allowed
 

@@ -27,7 +27,7 @@ KINDS = (
     Fault(
         name="local_layers_see_everything",
         says="The attention of every kind has the window of the whole model.",
-        file="jaxpar/training/step/attend.py",
+        file="jaxpar/layout/stages.py",
         old="mask_of(config, model),",
         new="mask_of(config, config.model),",
         caught_by=(GOLDEN,),

@@ -30,7 +30,7 @@ TOKENS = (
     Fault(
         name="segments_ignored_by_the_step",
         says="The step asks for attention without segments although the data is packed.",
-        file="jaxpar/training/step/attend.py",
+        file="jaxpar/layout/stages.py",
         old="segmented=config.data.packed",
         new="segmented=False",
         caught_by=(f"{REFERENCE}[window_biases]",),

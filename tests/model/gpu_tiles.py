@@ -10,16 +10,16 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config import load_config
 from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES, SEQUENCE_AXES, vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import zero_accumulators
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import unreduced_axes
-from jaxpar.training.residency.mapped import mapped
-from jaxpar.training.step.forward_backward import stages_of
 from jaxpar.training.step.train_step import TrainStep
 from tests.gpu_compile import compile_for_gpu, h100s
 

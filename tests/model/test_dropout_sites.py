@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_storage
-from jaxpar.training.residency.mapped import mapped
-from jaxpar.training.step.forward_backward import stages_of
 from tests.given_weights import place
 from tests.small_run import SmallRun, small
 

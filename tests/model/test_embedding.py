@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from jaxpar.training.step.forward_backward import stages_of
 from tests.small_run import SmallRun, small
 
 LENGTH, ROWS, COTANGENT = 512, 8, 1e-3

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.materialize import to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.training.step.forward_backward import stages_of
 from jaxpar.training.step.train_step import TrainStep
 from tests.given_weights import as_decoder, place
 from tests.goldens.loading import NAMES, load

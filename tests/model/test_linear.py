@@ -14,12 +14,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.layers.linear import recording, tapping, untapped
+from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from jaxpar.training.residency.mapped import mapped
-from jaxpar.training.step.forward_backward import stages_of
 from tests.lively import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations

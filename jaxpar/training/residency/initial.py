@@ -20,9 +20,9 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.streaming import HOST, to_host
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import initial_weight
 from jaxpar.optim.rule import is_stacked
-from jaxpar.training.residency.mapped import mapped
 from jaxpar.training.residency.weight_update import WeightUpdate
 from pallas_kernels.varying import vary_over
 

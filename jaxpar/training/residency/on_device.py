@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 
 from jaxpar.layout.state import TrainState, join_weights, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
-from jaxpar.training.residency.mapped import mapped
 from jaxpar.training.residency.protocol import Measure
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate, weight_updates

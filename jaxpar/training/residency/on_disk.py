@@ -23,10 +23,10 @@ from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import DiskArray, check_whole, offload_folder
 from jaxpar.memory.streaming import rows_of_piece
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.training.residency.initial import makers
-from jaxpar.training.residency.mapped import mapped
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.protocol import Measure
 from jaxpar.training.residency.saved_state import SavedState

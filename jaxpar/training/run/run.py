@@ -25,6 +25,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.memory.device import needed_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.state_storage import check_resting_state
+from jaxpar.layout.stages import mask_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
@@ -34,7 +35,6 @@ from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
-from jaxpar.training.step.attend import mask_of
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep

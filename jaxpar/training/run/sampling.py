@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.data import prompt
 from jaxpar.layout.choices.pipeline import forward_program
+from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
@@ -22,7 +23,6 @@ from jaxpar.model.embedding import vocab_axes
 from jaxpar.pipeline.execution.executor import evaluate
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.batches import row_order
-from jaxpar.training.step.forward_backward import stages_of
 from jaxpar.training.step.train_step import TrainStep
 
 LEAST = -1e30

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.layout.choices.pipeline import forward_program
+from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.decoder import Batch, DecoderStages
+from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
-from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_keeps
 from jaxpar.optim.norm import global_norm
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.precision.loss_scale import next_loss_scale
 from jaxpar.training.residency.protocol import Measured, Residency
 from jaxpar.training.residency.weight_update import UpdateFacts
-from jaxpar.training.step.attend import make_attend
 
 TOKEN_AXES = (*DATA_AXES, "context")
 """Axes over which ranks hold different tokens when a loss is counted."""
@@ -61,28 +58,6 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
-
-
-def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
-    """The parts of the model of a plan; without `train` there is no dropout."""
-    config, plan = layout.config, layout.plan
-    policy = cache(lambda kept: remat_policy(dict(kept)))
-    keeps = [
-        Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
-        for run in plan.runs
-    ]
-    return DecoderStages(
-        config,
-        layout.placements,
-        make_attend(config, plan),
-        keeps_by_kind(layout.order.slots, split_keeps(keeps, plan.host_layers)),
-        train,
-        layout.order,
-        layout.schedule.splits_backward,
-        plan.loss_tiles,
-        plan.mlp_tiles,
-        plan.loss.name,
-    )
 
 
 @dataclass(frozen=True)

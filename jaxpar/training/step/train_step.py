@@ -9,13 +9,14 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
+from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.training.residency.mapped import mapped
 from jaxpar.training.residency.registry import residency_of
-from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics, stages_of
+from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
 
 WHOLE: Any = PartitionSpec()
 

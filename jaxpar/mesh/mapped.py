@@ -6,11 +6,10 @@ from functools import wraps
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
-from jaxpar.layout.step_layout import AnyMesh
 
-
-def mapped(function: Any, mesh: AnyMesh, compute: str, in_layouts: Any, out_layouts: Any) -> Any:
+def mapped(function: Any, mesh: Mesh | AbstractMesh, compute: str, in_layouts: Any, out_layouts: Any) -> Any:
     """`function` on every device of `mesh`, manual over every axis, with varying types checked.
 
     Where `compute` (a dtype) is float32, matmuls are float32 on GPUs too, which would multiply in TF32 by default.

@@ -1,6 +1,8 @@
-"""The attention of a plan, as the function called by the model."""
+"""The model of a layout: the attention that its plan chose, and the parts of a pipeline stage."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import jax
 
@@ -12,6 +14,10 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.memory.remat import LAYER_INPUT, remat_policy
+from jaxpar.model.decoder import DecoderStages
+from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind, split_keeps
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
 
@@ -45,3 +51,25 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
         return function(settings, q, k, v, row)
 
     return attention
+
+
+def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
+    """The parts of the model of a plan; without `train` there is no dropout."""
+    config, plan = layout.config, layout.plan
+    policy = cache(lambda kept: remat_policy(dict(kept)))
+    keeps = [
+        Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
+        for run in plan.runs
+    ]
+    return DecoderStages(
+        config,
+        layout.placements,
+        make_attend(config, plan),
+        keeps_by_kind(layout.order.slots, split_keeps(keeps, plan.host_layers)),
+        train,
+        layout.order,
+        layout.schedule.splits_backward,
+        plan.loss_tiles,
+        plan.mlp_tiles,
+        plan.loss.name,
+    )
