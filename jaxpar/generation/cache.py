@@ -1,0 +1,104 @@
+"""The cache of keys and values: where each token's are, on which rank, and which tokens a place holds.
+
+A kind of layers has `capacity` places for each row. The token of index i is in place i % capacity, so a kind with a
+window needs no more places than the window has tokens: a new token takes the place of the one that no query sees any
+more. Place p is on context rank p % context, so the ranks have equal shares of every prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import ModelConfig
+from jaxpar.mesh.axes import DATA_AXES
+
+EMPTY = jnp.iinfo(jnp.int32).max
+"""Index of a place that holds no token of the row: no query sees it."""
+
+
+class KeyValues(NamedTuple):
+    """The cache of the layers of one kind; on a device its own rows, places and heads."""
+
+    key: Float[Array, "layers batch places kv_heads head_dim"]
+    value: Float[Array, "layers batch places kv_heads head_dim"]
+
+
+type Cache = Mapping[str, KeyValues]
+"""By kind of layers."""
+
+PARTITION = PartitionSpec("pipe", DATA_AXES, "context", "tensor")
+"""Of keys and values. There is one pipeline stage, whose axis has size 1."""
+
+
+def capacities(model: ModelConfig, tokens: int, context: int) -> dict[str, int]:
+    """Places of each kind for rows of at most `tokens` tokens, a multiple of the context ranks."""
+    windows = {kind: own.window for kind, own in kind_models(model).items()}
+    needed = {kind: tokens if window is None else min(window, tokens) for kind, window in windows.items()}
+    return {kind: -(-places // context) * context for kind, places in needed.items()}
+
+
+def cache_bytes(
+    model: ModelConfig, layers: Mapping[str, int], rows: int, tokens: int, context: int, tensor: int, itemsize: int
+) -> int:
+    """Bytes of the cache on one device.
+
+    Args:
+        model: the configuration.
+        layers: number of each kind of layers.
+        rows: of the device.
+        tokens: of a row, at most.
+        context: context ranks.
+        tensor: tensor ranks.
+        itemsize: bytes of a number.
+    """
+    heads = max(1, kv_heads(model) // tensor)
+    places = capacities(model, tokens, context)
+    each = 2 * rows * heads * head_dim(model) * itemsize
+    return sum(each * layers[kind] * places[kind] // context for kind in layers)
+
+
+def own_places(capacity: int) -> Int[Array, " own"]:
+    """The places that this context rank has."""
+    ranks = lax.axis_size("context")
+    return jnp.arange(capacity // ranks) * ranks + lax.axis_index("context")
+
+
+def indices_at(places: Int[Array, " own"], capacity: int, lengths: Int[Array, " batch"]) -> Int[Array, "batch own"]:
+    """The index of the token in each place once rows have `lengths` tokens; `EMPTY` for none."""
+    last = lengths[:, None] - 1
+    index = last - (last - places) % capacity
+    return jnp.where(index >= 0, index, EMPTY)
+
+
+def fill(
+    own: Float[Array, "batch seq kv_heads head_dim"], capacity: int, lengths: Int[Array, " batch"]
+) -> Float[Array, "batch places kv_heads head_dim"]:
+    """This rank's places after a prompt, from keys or values of all its tokens in the order of their indices."""
+    index = indices_at(own_places(capacity), capacity, lengths)
+    held = index != EMPTY
+    taken = jnp.take_along_axis(own, jnp.where(held, index, 0)[:, :, None, None], axis=1)
+    return jnp.where(held[:, :, None, None], taken, jnp.zeros((), own.dtype))
+
+
+def store(
+    stack: Float[Array, "layers batch places kv_heads head_dim"],
+    row: jax.Array,
+    new: Float[Array, "batch kv_heads head_dim"],
+    capacity: int,
+    lengths: Int[Array, " batch"],
+) -> Float[Array, "layers batch places kv_heads head_dim"]:
+    """`stack` with the last token's keys or values of a layer in their place, on the rank that has it."""
+    ranks, batch = lax.axis_size("context"), jnp.arange(new.shape[0])
+    place = (lengths - 1) % capacity
+    mine: Bool[Array, " batch"] = place % ranks == lax.axis_index("context")
+    at = row, batch, place // ranks
+    return stack.at[at].set(jnp.where(mine[:, None, None], new.astype(stack.dtype), stack[at]))

@@ -1,0 +1,213 @@
+"""A prompt, and then one token of each row at a time, through the layers: the functions on one device's parts.
+
+A new token of each row makes a batch of short rows, of which nothing could be split over the tensor ranks. So decoding
+runs the layers on one row that has the rows' new tokens side by side: projections and feed-forwards do not care whose
+token is whose, and attention takes the tokens apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.attention.decode import tree_attention
+from jaxpar.config.counting import attention_scale, head_dim, kv_heads, padded_vocab
+from jaxpar.config.kinds import kind_model
+from jaxpar.generation.cache import Cache, KeyValues, capacities, fill, indices_at, own_places, store
+from jaxpar.generation.sampling import Drawn, Sampling, draw
+from jaxpar.layers.attention import Attend
+from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.linear import untapped
+from jaxpar.layout.stages import stages_of
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.collectives import gather_context, reduce_max, reduce_sum
+from jaxpar.mesh.layer_order import LAYERS, own_layers
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch, DecoderStages
+from jaxpar.model.loop.walk import Site, walk
+from pallas_kernels.masks import Mask
+
+SAME_AXES = ("pipe", "context", "tensor")
+"""Axes whose ranks draw the same token."""
+
+
+class Rows(NamedTuple):
+    """The rows that are continued."""
+
+    cache: Cache
+    token: Int[Array, " batch"]
+    """The last token of each row, which is not in the cache yet."""
+    lengths: Int[Array, " batch"]
+    """Tokens of each row, the last one included."""
+    numbers: Int[Array, " batch"]
+    """A number for each row, which its draws depend on."""
+    seen: Bool[Array, "batch vocab"] | None
+    """Which tokens each row has; None without a repetition penalty."""
+
+
+type Visit = Callable[[jax.Array, jax.Array, jax.Array, TokenContext, KeyValues, jax.Array], tuple[Any, KeyValues]]
+"""Attention that also writes: (query, key, value, tokens, cache of the kind, layer) -> (output, cache)."""
+
+
+class _Attending:
+    """An `Attend` that passes the cache of a layer by its side."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        self.cache: Any = None
+        self.layer: Any = None
+
+    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
+        out, self.cache = self.visit(q, k, v, tokens, self.cache, self.layer)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationFunctions:
+    """Prefill and decoding, inside `shard_map`; `layout` has one pipeline stage, and stores weights as it computes."""
+
+    layout: StepLayout
+    capacity: int
+    """Tokens that a row may get to."""
+    sampling: Sampling
+    seed: int
+
+    @cached_property
+    def stages(self) -> DecoderStages:
+        """The model."""
+        return stages_of(self.layout, train=False)
+
+    @cached_property
+    def capacities(self) -> dict[str, int]:
+        """Places of each kind of layers."""
+        return capacities(self.layout.config.model, self.capacity, self.layout.plan.axes.context)
+
+    def prefill(
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], numbers: Int[Array, " batch"]
+    ) -> tuple[Rows, Drawn]:
+        """The rows after their prompts and one token more.
+
+        Args:
+            weights: in storage placement.
+            batch: a microbatch [batch, part], each row with its prompt from index 0 on.
+            lengths: tokens of each prompt, at least 1.
+            numbers: see `Rows`.
+        """
+        batch, lengths, numbers = vary((batch, lengths, numbers))
+
+        def visit(kind: str) -> Visit:
+            attend, capacity = self.stages.attend[kind], self.capacities[kind]
+
+            def attention(q: Any, k: Any, v: Any, tokens: TokenContext, cache: KeyValues, layer: jax.Array) -> Any:
+                held = (fill(gather_context(own), capacity, lengths) for own in (k, v))
+                cache = KeyValues(*(stack.at[layer].set(own) for stack, own in zip(cache, held, strict=True)))
+                return attend(q, k, v, tokens), cache
+
+            return attention
+
+        x = self.stages.embed(weights, batch)
+        x, cache = self._layers(weights, x, batch, visit, self._empty(len(lengths)))
+        last = sequence_part(batch["indices"]) == lengths[:, None] - 1
+        x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
+        seen = None
+        if self.sampling.repetition_penalty != 1.0:
+            seen = self._seen(batch, lengths)
+        return self._next(weights, sequence_part(x[None]), Rows(cache, lengths, lengths, numbers, seen))
+
+    def decode(self, weights: Weights, rows: Rows) -> tuple[Rows, Drawn]:
+        """The rows with one token more."""
+        rows = vary(rows)
+        index = rows.lengths - 1
+        batch = {
+            "tokens": rows.token[None],
+            **dict.fromkeys(("positions", "indices"), index[None]),
+            "segments": jnp.ones_like(rows.token)[None],
+            "examples": jnp.zeros(1, jnp.int32),
+        }
+
+        def visit(kind: str) -> Visit:
+            model, capacity = kind_model(self.layout.config.model, kind), self.capacities[kind]
+            places = indices_at(own_places(capacity), capacity, rows.lengths)
+
+            def attention(q: Any, k: Any, v: Any, tokens: TokenContext, cache: KeyValues, layer: jax.Array) -> Any:
+                cache = KeyValues(
+                    *(store(own, layer, new[0], capacity, rows.lengths) for own, new in zip(cache, (k, v), strict=True))
+                )
+                out = tree_attention(
+                    q[0], cache.key[layer], cache.value[layer],
+                    mask=Mask(causal=True, window=model.window), q_indices=index, kv_indices=places,
+                    scale=attention_scale(model), softcap=model.attention_softcap,
+                )  # fmt: skip
+                return vary(out)[None], cache
+
+            return attention
+
+        x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, visit, rows.cache)
+        return self._next(weights, x, rows._replace(cache=cache))
+
+    def _layers(
+        self, weights: Weights, x: jax.Array, batch: Batch, visit: Callable[[str], Visit], cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """`x` and the cache after all layers."""
+        attending = {kind: _Attending(visit(kind)) for kind in self.stages.order.stacks}
+        attends: dict[str, Attend] = dict(attending)
+        stages = replace(self.stages, attend=attends)
+        tokens = stages.token_context(batch)
+
+        def site(kind: str) -> Site:
+            stack, attend, own = stages.loop.stack(kind), attending[kind], own_layers(weights[LAYERS], kind)
+
+            def step(_: None, row: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
+                x, cache = carry
+                attend.cache, attend.layer = cache[kind], row
+                x, _report = stack.kind.apply(stack.load(own, row), x, stack.order.own(0)[row], tokens[kind], untapped)
+                return x, {**cache, kind: vary(attend.cache)}
+
+            return Site(kind, step, lambda row: None)
+
+        sites = {kind: site(kind) for kind in stages.order.stacks}
+        return walk([(sites[kind], row) for kind, row in stages.order.slots], (vary(x), vary(dict(cache))))
+
+    def _empty(self, rows: int) -> Cache:
+        """This device's part of a cache for its rows that holds nothing."""
+        model, axes = self.layout.config.model, self.layout.plan.axes
+        heads, dtype = max(1, kv_heads(model) // axes.tensor), self.layout.plan.dtypes.compute
+        shapes = {
+            kind: (stack.rows, rows, self.capacities[kind] // axes.context, heads, head_dim(model))
+            for kind, stack in self.stages.order.stacks.items()
+        }
+        return {kind: KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for kind, shape in shapes.items()}
+
+    def _seen(self, batch: Batch, lengths: Int[Array, " batch"]) -> Bool[Array, "batch vocab"]:
+        """Which tokens the prompts have."""
+        tokens, indices = gather_context(batch["tokens"]), gather_context(batch["indices"])
+        vocab = padded_vocab(self.layout.config.model)
+        columns = jnp.where(indices < lengths[:, None], tokens, vocab)
+        empty = vary(jnp.zeros((len(lengths), vocab), bool))
+        return empty.at[jnp.arange(len(lengths))[:, None], columns].set(True, mode="drop")
+
+    def _next(self, weights: Weights, x: Float[Array, "one part embed"], rows: Rows) -> tuple[Rows, Drawn]:
+        """Draw a token for each row after the residual stream `x` of their last ones, side by side."""
+        # Nothing is differentiated, so any tree does for the accumulators.
+        logits = self.stages.logits(weights, weights, x)[0]
+        with jax.named_scope("gather_logits"):
+            logits = lax.all_gather(logits, self.stages.vocab_axes, axis=1, tiled=True)
+        key = jax.random.key(self.seed)
+        of_row = lambda number, length: jax.random.fold_in(jax.random.fold_in(key, number), length)
+        drawn = draw(logits, rows.seen, self.sampling, jax.vmap(of_row)(rows.numbers, rows.lengths))
+        seen = rows.seen
+        if seen is not None:
+            seen = seen.at[jnp.arange(len(drawn.token)), drawn.token].set(True)
+        same = lambda x: reduce_max(vary(x), SAME_AXES)
+        drawn = Drawn(*map(same, drawn))
+        token, lengths = drawn.token, same(rows.lengths + 1)
+        seen = None if seen is None else same(seen.astype(jnp.int8)).astype(bool)
+        return Rows(rows.cache, token, lengths, same(rows.numbers), seen), drawn

@@ -1,0 +1,257 @@
+"""Continues prompts with a model on a mesh: lengths in buckets, so that few programs are compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Int
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import Plan
+from jaxpar.distributed.devices import devices_per_node
+from jaxpar.generation.cache import PARTITION, KeyValues
+from jaxpar.generation.functions import GenerationFunctions, Rows
+from jaxpar.generation.sampling import Drawn, Sampling
+from jaxpar.layout.make_plan import make_plan
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.parameters import Weights
+
+SMALLEST_BUCKET = 64
+"""Prompts and rows are padded to this many tokens, or to the next power of two above."""
+BY_ROW = PartitionSpec(DATA_AXES)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What was generated after one prompt."""
+
+    tokens: Int[np.ndarray, " tokens"]
+    """Without the prompt, and without the token that ended it."""
+    log_probabilities: np.ndarray
+    """Of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
+    ended: bool
+    """Whether the model, or the caller, ended it; else the limit of tokens did."""
+
+
+@dataclass
+class Speed:
+    """How long the last call took."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    new_tokens: int = 0
+    new_seconds: float = 0.0
+
+
+def generation_config(config: Config, rows: int, tokens: int) -> Config:
+    """`config` laid out for generation: one pipeline stage, and weights stored as the layers compute with them.
+
+    Raises `UserError` for a pipeline.
+    """
+    parallel = config.parallel
+    if parallel.pipe != 1:
+        raise UserError(
+            f"parallel.pipe: {parallel.pipe} stages would each wait for the others at every token; expected 1 for "
+            "generation, with the devices on tensor, context or fsdp"
+        )
+    parallel = replace(
+        parallel, zero=0, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
+        context_order="contiguous", ulysses=None,
+        context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
+    )  # fmt: skip
+    memory = replace(
+        config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
+        weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
+    )  # fmt: skip
+    data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
+    return replace(config, parallel=parallel, memory=memory, data=data)
+
+
+class Generator:
+    """Continues prompts, on every process of a job alike.
+
+    Args:
+        config: of the model, with the vocabulary and a mesh whose axes are filled in.
+        mesh: the devices, with the axes of `config`.
+        weights: master weights on `mesh`, as `place` of them made them or as training has them; they are copied into
+            compute dtype once.
+        sampling: how tokens are drawn; by default the likeliest.
+        seed: of the draws, which depend on it, the number of the row and the length of the row alone.
+
+    Raises:
+        UserError: for a layout with a pipeline.
+    """
+
+    def __init__(
+        self, config: Config, mesh: Mesh, weights: Weights, *, sampling: Sampling | None = None, seed: int = 0
+    ) -> None:
+        self.config, self.mesh, self.seed = config, mesh, seed
+        self.sampling = Sampling() if sampling is None else sampling
+        axes = dict(mesh.shape)
+        self._rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
+        self._part = axes["context"] * axes["tensor"]
+        self._compiled: dict[tuple[int, int, int], tuple[Any, Any]] = {}
+        self.speed = Speed()
+        layout = self._layout(self._rows, self._bucket(1))
+        dtype = layout.placements.storage.dtype
+        cast = lambda tree: jax.tree.map(lambda weight: weight.astype(dtype), tree)
+        self._weights = jax.jit(cast, out_shardings=shardings(mesh, layout.placements.storage.layout))(weights)
+
+    @property
+    def compiles(self) -> int:
+        """How many pairs of programs (for a prompt, for a token) were made."""
+        return len(self._compiled)
+
+    def continued(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        *,
+        stop: Sequence[int] = (),
+        hear: Callable[[int, int], bool] | None = None,
+    ) -> list[Continuation]:
+        """Continue all prompts together.
+
+        Args:
+            prompts: token ids of each, at least one.
+            tokens: at most so many new tokens for each.
+            stop: ids that end a row, and are not part of it.
+            hear: called with the number of a row and each new token; True ends the row after that token.
+
+        Raises:
+            UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
+        """
+        self._check(prompts, tokens)
+        found: list[list[int]] = [[] for _ in prompts]
+        likelihoods: list[list[float]] = [[] for _ in prompts]
+        running = dict.fromkeys(range(len(prompts)), False)
+        ended = [False] * len(prompts)
+        for drawn in self._drawn(prompts, tokens):
+            for row in list(running):
+                token = int(drawn.token[row])
+                if token in stop:
+                    ended[row] = True
+                    del running[row]
+                    continue
+                found[row].append(token)
+                likelihoods[row].append(float(drawn.log_probability[row]))
+                if hear is not None and hear(row, token):
+                    ended[row] = True
+                    del running[row]
+            if not running:
+                break
+        return [
+            Continuation(np.array(own, np.int32), np.array(likely), end)
+            for own, likely, end in zip(found, likelihoods, ended, strict=True)
+        ]
+
+    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[Any]:
+        """The new tokens of all rows, one after the other; the next is under way while one is read."""
+        longest = max(map(len, prompts))
+        rows = -(-len(prompts) // self._rows) * self._rows
+        prefill, decode = self._programs(rows, self._bucket(longest), self._bucket(longest + tokens))
+        self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
+        began = time.perf_counter()
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, self._bucket(longest)))
+        read = self._read(drawn)
+        self.speed.prompt_seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        for number in range(tokens):
+            if number + 1 < tokens:
+                state, coming = decode(self._weights, state)
+            yield read
+            self.speed.new_tokens = (number + 1) * len(prompts)
+            if number + 1 < tokens:
+                read = self._read(coming)
+            self.speed.new_seconds = time.perf_counter() - began
+
+    def _read(self, drawn: Drawn) -> Any:
+        """`Drawn` of all rows, as NumPy, on every process."""
+        alone = jax.process_count() == 1
+        return jax.tree.map(
+            lambda x: np.asarray(x if alone else multihost_utils.process_allgather(x, tiled=True)), drawn
+        )
+
+    def _programs(self, rows: int, prompt: int, capacity: int) -> tuple[Any, Any]:
+        """Compiled on first use: (weights, batch, lengths, numbers) -> (rows, drawn), and (weights, rows) -> same."""
+        key = rows, prompt, capacity
+        if key not in self._compiled:
+            layout = self._layout(rows, prompt)
+            functions = GenerationFunctions(layout, capacity, self.sampling, self.seed)
+            cache = dict.fromkeys(layout.order.stacks, (PARTITION, PARTITION))
+            seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None
+            state = _specs(Rows, {kind: _specs(KeyValues, *own) for kind, own in cache.items()}, *[BY_ROW] * 3, seen)
+            weights, out = layout.placements.storage.layout, (state, _specs(Drawn, BY_ROW, BY_ROW))
+            batch = {name: PartitionSpec(*spec[1:]) for name, spec in layout.batch.items() if name in _NEEDED}
+            compute = layout.plan.dtypes.compute
+            prefill = mapped(functions.prefill, self.mesh, compute, (weights, batch, BY_ROW, BY_ROW), out)
+            decode = mapped(functions.decode, self.mesh, compute, (weights, state), out)
+            self._compiled[key] = jax.jit(prefill), jax.jit(decode, donate_argnums=1)
+        return self._compiled[key]
+
+    def _layout(self, rows: int, tokens: int) -> StepLayout:
+        config = generation_config(self.config, rows, tokens)
+        devices = list(self.mesh.devices.flat)
+        return StepLayout(config, self._plan(config, devices))
+
+    @staticmethod
+    def _plan(config: Config, devices: Sequence[Any]) -> Plan:
+        return make_plan(config, devices[0], devices_per_node(devices))
+
+    def _placed(self, prompts: Sequence[Sequence[int]], rows: int, length: int) -> tuple[Any, Any, Any]:
+        """Prompts, their lengths and numbers on the mesh."""
+        tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+            lengths[row] = len(prompt)
+        indices = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+        arrays = {"tokens": tokens, "positions": indices, "indices": indices, "segments": np.ones_like(tokens)}
+        arrays |= {"examples": np.arange(rows, dtype=np.int32)}
+        place = lambda array, spec: jax.make_array_from_callback(
+            array.shape, shardings(self.mesh, spec), lambda index: array[index]
+        )
+        batch = {
+            name: place(array, PartitionSpec(DATA_AXES, "context") if array.ndim == 2 else BY_ROW)
+            for name, array in arrays.items()
+        }
+        return batch, place(lengths, BY_ROW), place(np.arange(rows, dtype=np.int32), BY_ROW)
+
+    def _bucket(self, tokens: int) -> int:
+        """The length to which so many tokens are padded: a power of two, a multiple of what the mesh splits."""
+        size = SMALLEST_BUCKET
+        while size < tokens:
+            size *= 2
+        return -(-size // self._part) * self._part
+
+    def _check(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
+        model = self.config.model
+        assert model.vocab is not None, "the vocabulary is known once the model is"
+        for row, prompt in enumerate(prompts):
+            if not len(prompt):
+                raise UserError(f"prompt {row}: expected at least one token, got none")
+            wrong = next((token for token in prompt if not 0 <= token < model.vocab), None)
+            if wrong is not None:
+                raise UserError(f"prompt {row}: token {wrong} is not of a vocabulary of {model.vocab}")
+            if model.position == "learned" and len(prompt) + tokens > model.max_positions:
+                raise UserError(
+                    f"prompt {row}: {len(prompt)} tokens and {tokens} new ones are more than the learned positions, "
+                    f"model.max_positions ({model.max_positions})"
+                )
+
+
+def _specs(kind: Any, *fields: Any) -> Any:
+    """A named tuple of partitions."""
+    return kind(*fields)
+
+
+_NEEDED = ("tokens", "positions", "indices", "segments", "examples")
+"""Arrays of a batch that a forward reads."""
