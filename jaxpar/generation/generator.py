@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from jaxpar.config import Config, UserError
@@ -52,8 +52,8 @@ class Speed:
     new_seconds: float = 0.0
 
 
-def generation_config(config: Config, rows: int, tokens: int) -> Config:
-    """`config` laid out for generation: one pipeline stage, and weights stored as the layers compute with them.
+def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Config:
+    """`config` laid out for generation: one pipeline stage, weights sharded by ZeRO stage `zero`.
 
     Raises `UserError` for a pipeline.
     """
@@ -64,7 +64,7 @@ def generation_config(config: Config, rows: int, tokens: int) -> Config:
             "generation, with the devices on tensor, context or fsdp"
         )
     parallel = replace(
-        parallel, zero=0, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
+        parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
         context_order="contiguous", ulysses=None,
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
@@ -82,9 +82,10 @@ class Generator:
     Args:
         config: of the model, with the vocabulary and a mesh whose axes are filled in.
         mesh: the devices, with the axes of `config`.
-        weights: master weights on `mesh`, as `place` of them made them or as training has them; they are copied into
-            compute dtype once.
+        weights: master weights on `mesh` in any placement; they are copied once, in the dtype that layers compute in.
         sampling: how tokens are drawn; by default the likeliest.
+        zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
+            training step, and each token gathers every layer.
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
 
     Raises:
@@ -92,9 +93,16 @@ class Generator:
     """
 
     def __init__(
-        self, config: Config, mesh: Mesh, weights: Weights, *, sampling: Sampling | None = None, seed: int = 0
+        self,
+        config: Config,
+        mesh: Mesh,
+        weights: Weights,
+        *,
+        sampling: Sampling | None = None,
+        zero: int = 0,
+        seed: int = 0,
     ) -> None:
-        self.config, self.mesh, self.seed = config, mesh, seed
+        self.config, self.mesh, self.zero, self.seed = config, mesh, zero, seed
         self.sampling = Sampling() if sampling is None else sampling
         axes = dict(mesh.shape)
         self._rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
@@ -102,9 +110,10 @@ class Generator:
         self._compiled: dict[tuple[int, int, int], tuple[Any, Any]] = {}
         self.speed = Speed()
         layout = self._layout(self._rows, self._bucket(1))
-        dtype = layout.placements.storage.dtype
-        cast = lambda tree: jax.tree.map(lambda weight: weight.astype(dtype), tree)
-        self._weights = jax.jit(cast, out_shardings=shardings(mesh, layout.placements.storage.layout))(weights)
+        dtype, stored = layout.placements.storage.dtype, shardings(mesh, layout.placements.storage.layout)
+        cast = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree), out_shardings=stored)
+        on_device = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
+        self._weights = cast(jax.tree.map(on_device, weights))  # offloaded weights are in host memory
 
     @property
     def compiles(self) -> int:
@@ -118,6 +127,7 @@ class Generator:
         *,
         stop: Sequence[int] = (),
         hear: Callable[[int, int], bool] | None = None,
+        first_number: int = 0,
     ) -> list[Continuation]:
         """Continue all prompts together.
 
@@ -125,7 +135,8 @@ class Generator:
             prompts: token ids of each, at least one.
             tokens: at most so many new tokens for each.
             stop: ids that end a row, and are not part of it.
-            hear: called with the number of a row and each new token; True ends the row after that token.
+            hear: called with the place of a row in `prompts` and each new token; True ends the row after that token.
+            first_number: the number of the first row, for the draws; the others follow.
 
         Raises:
             UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
@@ -135,7 +146,7 @@ class Generator:
         likelihoods: list[list[float]] = [[] for _ in prompts]
         running = dict.fromkeys(range(len(prompts)), False)
         ended = [False] * len(prompts)
-        for drawn in self._drawn(prompts, tokens):
+        for drawn in self._drawn(prompts, tokens, first_number):
             for row in list(running):
                 token = int(drawn.token[row])
                 if token in stop:
@@ -154,14 +165,14 @@ class Generator:
             for own, likely, end in zip(found, likelihoods, ended, strict=True)
         ]
 
-    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int) -> Iterator[Any]:
+    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int) -> Iterator[Any]:
         """The new tokens of all rows, one after the other; the next is under way while one is read."""
         longest = max(map(len, prompts))
         rows = -(-len(prompts) // self._rows) * self._rows
         prefill, decode = self._programs(rows, self._bucket(longest), self._bucket(longest + tokens))
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
-        state, drawn = prefill(self._weights, *self._placed(prompts, rows, self._bucket(longest)))
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, self._bucket(longest), first_number))
         read = self._read(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
@@ -199,7 +210,7 @@ class Generator:
         return self._compiled[key]
 
     def _layout(self, rows: int, tokens: int) -> StepLayout:
-        config = generation_config(self.config, rows, tokens)
+        config = generation_config(self.config, rows, tokens, self.zero)
         devices = list(self.mesh.devices.flat)
         return StepLayout(config, self._plan(config, devices))
 
@@ -207,7 +218,9 @@ class Generator:
     def _plan(config: Config, devices: Sequence[Any]) -> Plan:
         return make_plan(config, devices[0], devices_per_node(devices))
 
-    def _placed(self, prompts: Sequence[Sequence[int]], rows: int, length: int) -> tuple[Any, Any, Any]:
+    def _placed(
+        self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int
+    ) -> tuple[Any, Any, Any]:
         """Prompts, their lengths and numbers on the mesh."""
         tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
         for row, prompt in enumerate(prompts):
@@ -223,7 +236,11 @@ class Generator:
             name: place(array, PartitionSpec(DATA_AXES, "context") if array.ndim == 2 else BY_ROW)
             for name, array in arrays.items()
         }
-        return batch, place(lengths, BY_ROW), place(np.arange(rows, dtype=np.int32), BY_ROW)
+        return (
+            batch,
+            place(lengths, BY_ROW),
+            place(np.arange(first_number, first_number + rows, dtype=np.int32), BY_ROW),
+        )
 
     def _bucket(self, tokens: int) -> int:
         """The length to which so many tokens are padded: a power of two, a multiple of what the mesh splits."""

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from jaxpar.generation.generator import Generator
+from jaxpar.generation.sampling import Sampling
 from tests.given_weights import as_decoder, place
 from tests.goldens.loading import NAMES, load
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
+from tests.sentences import refused
 from tests.small_run import SmallRun, small
 
 TOLERANCE = 1e-5
@@ -69,3 +71,56 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layo
         after = by_training[row, len(prompt) - 1 : len(prompt) - 1 + NEW]
         assert after.argmax(axis=-1).tolist() == own.tokens.tolist()
         np.testing.assert_allclose(own.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def generator_of(layout: dict[str, Any], **options: Any) -> Generator:
+    plain, model = model_of("llama")
+    run = run_of(model, layout)
+    return Generator(run.config, run.step.mesh, place(run.step, plain), **options)
+
+
+def test_draws_do_not_depend_on_the_layout_nor_on_other_rows():
+    sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
+    given = prompts(generator_of({}).config.model.vocab or 0)
+    alone = generator_of({}, sampling=sampling, seed=3)
+    found = alone.continued(given, NEW)
+    split = generator_of({"fsdp": 2, "tensor": 2, "zero": 3}, sampling=sampling, zero=3, seed=3).continued(given, NEW)
+    assert [own.tokens.tolist() for own in found] == [own.tokens.tolist() for own in split]
+    (second,) = alone.continued(given[1:2], NEW, first_number=1)
+    assert second.tokens.tolist() == found[1].tokens.tolist()
+    (other,) = alone.continued(given[1:2], NEW, first_number=5)
+    assert other.tokens.tolist() != found[1].tokens.tolist()
+
+
+def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
+    generator = generator_of({})
+    given = prompts(generator.config.model.vocab or 0)
+    whole = generator.continued(given, NEW)
+    end = int(whole[0].tokens[4])
+    heard: list[tuple[int, int]] = []
+
+    def hear(row: int, token: int) -> bool:
+        heard.append((row, token))
+        return row == 1
+
+    found = generator.continued([given[0], given[1], given[2][:5]], NEW, stop=[end], hear=hear)
+    first = whole[0].tokens.tolist()
+    assert found[0].tokens.tolist() == first[: first.index(end)] and found[0].ended
+    assert found[1].tokens.tolist() == whole[1].tokens[:1].tolist() and found[1].ended
+    assert [row for row, _ in heard].count(1) == 1 and len(found[2].log_probabilities) == len(found[2].tokens)
+    assert generator.compiles == 1
+    generator.continued([given[0] * 50], 1)
+    assert generator.compiles == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"), [([[]], ("prompt 0", "at least one token")), ([[1], [10**6]], ("prompt 1", "1000000"))]
+)
+def test_wrong_prompts_are_refused(given: list[list[int]], parts: tuple[str, ...]):
+    with refused(*parts):
+        generator_of({}).continued(given, 1)
+
+
+def test_a_pipeline_is_refused():
+    with refused("parallel.pipe", "expected 1"):
+        generator_of({"pipe": 2})

@@ -1,4 +1,4 @@
-"""A sampled continuation that runs the whole window again for each token: a quick check, not for serving."""
+"""The sample at the end of a run. Under a pipeline each token runs the whole window again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 
 from jaxpar.data import prompt
+from jaxpar.generation.generator import Generator
+from jaxpar.generation.sampling import Sampling
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import shardings
@@ -59,9 +61,29 @@ def _holds_first_row() -> jax.Array:
 def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: float) -> np.ndarray:
     """Up to `tokens` tokens after `start`, [tokens]; ends early at the end of the document.
 
-    The window is the model's sequence length; of a longer text the last part is used. Temperature 0 takes the likeliest
-    token; otherwise the draw is seeded by `run.seed`, and is the same on all processes.
+    No token sees more than the model's sequence length before it. Temperature 0 takes the likeliest token; otherwise
+    the draw is seeded by `run.seed`, and is the same on all processes.
     """
+    if trainer.plan.axes.pipe > 1:
+        return _by_windows(trainer, start, tokens, temperature)
+    config, length = trainer.config, trainer.config.data.sequence_length
+    sampling, weights = Sampling(temperature=temperature), trainer.evaluated_weights
+    stop = [] if trainer.data.separator is None else [trainer.data.separator]
+    generator = Generator(
+        config, trainer.mesh, weights, sampling=sampling, zero=config.parallel.zero, seed=config.run.seed
+    )
+    text, ended = [int(token) for token in start], False
+    while not ended and len(text) < len(start) + tokens:
+        # A row that is full goes on from its second half.
+        window = text if len(text) < length else text[-max(1, length // 2) :]
+        room = min(length - len(window), len(start) + tokens - len(text))
+        (more,) = generator.continued([window], room, stop=stop, first_number=len(text))
+        text, ended = [*text, *more.tokens.tolist()], more.ended
+    return np.array(text[len(start) :], np.int32)
+
+
+def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float) -> np.ndarray:
+    """`continue_tokens` by the forward of a pipeline, which has no cache."""
     step, length = trainer.functions, trainer.config.data.sequence_length
     logits_after, put = next_token_logits(step), shardings(step.mesh, step.layout.batch)
     rows, order = trainer.plan.axes.data, row_order(trainer.plan, length)

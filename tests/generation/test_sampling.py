@@ -1,0 +1,62 @@
+"""The filters and penalties of sampling, against their definitions in NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.generation.sampling import Sampling, draw, filtered, penalized
+from tests.sentences import refused
+
+LOGITS = np.array([[2.0, 1.0, 0.0, -1.0, -np.inf], [0.0, 0.0, 3.0, -2.0, -np.inf]], np.float32)
+
+
+def kept(**settings: float) -> list[list[int]]:
+    found = np.asarray(filtered(jnp.asarray(LOGITS), Sampling(temperature=1.0, **settings)))  # pyright: ignore[reportArgumentType]
+    return [np.flatnonzero(np.isfinite(row)).tolist() for row in found]
+
+
+def test_top_k_keeps_the_likeliest_and_all_that_are_as_likely():
+    assert kept(top_k=1) == [[0], [2]]
+    assert kept(top_k=2) == [[0, 1], [0, 1, 2]]
+    assert kept(top_k=0) == kept(top_k=100) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_top_p_keeps_the_fewest_whose_probabilities_add_up():
+    probabilities = np.exp(LOGITS[0, :4]) / np.exp(LOGITS[0, :4]).sum()
+    assert kept(top_p=float(probabilities[0]) - 1e-3)[0] == [0]
+    assert kept(top_p=float(probabilities[0]) + 1e-3)[0] == [0, 1]
+    assert kept(top_p=1e-6) == [[0], [2]]
+
+
+def test_min_p_is_relative_to_the_likeliest():
+    assert kept(min_p=float(np.exp(-1.0)) - 1e-3) == [[0, 1], [2]]
+    assert kept(min_p=1.0) == [[0], [2]]
+
+
+def test_a_repetition_penalty_makes_seen_tokens_less_likely():
+    seen = jnp.zeros(LOGITS.shape, bool).at[0, 0].set(True).at[0, 3].set(True)
+    found = np.asarray(penalized(jnp.asarray(LOGITS), seen, 2.0))
+    assert found[0].tolist() == [1.0, 1.0, 0.0, -2.0, -np.inf] and found[1].tolist() == LOGITS[1].tolist()
+
+
+def test_draws_have_the_probabilities_of_the_softmax():
+    count = 4000
+    keys = jax.random.split(jax.random.key(0), count)
+    drawn = draw(jnp.tile(LOGITS[:1], (count, 1)), None, Sampling(temperature=0.5), keys)
+    wanted = np.exp(LOGITS[0] / 0.5) / np.exp(LOGITS[0] / 0.5).sum()
+    shares = np.bincount(np.asarray(drawn.token), minlength=5) / count
+    assert np.abs(shares - wanted).max() < 4 * np.sqrt(0.25 / count)
+    own = LOGITS[0] - np.log(np.exp(LOGITS[0]).sum())
+    np.testing.assert_allclose(drawn.log_probability, own[np.asarray(drawn.token)], rtol=1e-6)
+
+
+WRONG = {"temperature": -1.0, "top_p": 1.5, "min_p": -0.1, "top_k": -1, "repetition_penalty": 0.0}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_settings_out_of_range_are_refused(name: str):
+    with refused(name, repr(WRONG[name])):
+        Sampling(**{name: WRONG[name]})  # pyright: ignore[reportArgumentType]
