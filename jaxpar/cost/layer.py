@@ -1,105 +1,20 @@
-"""Seconds of one decoder layer, of the embedding and of the head, for one microbatch on one device."""
+"""Seconds of one decoder layer, for one microbatch on one device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
-from jaxpar.attention.context import neighbours
-from jaxpar.attention.ulysses import repeats
 from jaxpar.config.counting import head_dim
-from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.layer_case import LayerCase
+from jaxpar.cost.layer_messages import LayerMessages
 from jaxpar.cost.mechanisms import Mechanisms
-from jaxpar.cost.messages import Network, interleaved, overlapped
+from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
-from jaxpar.layers.counting import layer_matmul_parameters
+from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
-from jaxpar.memory.layer_shape import LayerShape
-
-
-class Work(NamedTuple):
-    """Seconds of a part of a step on one device, by what they are spent on."""
-
-    matmul: float = 0.0
-    attention: float = 0.0
-    other: float = 0.0
-    tensor: float = 0.0
-    """Messages over the tensor ranks that are not hidden."""
-    context: float = 0.0
-    """The same, over the context ranks."""
-    kernels: float = 0.0
-    """Number of kernels that the host launches."""
-
-    @property
-    def seconds(self) -> float:
-        """The total, if the host launches fast enough."""
-        return self.matmul + self.attention + self.other + self.tensor + self.context
-
-    def times(self, factor: float) -> Work:
-        """This many times the same."""
-        return Work(*(value * factor for value in self))
-
-
-def total(works: Iterable[Work]) -> Work:
-    """The sum."""
-    return Work(*map(sum, zip(*works, strict=True)))
-
-
-@dataclass(frozen=True)
-class LayerCase:
-    """What a layer's time depends on, apart from hardware and mechanisms."""
-
-    shape: LayerShape
-    context_strategy: str
-    sequence_parallel: bool
-    float8: bool
-
-    @property
-    def tokens(self) -> int:
-        """Tokens inside the blocks."""
-        return self.shape.tokens
-
-    @property
-    def part(self) -> int:
-        """Tokens of a row on this device."""
-        return self.shape.sequence // self.shape.context
-
-    @property
-    def embed(self) -> int:
-        """Numbers per token of the residual stream."""
-        return self.shape.embed
-
-    @property
-    def item(self) -> int:
-        """Bytes of an activation's number."""
-        return self.shape.item_bytes
-
-    @property
-    def tensor(self) -> int:
-        """Ranks that share matrices."""
-        return self.shape.tensor
-
-    @property
-    def between(self) -> float:
-        """Numbers of the residual stream on this device."""
-        return float(self.tokens * self.embed) / (self.tensor if self.sequence_parallel else 1)
-
-    @property
-    def parameters(self) -> int:
-        """Weights of the layer's matrices, on this device before any sharding over data ranks."""
-        return layer_matmul_parameters(self.shape.model) // self.tensor
-
-
-def layer_case(
-    model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
-    precision: str,
-) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`, whose layers are all alike."""
-    shape = LayerShape(model, rows, sequence, context, tensor, 4 if precision == "float32" else 2)
-    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")
 
 
 @dataclass(frozen=True)
@@ -157,7 +72,7 @@ class _Counted:
 
     def __init__(self, case: LayerCase, device: Device, network: Network, does: Mechanisms):
         self.case, self.device, self.does, self.shape = case, device, does, case.shape
-        self.messages = _Messages(case, network, does)
+        self.messages = LayerMessages(case, network, does)
         self.fused, self.half = does.fused_elementwise, case.item / 2
         self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
         self.operand = 1 if case.float8 else case.item
@@ -309,117 +224,3 @@ class _Counted:
                 numbers = self.case.tokens * self.widths[group.outputs[place]] if group.inward else self.case.between
                 moved += 2.0 * self.half * numbers
         return moved
-
-
-class _Messages:
-    """The seconds that are not hidden of what tensor and context ranks send in a layer."""
-
-    def __init__(self, case: LayerCase, network: Network, does: Mechanisms):
-        self.case, self.does = case, does
-        self.slowdown = network.model.overlap_slowdown
-        self.ranks, self.heads, self.head_dim = case.shape.context, case.shape.model.heads, head_dim(case.shape.model)
-        ring = network.ring(case.tensor, 1)
-        whole = float(case.tokens * case.embed * case.item)
-        self.parallel = case.sequence_parallel
-        self.half = ring.gather(whole) if case.tensor > 1 else 0.0
-        self.full = ring.reduce(whole) if case.tensor > 1 else 0.0
-        group = 1
-        if case.context_strategy == "usp":
-            group = neighbours(self.ranks, self.heads // case.tensor, max(1, network.per_host // case.tensor))
-        elif case.context_strategy == "ulysses":
-            group = self.ranks
-        self.group = group
-        """Neighbouring context ranks that exchange sequence for heads; a ring runs between the groups."""
-        self.over_group = network.ring(group, case.tensor)
-        self.between_groups = network.ring(self.ranks // group, case.tensor * group)
-        self.over_context = network.ring(self.ranks, case.tensor)
-
-    def _exposed(self, matmul: float, message: float) -> float:
-        if self.does.overlap_tensor and message:
-            return max(0.0, interleaved(matmul, message, self.slowdown, self.case.tensor) - matmul)
-        return message
-
-    def gather(self, matmul: float) -> float:
-        """Before a matmul that is split by columns: nothing without sequence parallelism."""
-        return self._exposed(matmul, self.half) if self.parallel else 0.0
-
-    def scatter(self, matmul: float) -> float:
-        """After a matmul that is split by rows: the sum over the ranks."""
-        return self._exposed(matmul, self.half if self.parallel else self.full)
-
-    def backward(self, groups: Sequence[tuple[bool, tuple[float, float]]]) -> float:
-        """Of the backward of groups of matmuls: (inward, (gradient of the input, of the weights)).
-
-        Inward, split by columns: the gradient of the input is summed, beside the gradient of the weight where the
-        software can; with sequence parallelism the input is gathered again beside the gradient of the input. Outward,
-        split by rows: with sequence parallelism the gradient is gathered first.
-        """
-        if self.case.tensor == 1:
-            return 0.0
-        exposed = 0.0
-        for columns, (inward, weight) in groups:
-            if not self.parallel:
-                exposed += self._beside(weight, self.full) if columns else 0.0
-            elif columns:
-                exposed += self._beside(inward, self.half, always=True) + self._beside(weight, self.half)
-            else:
-                exposed += self._exposed(inward, self.half)
-        return exposed
-
-    def _beside(self, compute: float, message: float, always: bool = False) -> float:
-        if self.does.overlap_weight_gradient or always:
-            return overlapped(compute, message, self.slowdown) - compute
-        return message
-
-    def context(self, core: float, core_back: float) -> tuple[float, float]:
-        """Forward and backward, by strategy."""
-        case = self.case
-        if self.ranks == 1:
-            return 0.0, 0.0
-        heads = case.shape.kv_heads
-        part = float(2 * case.tokens * heads * self.head_dim * case.item)
-        if case.context_strategy == "allgather":
-            forward = self.over_context.gather(part * self.ranks)
-            return self._beside_core(core, forward), self._beside_core(core_back, 2 * forward)
-        part *= repeats(heads, self.group)
-        query = float(case.tokens * self.heads * self.head_dim // case.tensor * case.item)
-        exchanged = 2 * self.over_group.exchange(query) + self.over_group.exchange(part)
-        # Backward, keys and values are sent round the ring again, and the gradients of both in float32.
-        steps, ring = self.ranks // self.group - 1, self.between_groups
-        forward, backward = steps * ring.shift(part), steps * ring.shift(part * (1 + 4 / case.item))
-        share = steps / (steps + 1)
-        return (
-            exchanged + self._beside_core(core * share, forward),
-            exchanged + self._beside_core(core_back * share, backward),
-        )
-
-    def _beside_core(self, core: float, message: float) -> float:
-        """What attention over other keys does not hide of a message, if the software overlaps them."""
-        if not self.does.overlap_context:
-            return message
-        return overlapped(core, message, self.slowdown) - core
-
-
-@lru_cache(maxsize=50_000)
-def head_time(case: LayerCase, vocab: int, device: Device, network: Network, does: Mechanisms) -> tuple[Work, Work]:
-    """Output head and loss, forward and backward: the head's matmul, and the logits in memory.
-
-    Bytes per logit. Forward: written (2), read and written as float32 (6), read for maximum, sum and label (8);
-    backward: read and written as the gradient (8), as 16 bits (6) and read by two matmuls, whose traffic they count.
-    A compiler fuses the casts into the reductions: 6 and 6.
-    """
-    columns = -(-vocab // case.tensor)
-    logits = float(case.tokens) * columns
-    own, own_back = (6.0, 6.0) if does.compiled else (16.0, 14.0)
-    item = case.item
-    forward = device.matmul(case.tokens, columns, case.embed, 1, item, item)
-    inward = device.matmul(case.tokens, case.embed, columns, 1, item, item)
-    weight = device.matmul(columns, case.embed, case.tokens, 1, 8 if does.fused_accumulation else item, item)
-    messages = _Messages(case, network, does)
-    gather = messages.half if case.sequence_parallel else 0.0
-    back = messages.half if case.sequence_parallel else messages.full
-    embed = device.bytes_seconds(case.between * 4 + case.between * 10)
-    return (
-        Work(forward, 0.0, device.bytes_seconds(own * logits) + embed / 2, gather, 0.0, 12),
-        Work(inward + weight, 0.0, device.bytes_seconds(own_back * logits) + embed / 2, back, 0.0, 12),
-    )

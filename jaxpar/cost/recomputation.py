@@ -13,10 +13,13 @@ from dataclasses import replace
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean
 from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
-from jaxpar.cost.layer import LayerCase, LayerTime, Work, head_time, layer_time, total
+from jaxpar.cost.head import head_time
+from jaxpar.cost.layer import LayerTime, layer_time
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
+from jaxpar.cost.work import Work, total
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.part import Core, Matmuls
 from jaxpar.memory.costs import LayerCosts, Recomputation

@@ -11,7 +11,8 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, borrowed, hardware_of, nearest_hardware
-from jaxpar.cost.layer import LayerCase, LayerTime, layer_time
+from jaxpar.cost.layer import LayerTime, layer_time
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of

@@ -15,7 +15,9 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig, PrecisionConfig
 from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.layer import head_time, layer_case, layer_time
+from jaxpar.cost.head import head_time
+from jaxpar.cost.layer import layer_time
+from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of

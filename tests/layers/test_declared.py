@@ -20,7 +20,8 @@ from jaxpar.config.plan import LayerRun
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, ModelConfig, Pattern
 from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.layer import layer_case, layer_time
+from jaxpar.cost.layer import layer_time
+from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of

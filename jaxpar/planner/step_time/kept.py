@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.cost.layer import LayerCase
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
 

@@ -8,10 +8,13 @@ from typing import NamedTuple
 from jaxpar.config.kinds import kind_counts, kind_models
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.schema import ModelConfig
-from jaxpar.cost.layer import LayerCase, LayerTime, Work, head_time, layer_case, layer_time, total
+from jaxpar.cost.head import head_time
+from jaxpar.cost.layer import LayerTime, layer_time
+from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
+from jaxpar.cost.work import Work, total
 from jaxpar.memory.remat import remat_map, runs_by_kind
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names

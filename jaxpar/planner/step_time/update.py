@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from jaxpar.config.schema import Config
-from jaxpar.cost.layer import LayerCase
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
 
 ALWAYS = 20.0

@@ -1,0 +1,63 @@
+"""What the time of a layer depends on: its shape and how it is split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.counting import layer_matmul_parameters
+from jaxpar.memory.layer_shape import LayerShape
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """What a layer's time depends on, apart from hardware and mechanisms."""
+
+    shape: LayerShape
+    context_strategy: str
+    sequence_parallel: bool
+    float8: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens inside the blocks."""
+        return self.shape.tokens
+
+    @property
+    def part(self) -> int:
+        """Tokens of a row on this device."""
+        return self.shape.sequence // self.shape.context
+
+    @property
+    def embed(self) -> int:
+        """Numbers per token of the residual stream."""
+        return self.shape.embed
+
+    @property
+    def item(self) -> int:
+        """Bytes of an activation's number."""
+        return self.shape.item_bytes
+
+    @property
+    def tensor(self) -> int:
+        """Ranks that share matrices."""
+        return self.shape.tensor
+
+    @property
+    def between(self) -> float:
+        """Numbers of the residual stream on this device."""
+        return float(self.tokens * self.embed) / (self.tensor if self.sequence_parallel else 1)
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the layer's matrices, on this device before any sharding over data ranks."""
+        return layer_matmul_parameters(self.shape.model) // self.tensor
+
+
+def layer_case(
+    model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
+    precision: str,
+) -> LayerCase:  # fmt: skip
+    """The case of a layer of `model`, whose layers are all alike."""
+    shape = LayerShape(model, rows, sequence, context, tensor, 4 if precision == "float32" else 2)
+    return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")

@@ -1,0 +1,34 @@
+"""What the time of a part of a step is spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """Seconds of a part of a step on one device, by what they are spent on."""
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    other: float = 0.0
+    tensor: float = 0.0
+    """Messages over the tensor ranks that are not hidden."""
+    context: float = 0.0
+    """The same, over the context ranks."""
+    kernels: float = 0.0
+    """Number of kernels that the host launches."""
+
+    @property
+    def seconds(self) -> float:
+        """The total, if the host launches fast enough."""
+        return self.matmul + self.attention + self.other + self.tensor + self.context
+
+    def times(self, factor: float) -> Work:
+        """This many times the same."""
+        return Work(*(value * factor for value in self))
+
+
+def total(works: Iterable[Work]) -> Work:
+    """The sum."""
+    return Work(*map(sum, zip(*works, strict=True)))
