@@ -29,9 +29,9 @@ from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.html import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.search.heterogeneous import check_stages
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space, parse_fixed
+from jaxpar.planner.search.stage_groups import check_stages
 
 PLAIN_WIDTH = 160
 """Columns of the output where there is no terminal: those of the widest table."""

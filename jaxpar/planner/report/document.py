@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.search.heterogeneous import ranks_of, stages_by_group
+from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 
 
 def planned_file(planned: Planned, cluster: str) -> PlanFile:

@@ -10,7 +10,8 @@ from jaxpar.memory.remat import nearest_preset
 from jaxpar.observe.amounts import seconds, share, size
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.candidate import Candidate, Planned
-from jaxpar.planner.search.heterogeneous import StepTimer, ranks_of, stages_by_group
+from jaxpar.planner.search.heterogeneous import StepTimer
+from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 
 MEANINGS = {
     "matmuls": "matrix products",

@@ -18,26 +18,20 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any
 
-from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig, Pattern
-from jaxpar.config.spelling import one_of
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.pipeline.table import loop_placement, v_placement
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.model import Step, StepTime, floor_time, step_parts, step_time
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
 from jaxpar.planner.step_time.update import Update
-
-type Lengths = tuple[int, ...]
-"""Layers of each chunk, in the order of the model."""
 
 PER_LAYER = {"matmuls", "attention", "other", "tensor"}
 """Parts of a step's time that grow with the number of layers and are not hidden."""
@@ -353,63 +347,3 @@ def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:
         next_stage = min(range(len(speeds)), key=lambda stage: (found[stage] + 1) / speeds[stage])
         found[next_stage] += 1
     return tuple(found)
-
-
-def ranks_of(layout: Layout) -> tuple[int, ...]:
-    """The pipeline rank of each chunk, in the order of the model."""
-    if SCHEDULES[layout.schedule].placement == "v":
-        return tuple(v_placement(layout.pipe))
-    return tuple(loop_placement(layout.pipe, layout.virtual_stages))
-
-
-@dataclass(frozen=True)
-class StagesOfGroup:
-    """Consecutive pipeline ranks on one group of hosts."""
-
-    group: Group
-    first: int
-    """Rank."""
-    ranks: int
-    layers: tuple[int, ...]
-    """Layers of each rank, over all its chunks."""
-
-    def __str__(self) -> str:
-        last = self.first + self.ranks - 1
-        stages = f"stage {self.first}" if self.ranks == 1 else f"stages {self.first} to {last}"
-        least, most = min(self.layers), max(self.layers)
-        layers = f"{most}" if least == most else f"{least} to {most}"
-        hosts = f"{self.group.hosts} host{'s' if self.group.hosts > 1 else ''}"
-        return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {layers} layers each"
-
-
-def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:
-    """Which hosts hold which stages, where hosts differ and each stage is on one kind; else nothing."""
-    groups = cluster.stage_groups(pipe) if cluster.is_mixed and pipe > 1 else None
-    if groups is None:
-        return []
-    layers = [sum(n for n, owner in zip(lengths, rank_of, strict=True) if owner == rank) for rank in range(pipe)]
-    found = []
-    for group in cluster.groups:
-        own = [rank for rank in range(pipe) if groups[rank] == group]
-        found.append(StagesOfGroup(group, own[0], len(own), tuple(layers[rank] for rank in own)))
-    return found
-
-
-def check_stages(cluster: Cluster, fixed: Mapping[str, str]) -> None:
-    """Raises `UserError` where the fixed number of stages does not divide the groups into whole stages."""
-    stages = int(fixed.get("pipe", 1))
-    if stages == 1 or not cluster.is_mixed or cluster.stage_groups(stages) is not None:
-        return
-    each = cluster.gpus_per_host
-    whole = [n for n in range(2, cluster.devices + 1) if cluster.stage_groups(n) is not None]
-    if stages > cluster.devices:
-        raise UserError(
-            f"--fix pipe={stages}: there are {cluster.devices} GPUs, and a stage needs at least one; expected "
-            f"{one_of(map(str, whole[:8]))}"
-        )
-    size = cluster.devices / stages
-    group = next((one for one in cluster.groups if (one.hosts * each) % size), cluster.groups[0])
-    raise UserError(
-        f"--fix pipe={stages}: the {group.hosts} x {each} GPUs of group {group.name} are not a whole number of stages "
-        f"of {size:g} GPUs, and each stage is on one kind of host; expected {one_of(map(str, whole[:8]))}"
-    )

@@ -24,9 +24,10 @@ from jaxpar.planner.machine import check_stage_kinds, cluster_at_hand
 from jaxpar.planner.planning import screen
 from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.explain import print_explanation
-from jaxpar.planner.search.heterogeneous import StepTimer, check_stages, stage_lengths, stages_by_group
+from jaxpar.planner.search.heterogeneous import StepTimer, stage_lengths
 from jaxpar.planner.search.search import Candidate, Search
 from jaxpar.planner.search.space import Space
+from jaxpar.planner.search.stage_groups import check_stages, stages_by_group
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import ADAMW
 from jaxpar.train import main as train
