@@ -11,70 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr
 from jaxtyping import Array, Float
 
-from jaxpar.config.errors import UserError
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import shift_stage, sum_over_stages
 from jaxpar.mesh.layer_order import LAYERS, Chunk
-from jaxpar.mesh.parameters import Arrays, Weights
-from jaxpar.mesh.tracing import TracedOnce, equations, traced
+from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.tracing import TracedOnce, traced
 from jaxpar.pipeline.actions import Kind
+from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row
+from jaxpar.pipeline.execution.permutes import refuse_permutes
 from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
-
-TYPE_ONLY = ("axis_index", "pcast", "pvary")
-"""Primitives that name mesh axes without communication."""
-
-type Batch = dict[str, jax.Array]
-"""The arrays of a batch, or of a microbatch, by name."""
-
-type Row = dict[str, jax.Array]
-"""One tick of this rank: a scalar for each of `jaxpar.pipeline.execution.program.FIELDS`."""
-
-
-type Held = Arrays | None
-"""Buffers that only some schedules have."""
-
-
-class Stages(Protocol):
-    """The model's interface to the executor: `jaxpar.model.decoder.DecoderStages`."""
-
-    @property
-    def loop(self) -> Any: ...
-    @property
-    def vocab_axes(self) -> tuple[str, ...]: ...
-    def over_held_chunks(self) -> Any: ...
-    def no_chunks(self, weights: Weights, slots: int, *, gradients: bool = False) -> Arrays: ...
-    def hold(self, held: Any, slot: int, weights: Weights, chunk: int, after: jax.Array) -> Arrays: ...
-    def release(self, held: Any, slot: int, gradients: Weights, chunk: int) -> tuple[Arrays, Weights]: ...
-    def token_context(self, batch: Batch) -> Any: ...
-    def embed(self, weights: Weights, batch: Batch) -> jax.Array: ...
-    def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights: ...
-    def loss(
-        self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
-    ) -> tuple[jax.Array, jax.Array]: ...
-
-
-class Carry(NamedTuple):
-    """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and the reported loss."""
-
-    stash: Any
-    arrivals: jax.Array
-    cotangents: jax.Array
-    outputs: jax.Array
-    kept: Held
-    gradients: Weights
-    reported: Float[Array, ""]
-    held: Held
-    """Gradients of the chunks that are held."""
-    report: dict[str, Float[Array, ""]]
-    """The layers' metrics, summed."""
+from jaxpar.pipeline.execution.stages import Batch, Stages
 
 
 class Gradients(NamedTuple):
@@ -116,23 +69,6 @@ def evaluate(
     Counted on the last chunk's rank and zero on the others, or counted on all where they share the vocabulary.
     """
     return _Executor(program, stages).evaluate(result, Given(weights, weights[LAYERS], microbatches, None))
-
-
-class Given(NamedTuple):
-    """The inputs of every tick."""
-
-    weights: Weights
-    """In storage placement."""
-    layers: Any
-    """The layers' weights: all of them in storage placement, or the chunks that are held."""
-    microbatches: Batch
-    """Arrays [microbatch, ...]."""
-    seed: jax.Array | None
-    """Cotangent of the objective; None where nothing goes backward."""
-
-
-type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]
-"""One action of a tick: its value, and the carry after it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,24 +354,6 @@ class _Executor:
             return buffer
         value = jnp.where(counts, value, self._at(buffer, slot))
         return lax.dynamic_update_index_in_dim(buffer, value, slot, 0)
-
-
-def refuse_permutes(jaxpr: Jaxpr) -> None:
-    """Raises `UserError` where a branch that ranks may skip has a collective permute, or one over the pipeline.
-
-    XLA matches a permute that only some ranks reach with an unrelated one, and corrupts data silently. Group
-    collectives are right: all members of a group are on one pipeline rank, and take the same branch.
-    """
-    for equation in equations(jaxpr):
-        name, found = equation.primitive.name, equation.params.get("axis_name", equation.params.get("axes", ()))
-        axes = [found] if isinstance(found, str) else [axis for axis in found or () if isinstance(axis, str)]
-        if name == "ppermute" or ("pipe" in axes and name not in TYPE_ONLY):
-            kind = "collective permutes" if name == "ppermute" else "collectives over the pipeline"
-            raise UserError(
-                f"parallel.pipe_ticks: branching needs layers without {kind}, and these have one over "
-                f"{' and '.join(axes)}, which XLA would match with an unrelated one where ranks branch; expected "
-                "uniform"
-            )
 
 
 def _with_layers(carry: Carry, gradients: Weights) -> Carry:
