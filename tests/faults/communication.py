@@ -16,7 +16,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="dropped_sum_of_gradient_shards",
-        says="Under ZeRO-2 and 3 a rank keeps its shard of its own gradient, and drops what the others found.",
+        says="Under ZeRO-2 and 3 a rank keeps its shard of its own gradient, and drops those of the others.",
         file="jaxpar/mesh/collectives.py",
         old="return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)",
         new="part = x.shape[dim] // lax.axis_size(tuple(axes)); "

@@ -49,7 +49,7 @@ LAYERS = (
     ),
     Fault(
         name="stale_block_in_the_ring",
-        says="A rank of a ring attends again over the block that it sends on, instead of the one that came.",
+        says="A rank of a ring attends again over the block that it sends, instead of the one that it received.",
         file="jaxpar/attention/ring.py",
         old="return (following, merge(found, attend(kv, step))), None",
         new="return (kv, merge(found, attend(kv, step))), None",

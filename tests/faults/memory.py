@@ -54,7 +54,7 @@ MEMORY = (
     ),
     Fault(
         name="layers_restored_from_the_next",
-        says="Layers that rest in files are restored each with what was saved of the next one.",
+        says="Each layer whose state is on disk is restored with what was saved of the next one.",
         file="jaxpar/training/residency/disk_rows.py",
         old="read((slice(number, number + count), *region[1:]))",
         new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",

@@ -9,7 +9,7 @@ EXECUTOR = "tests/pipeline/execution/test_executor.py::test_gradients_and_report
 PIPELINE = (
     Fault(
         name="slot_reused_too_early",
-        says="A slot of the stash is given away in the tick in which it is read last; that tick's forward comes first.",
+        says="A slot of the stash is reused in the tick in which it is read last, whose forward comes first.",
         file="jaxpar/pipeline/execution/slots.py",
         old="while busy and busy[0][0] < lifetimes[name].first:",
         new="while busy and busy[0][0] <= lifetimes[name].first:",
@@ -17,7 +17,7 @@ PIPELINE = (
     ),
     Fault(
         name="transfer_a_tick_late",
-        says="What a rank sends is put away a tick after it came, when something else comes.",
+        says="What a rank receives is stored a tick late, when something else has arrived.",
         file="jaxpar/pipeline/execution/executor.py",
         old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
         new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
@@ -42,7 +42,7 @@ PIPELINE = (
     ),
     Fault(
         name="every_rank_counts_its_loss",
-        says="Each pipeline rank counts the loss of what it has in hand, not the last one alone.",
+        says="Every pipeline rank counts a loss, not the last one alone.",
         file="jaxpar/pipeline/execution/executor.py",
         old="mine = True if self._shares_ends else counts",
         new="mine = True",
@@ -50,7 +50,7 @@ PIPELINE = (
     ),
     Fault(
         name="labels_of_another_microbatch",
-        says="Where all ranks share the head, the last rank's output meets the labels of what the first rank has.",
+        says="Where all ranks share the head, the last rank's output meets the labels of the first rank's microbatch.",
         file="jaxpar/pipeline/execution/executor.py",
         old='"last": self.program.last_rank}',
         new='"last": self.program.schedule.rank_of[0]}',
@@ -58,7 +58,7 @@ PIPELINE = (
     ),
     Fault(
         name="layers_numbered_by_row",
-        says="Layers are numbered by where they lie in the stack, so that they drop other elements in a pipeline.",
+        says="Layers are numbered by their row in the stack, so that they drop other elements in a pipeline.",
         file="jaxpar/mesh/layer_order.py",
         old="numbers = jnp.asarray(self.numbers, jnp.int32)",
         new="numbers = jnp.arange(self.rows).reshape(self.numbers.shape)",

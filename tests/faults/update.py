@@ -99,7 +99,7 @@ UPDATE = (
     ),
     Fault(
         name="those_who_wait_are_blamed",
-        says="Of processes that do not get on, those whose time is up are named, and not the one they wait for.",
+        says="Of processes without progress, those whose time is up are named, and not the one that they wait for.",
         file="jaxpar/distributed/verdicts.py",
         old="return [sign for sign in signs if sign.mark.count == first]",
         new="return [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
@@ -109,7 +109,7 @@ UPDATE = (
     ),
     Fault(
         name="savers_are_hurried",
-        says="A process that still saves has no longer than a step while the others wait for it in the next one.",
+        says="A process that still saves is allowed only the time of a step while the others wait for it.",
         file="jaxpar/distributed/verdicts.py",
         old="return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s",
         new="return mark.limit_s",
