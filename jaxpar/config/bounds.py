@@ -15,11 +15,6 @@ class Bound:
     most: float = 1e30
     """The largest number; most of these limits are only sanity checks, far above what any run has used."""
 
-    @property
-    def both(self) -> str:
-        """The description of the range."""
-        return f"{self.words}, at most {spell_limit(self.most)}" if self.most < float("inf") else self.words
-
     def refusal(self, value: float) -> str | None:
         """What is expected of a value out of range."""
         if not self.holds(value):

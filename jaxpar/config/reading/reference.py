@@ -34,8 +34,18 @@ key, the value written as in YAML:
 - A key that has no effect because of another one (`optimizer.muon_momentum` without Muon, `precision.loss_scale`
   without float16) is refused; if an override is the cause, as `--set optimizer.name=adamw` over a file for Muon, there
   is a warning instead.
+- Numbers also have an upper limit, far above any use; the error message names it.
 - The resolved configuration of a run is in its folder as `config.yaml`, and can be run again unchanged.
 """
+
+_TYPES = {
+    "a whole number": "integer",
+    "a number": "number",
+    "true or false": "bool",
+    "a mapping": "mapping",
+    "a list": "list",
+}
+"""Types of values in the table, where an error message has a phrase."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +122,11 @@ def _summary(section: str) -> str:
 
 
 def _kind(key: str, annotation: object) -> str:
-    names = type_names(annotation)
+    names = [_TYPES.get(name, name) for name in type_names(annotation)]
     if key not in BOUNDS:
         return one_of(names)
-    return ", ".join([names[0], BOUNDS[key].both]) + (", or null" if "null" in names else "")
+    words = BOUNDS[key].words.replace("at least", "≥").replace("above", ">")
+    return f"{names[0]} {words}" + (", or null" if "null" in names else "")
 
 
 def _row(*cells: str) -> str:

@@ -42,14 +42,11 @@ class ParallelConfig:
     """`uniform`: all ranks run the same program in each tick; `branching`: each rank runs only its own action, in the
     published order, which needs layers without permutes."""
     context_strategy: Literal["auto", "allgather", "ring", "ulysses", "usp"] = "auto"
-    """How attention sees the other ranks' keys and values when `context` is above 1: `allgather` gathers them, `ring`
-    passes them from rank to rank, `ulysses` exchanges sequence for heads, `usp` does that inside groups of neighbours
-    and rings between the groups."""
+    """How attention sees the other ranks' keys and values: `allgather` gathers them, `ring` passes them from rank to
+    rank, `ulysses` exchanges sequence for heads, `usp` does both (`docs/long-context.md`)."""
     context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
-    """Which tokens of a row a context rank holds: one contiguous part (`contiguous`); two parts, one from each end
-    (`zigzag`); or every n-th token, with n the number of ranks (`striped`). The latter two balance the work of a causal
-    mask; `auto` takes `zigzag`, but `contiguous` where a window is shorter than a part, and where `ulysses` leaves
-    nothing to balance."""
+    """Which tokens of a row a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
+    every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     auto: bool = False
@@ -88,54 +85,46 @@ class MemoryConfig:
         | dict[str, str | int]
         | tuple[dict[str, str | int], ...]
     ) = field(default="gemm_last", hash=False)
-    """`none` keeps every named activation, `full` only each layer's input; `gemm_last` drops what is recomputed without
-    a matrix product (norms and the non-linearity), `selective` only what attention itself makes; `auto` takes the
-    fastest of all maps that fit. Or a mapping with `save`, `recompute` or `offload` (to the host's pinned memory) by
-    name, and `preset` for the names that it leaves out (by default `gemm_last`): `{preset: full, layer_input:
-    offload}`. Or a list of such mappings, each with `layers: 0-15`, the layers of a chunk to which it applies
-    (without a pipeline there is one chunk, the model). Names: `layer_input` (`save` or `offload`), `attention_input`,
-    `query`, `key`, `value`, `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`,
-    `mlp_up`, `mlp_activated`, `mlp_hidden`; with norms after the blocks `attention_projected`, `mlp_projected`. A name
-    that only other models' layers have is ignored."""
+    """A preset: `none` keeps every named activation, `full` only each layer's input, `gemm_last` all that only a matmul
+    could recompute, `selective` all but what attention itself computes; `auto` takes the fastest choice that fits. Or a
+    mapping of `save`, `recompute` or `offload` by name, with `preset` for other names (by default `gemm_last`):
+    `{preset: full, layer_input: offload}`. Or a list of mappings, each with `layers: 0-15`, the layers of a chunk that
+    it is for. Names: `layer_input` (`save` or `offload`), `attention_input`, `query`, `key`, `value`,
+    `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_activated`,
+    `mlp_hidden`; with norms after the blocks `attention_projected`, `mlp_projected`. `docs/memory.md` describes
+    this section."""
     offload_fraction: float = 0.0
-    """Share of the bytes that a chunk of layers keeps of a microbatch that is offloaded to the host's pinned memory
-    between forward and backward: the first layers whole, and one in part."""
+    """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""
     offload_smallest: int = 1048576
     """Arrays of fewer bytes stay on the device under `memory.offload_fraction`."""
     host_limit: int | None = None
-    """Bytes of the host's memory that may be used for each device: by activations that are offloaded, and by a state
-    under `optimizer_offload: host`. Null divides the machine's memory among its devices; for a cluster that is only
-    described, its `host_memory`."""
+    """Bytes of host memory per device for offloaded activations and for state under `optimizer_offload: host`. Null
+    divides the machine's memory, or the `host_memory` of a described cluster, among its devices."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
-    """Where master weights and moments are stored: `none` on the device, `host` in the host's pinned memory, `file` in
-    files under `memory.offload_dir`. From host or files they pass through the device a piece at a time, at the end of
-    each step; `memory.weights_offload` is for the weights of the step. Results are bit for bit the same, and so are
-    checkpoints."""
+    """Where master weights and moments are stored: on the device, in pinned host memory (`host`), or in files under
+    `memory.offload_dir` (`file`). Results and checkpoints have the same bits."""
     optimizer_resident: int = 0
-    """Bytes of each device in which master weights and moments of some weights may stay under
-    `optimizer_offload: host`; those of the others are offloaded."""
+    """Bytes of each device for master weights and moments that stay there under `optimizer_offload: host`."""
     weights_offload: Literal["none", "host"] = "none"
-    """Where weights and gradients of layers are stored in a step: `none` on the device; under `host` those of the first
-    layers are in the host's pinned memory: weights are fetched before their forward and again before their backward,
-    and gradients are written to the host as soon as they are computed. It needs `optimizer_offload: host`. Losses and
-    gradients are bit for bit the same (seen on CPU devices); the norm of the gradient is summed in another order, so
-    its last bit may differ. What replicas have to sum is sent twice, for the norm and for the update."""
+    """`host` keeps weights and gradients of layers in pinned host memory within a step, too. It needs
+    `optimizer_offload: host`. Losses and gradients have the same bits (seen on CPU devices), but not the last bit of
+    the gradient norm."""
     weights_resident: int = 0
-    """Bytes of each device in which weights and gradients of the last layers may stay under `weights_offload: host`;
-    the room for the two layers that are being fetched or written back is not counted in it."""
+    """Bytes of each device for weights and gradients of the last layers, which then stay there under
+    `weights_offload: host`; two layers in transit are not counted."""
     offload_dir: str | None = None
-    """Folder of the files of `optimizer_offload: file`, on a disk of the machine, with room for master weights and
-    moments; null puts them into the run's folder. They are not read by a later start, which writes new ones."""
+    """Folder of the files of `optimizer_offload: file`, on a local disk; null is the run's folder. A later start writes
+    new files."""
     loss_tiles: int | None = None
-    """Tiles of a microbatch's tokens that head and loss process one after the other, forward and backward, so that
-    logits exist for one tile at a time; null makes tiles whose float32 logits take 1 GiB or less."""
+    """Tiles of a microbatch's tokens that head and loss process in turn, so that logits exist for one tile at a time;
+    null makes tiles of at most 1 GiB of float32 logits."""
     loss_backend: Literal["auto", "xla", "fused"] = "auto"
     """Head and loss: `xla` computes them in tiles; `fused` uses the kernel of `pallas_kernels`, which stores no logits
     but computes them twice. `auto` takes the kernel on GPUs for which a record shows that it was verified."""
     mlp_tiles: int | None = None
-    """As `memory.loss_tiles`, for the feed-forward of each layer, whose hidden activations are then recomputed in the
-    backward. Null makes tiles of about `model.embed` tokens where hidden activations are recomputed anyway (`remat:
-    full`) and take more than 1 GiB in a layer, and one tile elsewhere."""
+    """The same for each layer's feed-forward, whose hidden activations are then recomputed in the backward. Null makes
+    tiles of about `model.embed` tokens where they are recomputed anyway (`remat: full`) and take more than 1 GiB in a
+    layer, and one tile elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +132,10 @@ class AttentionConfig:
     """Which implementation computes attention."""
 
     backend: Literal["auto", "flash", "mosaic", "mosaic_deterministic", "triton", "cudnn", "xla"] = "auto"
-    """`flash` is the first of our GPU kernels that supports the run: `mosaic_deterministic` and `mosaic` (Hopper), of
-    which only the first computes a gradient of queries that is bit for bit the same in every run, and `triton`; `cudnn`
-    is cuDNN's, `xla` plain JAX, block by block, for every mask, dtype and platform. `auto` takes the first that
-    supports the run, in an order that depends on the mask, and of our kernels only those that have been verified on
-    such a GPU; a named one that does not support the run is an error. The plan reports where results are not the same
-    bits in every run."""
+    """`xla` is plain JAX, for every mask, dtype and platform; `cudnn` is cuDNN's; `mosaic_deterministic`, `mosaic` and
+    `triton` are our kernels, and `flash` the first of these that supports the run. `auto` takes the first backend that
+    supports the run, and of our kernels only those that have been verified on such a GPU; a named one that does not
+    support the run is an error. `docs/kernels.md` compares them."""
     query_block: int = 512
     """Rows of queries in a block of the backend `xla`."""
     kv_block: int = 512

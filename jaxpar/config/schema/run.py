@@ -47,26 +47,25 @@ class WatchConfig:
     """The anomalies that a run watches for, and what it does about a loss spike (`docs/operations.md`)."""
 
     spike: float | None = 8.0
-    """A loss this many standard deviations (estimated robustly) above the median of the last ones is a spike; null
-    turns this off."""
+    """A loss this many robust standard deviations above the median of the last ones is a spike. Null turns this check
+    off, as it does those below."""
     spike_window: int = 100
-    """Number of past losses that a new one is compared with; the comparison starts once a fifth of them are there."""
+    """Number of past losses that a new one is compared with."""
     on_spike: Literal["report", "rollback"] = "report"
     """`report` reports a spike and continues; `rollback` goes back to the newest checkpoint and skips the batches
     that led to the spike."""
     skip_batches: int = 2
-    """Batches that a rollback skips: that of the spike, and those before it, one of which may have caused it."""
+    """Batches that a rollback skips: that of the spike, and those before it."""
     max_rollbacks: int = 3
     """The run stops at the spike after this many rollbacks."""
     slow_step: float | None = 3.0
-    """A step is reported if it takes this many times the median and at least a second longer; null turns this off."""
+    """A step is reported if it takes this many times the median and at least a second longer."""
     slow_pace: float | None = 1.5
-    """Twenty consecutive steps are reported if their median is this many times the best there was; null turns this
-    off."""
+    """Twenty consecutive steps are reported if their median is this many times the best there was."""
     data_wait: float | None = 0.1
-    """Waiting for data is reported from this share of the time on; null turns this off."""
+    """Waiting for data is reported from this share of the time on."""
     straggler: float | None = 0.1
-    """A process is reported when all others wait for it for this share of the time; null turns this off."""
+    """A process is reported when all others wait for it for this share of the time."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +89,7 @@ class DistributedConfig:
     heartbeat_timeout_s: int = 30
     """A process without a heartbeat for this many seconds ends the job: it was stopped, or its host is down."""
     step_timeout_s: int | None = None
-    """A step that takes more seconds than this ends the job, and the process that the others waited for is named. Null:
-    five times the median of the last steps, at least 45; 600 while these are too few, or another process logs or
-    saves."""
+    """A step that takes more seconds than this ends the job, and the process that the others waited for is named. Null
+    follows the pace of the job (`docs/clusters.md`)."""
     pause_timeout_s: int = 7200
     """The same limit for what is not a step: data, compilation, evaluation, saving, and checking a checkpoint."""

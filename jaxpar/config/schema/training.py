@@ -64,8 +64,8 @@ class DataConfig:
     path: str | None = None
     """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
     sources: dict[str, float] | None = field(default=None, hash=False)
-    """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. When a job is
-    resumed, weights may change and sources may be added or removed; each source continues where it was."""
+    """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
+    when a run is continued."""
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file."""
     separator: int | None = None
