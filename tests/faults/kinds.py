@@ -18,7 +18,7 @@ KINDS = (
     ),
     Fault(
         name="units_run_the_first_ones_weights",
-        says="What comes ahead for the next kind of a unit is that kind's first layer, in every unit.",
+        says="The weights prefetched for the next kind of a unit are those of that kind's first layer.",
         file="jaxpar/model/loop/walk.py",
         old="runs[place + 1].site.fetch(rows[place + 1][0])",
         new="runs[place + 1].site.fetch(0 * rows[place + 1][0])",
@@ -42,7 +42,7 @@ KINDS = (
     ),
     Fault(
         name="padding_reports",
-        says="A rank that has nothing to do in a tick counts what the layers of its idle forward report.",
+        says="An idle rank counts what the layers of its forward report.",
         file="jaxpar/pipeline/execution/executor.py",
         old="total + jnp.where(counts, new[name], 0)",
         new="total + new[name]",

@@ -9,7 +9,7 @@ LOOP = "tests/model/loop/test_layer_loop.py"
 LAYERS = (
     Fault(
         name="same_layer_prefetched_again",
-        says="The layer loop gathers the weights of the layer it is running instead of the next one's.",
+        says="The layer loop gathers the weights of the running layer instead of the next one's.",
         file="jaxpar/model/loop/walk.py",
         old="coming = site.fetch(following)",
         new="coming = site.fetch(row)",
@@ -25,7 +25,7 @@ LAYERS = (
     ),
     Fault(
         name="layers_counted_from_the_chunks_first",
-        says="Layers that keep other things than those before them put what they keep where the chunk counts them.",
+        says="Layers that keep other activations write them to rows counted from the chunk's first layer.",
         file="jaxpar/model/loop/layer_loop.py",
         old="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row - first)",
         new="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row)",
@@ -33,7 +33,7 @@ LAYERS = (
     ),
     Fault(
         name="next_layer_gathered_late",
-        says="The next layer's weights are gathered when it begins, so that its matmuls wait for the network.",
+        says="The next layer's weights are gathered only when it begins.",
         file="jaxpar/model/loop/walk.py",
         old="if not _has_arrays(lambda: site.fetch(rows[0])) and not _has_arrays(after):",
         new="if True:",
@@ -41,7 +41,7 @@ LAYERS = (
     ),
     Fault(
         name="ring_merged_without_its_maximum",
-        says="Blocks of a ring are merged by the exponentials of their log-sum-exps, not relative to the greater one.",
+        says="Blocks of a ring are merged without subtracting the greater log-sum-exp.",
         file="jaxpar/attention/ring.py",
         old="base = jnp.where(peak == -jnp.inf, 0.0, peak)  # -inf - -inf would be NaN",
         new="base = jnp.zeros_like(peak)",
@@ -49,7 +49,7 @@ LAYERS = (
     ),
     Fault(
         name="stale_block_in_the_ring",
-        says="A rank of a ring attends again over the block that it sends, instead of the one that it received.",
+        says="A rank of a ring attends again over the block that it sends.",
         file="jaxpar/attention/ring.py",
         old="return (following, merge(found, attend(kv, step))), None",
         new="return (kv, merge(found, attend(kv, step))), None",
@@ -57,7 +57,7 @@ LAYERS = (
     ),
     Fault(
         name="mask_off_by_one_rank",
-        says="The keys that came round a ring are masked as those of the rank after the one that they came from.",
+        says="Keys of a ring are masked as those of the rank after their own.",
         file="jaxpar/attention/ring.py",
         old="source = (self.rank - step) % self.size",
         new="source = (self.rank - step + 1) % self.size",
@@ -65,7 +65,7 @@ LAYERS = (
     ),
     Fault(
         name="gradients_of_keys_stay_behind",
-        says="Gradients of keys and values stay where the last rank of a ring added to them.",
+        says="Gradients of keys and values stay on the last rank of a ring.",
         file="jaxpar/attention/ring.py",
         old="home = ring.shift(travelling, 1 - ring.steps, wrap=True)",
         new="home = travelling",

@@ -11,7 +11,7 @@ TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_
 LOSS = (
     Fault(
         name="labels_shifted_after_the_split",
-        says="Labels are made from a rank's own tokens, so the last token of each part gets a wrong one.",
+        says="Labels are made from a rank's own tokens, so the last one of each part is wrong.",
         file="jaxpar/model/decoder.py",
         old='x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles',
         new='x, table, jnp.roll(batch["tokens"], -1, axis=1), batch["mask"], self.model, self.vocab_axes, '
@@ -20,7 +20,7 @@ LOSS = (
     ),
     Fault(
         name="mean_of_the_ranks_means",
-        says="Gradients are divided by a rank's own count of unmasked tokens, not by the global one.",
+        says="Gradients are divided by a rank's own count of unmasked tokens.",
         file="jaxpar/training/step/forward_backward.py",
         old="seed = scale / jnp.maximum(count, 1.0)",
         new='import jax; seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
@@ -44,7 +44,7 @@ LOSS = (
     ),
     Fault(
         name="labels_of_another_ranks_tokens",
-        says="In tiles of a split sequence the labels are not put in the order in which the ranks' tokens are joined.",
+        says="In tiles of a split sequence, labels are in another order than the ranks' tokens.",
         file="jaxpar/model/tiled_loss.py",
         old="x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)",
         new="x.reshape(ranks, -1)",
@@ -52,7 +52,7 @@ LOSS = (
     ),
     Fault(
         name="remainder_counted_again",
-        says="The last tile of the loss is filled with copies of the last token, which count.",
+        says="Copies of the last token that fill the last tile of the loss count.",
         file="jaxpar/layers/tiles.py",
         old="x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))",
         new='x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge")',
@@ -70,7 +70,7 @@ LOSS = (
     ),
     Fault(
         name="last_tile_alone_counts",
-        says="Of the feed-forward in tiles the weights have the gradient of the last tile instead of the sum.",
+        says="The weights of a feed-forward in tiles have the gradient of the last tile alone.",
         file="jaxpar/layers/tiles.py",
         old="lambda a, b: a + b.astype(jnp.float32)",
         new="lambda a, b: b.astype(jnp.float32)",

@@ -14,7 +14,7 @@ DISK_ROWS = (
 MEMORY = (
     Fault(
         name="host_bytes_for_nothing",
-        says="A choice is dropped from the frontier for one that takes more of the host's memory.",
+        says="The frontier drops a choice for one that takes more host memory.",
         file="jaxpar/memory/pareto.py",
         old="if not (kept[own : len(found), 1:] <= block[i, 1:]).all(axis=1).any():",
         new="if not (kept[own : len(found), 1:2] <= block[i, 1:2]).all(axis=1).any():",
@@ -38,7 +38,7 @@ MEMORY = (
     ),
     Fault(
         name="small_second_moments_vanish",
-        says="A second moment in 8 bits that is far below its block's largest becomes zero, and its update infinite.",
+        says="An 8-bit second moment far below its block's largest becomes zero.",
         file="jaxpar/optim/moments.py",
         old="jnp.where(moment > 0, jnp.maximum(index, 1), 0)",
         new="jnp.where(moment > 0, index, 0)",
@@ -46,7 +46,7 @@ MEMORY = (
     ),
     Fault(
         name="moments_rounded_to_the_nearest",
-        says="Moments in 8 bits are rounded to the nearest code, so that small changes are lost in every update.",
+        says="8-bit moments are rounded to the nearest code, so small changes are lost.",
         file="jaxpar/optim/moments.py",
         old="relative - below > _threshold(step) * (above - below)",
         new="relative - below > 0.5 * (above - below)",
@@ -54,7 +54,7 @@ MEMORY = (
     ),
     Fault(
         name="layers_restored_from_the_next",
-        says="Each layer whose state is on disk is restored with what was saved of the next one.",
+        says="Each layer on disk is restored with what was saved of the next one.",
         file="jaxpar/training/residency/disk_rows.py",
         old="read((slice(number, number + count), *region[1:]))",
         new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",

@@ -9,7 +9,7 @@ EXECUTOR = "tests/pipeline/execution/test_executor.py::test_gradients_and_report
 PIPELINE = (
     Fault(
         name="slot_reused_too_early",
-        says="A slot of the stash is reused in the tick in which it is read last, whose forward comes first.",
+        says="A slot of the stash is reused in the tick that reads it last, whose forward comes first.",
         file="jaxpar/pipeline/execution/slots.py",
         old="while busy and busy[0][0] < lifetimes[name].first:",
         new="while busy and busy[0][0] <= lifetimes[name].first:",
@@ -34,7 +34,7 @@ PIPELINE = (
     ),
     Fault(
         name="every_rank_feeds_the_embedding",
-        says="The gradient of a chunk's input goes to the embedding on every pipeline rank, not on the first alone.",
+        says="Every pipeline rank sends the gradient of a chunk's input to the embedding.",
         file="jaxpar/pipeline/execution/executor.py",
         old='into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)',
         new="into_embedding = jnp.where(counts, dx, 0)",
@@ -50,7 +50,7 @@ PIPELINE = (
     ),
     Fault(
         name="labels_of_another_microbatch",
-        says="Where all ranks share the head, the last rank's output meets the labels of the first rank's microbatch.",
+        says="With a shared head, the last rank's output meets the labels of the first rank's microbatch.",
         file="jaxpar/pipeline/execution/executor.py",
         old='"last": self.program.last_rank}',
         new='"last": self.program.schedule.rank_of[0]}',
@@ -58,7 +58,7 @@ PIPELINE = (
     ),
     Fault(
         name="layers_numbered_by_row",
-        says="Layers are numbered by their row in the stack, so that they drop other elements in a pipeline.",
+        says="Layers are numbered by their row in the stack, so dropout differs in a pipeline.",
         file="jaxpar/mesh/layer_order.py",
         old="numbers = jnp.asarray(self.numbers, jnp.int32)",
         new="numbers = jnp.arange(self.rows).reshape(self.numbers.shape)",
@@ -66,7 +66,7 @@ PIPELINE = (
     ),
     Fault(
         name="repeated_forward_overwrites",
-        says="A rank that has nothing to do, and no slot free, repeats a forward on another input than it had.",
+        says="An idle rank without a free slot repeats a forward on another input.",
         file="jaxpar/pipeline/execution/executor.py",
         old='x = jnp.where(row["f_source"] == STASHED, stashed, x)',
         new="pass",

@@ -7,7 +7,7 @@ from tests.faults.fault import Fault
 PLAN = (
     Fault(
         name="stale_plan_version_accepted",
-        says="A plan.json of a version that this release does not know is read as if it were of this one.",
+        says="A plan.json of an unknown version is read.",
         file="jaxpar/config/plan.py",
         old="if type(version) is not int or version != PLAN_VERSION:",
         new="if type(version) is not int or version < PLAN_VERSION:",
@@ -23,7 +23,7 @@ PLAN = (
     ),
     Fault(
         name="residency_of_the_plan_ignored",
-        says="A step leaves on the device no state of the weights that its plan keeps there.",
+        says="A step keeps no state on the device where its plan does.",
         file="jaxpar/layout/step_layout.py",
         old="tuple(name in plan.resident_weights for name in self.weight_names)",
         new="(False,) * len(self.weight_names)",

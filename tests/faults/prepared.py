@@ -17,7 +17,7 @@ PREPARED = (
     ),
     Fault(
         name="sources_begin_anew",
-        says="When the weights of a mixture change, each source begins at its first row again.",
+        says="When the weights of a mixture change, each source begins at its first row.",
         file="jaxpar/data/mixture.py",
         old="used[identity] = used.get(identity, 0) + now[identity] - before[identity]",
         new="used[identity] = 0",

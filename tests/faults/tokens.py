@@ -45,7 +45,7 @@ TOKENS = (
     ),
     Fault(
         name="dropout_by_local_row",
-        says="Dropout is keyed by the row's number on its rank instead of its global example.",
+        says="Dropout is keyed by the row's number on its rank.",
         file="jaxpar/layers/dropout.py",
         old="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)",
         new="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples - examples[0])",
@@ -53,7 +53,7 @@ TOKENS = (
     ),
     Fault(
         name="same_dropout_in_every_layer",
-        says="The layers drop the same elements, because the place in the model does not enter the key.",
+        says="All layers drop the same elements.",
         file="jaxpar/layers/layer.py",
         old="x = x + self._drop(h, 2 * index + 1, tokens, train)",
         new="x = x + self._drop(h, 0 * index + 1, tokens, train)",
@@ -63,7 +63,7 @@ TOKENS = (
     ),
     Fault(
         name="wrong_key_value_head",
-        says="With fewer key and value heads than tensor ranks, a rank takes the head of other query heads.",
+        says="With fewer key and value heads than tensor ranks, a rank uses the head of other query heads.",
         file="jaxpar/layers/attention.py",
         old='lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)',
         new='lax.axis_index("tensor") % self.kv_heads, 1, axis)',
@@ -71,7 +71,7 @@ TOKENS = (
     ),
     Fault(
         name="projection_normalised_by_rank",
-        says="A norm of all query heads, or of all key heads, divides by the mean square of a tensor rank's own.",
+        says="A norm over all query or key heads divides by the mean square of a tensor rank's own.",
         file="jaxpar/layers/norm.py",
         old="squares = sum_over_heads(jnp.stack(",
         new='squares = lax.axis_size("tensor") * (jnp.stack(',
@@ -79,7 +79,7 @@ TOKENS = (
     ),
     Fault(
         name="tokens_of_other_ranks_looked_up",
-        says="A rank looks up tokens whose embeddings other ranks hold; negative rows count from the table's end.",
+        says="A rank looks up tokens whose embeddings other ranks hold.",
         file="jaxpar/model/embedding.py",
         old="jnp.where((local >= 0) & (local < rows), local, rows)",
         new="local",
@@ -87,7 +87,7 @@ TOKENS = (
     ),
     Fault(
         name="hosts_read_the_same_rows",
-        says="Every host numbers its rows from 0, so all of them load the first rows of the batch.",
+        says="Every host loads the first rows of the batch.",
         file="jaxpar/data/loader.py",
         old="examples = [step * batch_size + int(row) for row in rows]",
         new="examples = [step * batch_size + place for place, _ in enumerate(rows)]",

@@ -18,7 +18,7 @@ UPDATE = (
     ),
     Fault(
         name="embedding_gradients_summed_in_half_precision",
-        says="The gradients of all tokens that share a row of the embedding are added up in the compute dtype.",
+        says="The gradients of an embedding's row are added up in compute dtype.",
         file="jaxpar/model/embedding.py",
         old="cotangent = cotangent.astype(jnp.float32)",
         new='cotangent = jnp.zeros(table.shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
@@ -55,7 +55,7 @@ UPDATE = (
     ),
     Fault(
         name="moments_of_another_piece",
-        says="Of a weight in files, every piece is updated with the moments of the first.",
+        says="Of a weight on disk, every piece is updated with the moments of the first.",
         file="jaxpar/training/residency/on_disk.py",
         old="    return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)",
         new="    read = lambda first: jax.tree.map(lambda leaf: leaf.read(first, piece.rows), weight)\n"
@@ -64,7 +64,7 @@ UPDATE = (
     ),
     Fault(
         name="clipping_by_the_local_norm",
-        says="The norm that gradients are clipped by is that of one rank's shards (on average), not of the whole.",
+        says="Gradients are clipped by the norm of one rank's shards.",
         file="jaxpar/optim/norm.py",
         old="flat = reduce_sum(jnp.concatenate([value.ravel() for value in values.values()]), sorted(axes))",
         new="flat = jax.lax.pmean(jnp.concatenate([value.ravel() for value in values.values()]), tuple(sorted(axes)))",
@@ -80,7 +80,7 @@ UPDATE = (
     ),
     Fault(
         name="adafactor_means_of_a_shard",
-        says="Adafactor's row and column means are those of a rank's shards, added up over the ranks that share a row.",
+        says="Adafactor's means are those of a rank's shards.",
         file="jaxpar/optim/adafactor.py",
         old="return total / prod(spec.shape[dim] for dim in dims)",
         new="return total / prod(x.shape[dim] for dim in dims)",
@@ -88,7 +88,7 @@ UPDATE = (
     ),
     Fault(
         name="own_sleep_blamed_on_others",
-        says="A process that was stopped for a while takes the others for silent when it goes on.",
+        says="A process that was stopped itself reports the others as silent.",
         file="jaxpar/distributed/watch.py",
         old="self._forgive(now - woke)",
         new="woke = now",
@@ -99,7 +99,7 @@ UPDATE = (
     ),
     Fault(
         name="those_who_wait_are_blamed",
-        says="Of processes without progress, those whose time is up are named, and not the one that they wait for.",
+        says="The processes that wait are named, and not the one that they wait for.",
         file="jaxpar/distributed/verdicts.py",
         old="return [sign for sign in signs if sign.mark.count == first]",
         new="return [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
@@ -109,7 +109,7 @@ UPDATE = (
     ),
     Fault(
         name="savers_are_hurried",
-        says="A process that still saves is allowed only the time of a step while the others wait for it.",
+        says="A process that still saves is allowed only the time of a step.",
         file="jaxpar/distributed/verdicts.py",
         old="return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s",
         new="return mark.limit_s",
@@ -117,7 +117,7 @@ UPDATE = (
     ),
     Fault(
         name="coordinators_end_passed_on",
-        says="JAX's client hears at once that process 0 is gone, and aborts before anybody can say who died.",
+        says="JAX's client learns at once that process 0 is gone, and aborts.",
         file="jaxpar/distributed/rendezvous/relay.py",
         old="while _read(client):  # The service is gone, and the client must not notice.",
         new="while False:",
@@ -135,7 +135,7 @@ UPDATE = (
     ),
     Fault(
         name="left_out_batches_come_back",
-        says="A run that is continued after a rollback uses the batches again that the rollback left out.",
+        says="A continued run uses the batches again that a rollback skipped.",
         file="jaxpar/training/run/loop.py",
         old='self.trainer.left_out = tuple(facts["left_out"])',
         new="self.trainer.left_out = ()",
