@@ -1,7 +1,7 @@
 """Checkpoints: asynchronous, atomic, verified, and restorable onto any mesh.
 
 `Checkpointer` is the whole interface. Orbax writes and reads the arrays; the check whether a checkpoint may be trusted
-(the manifest with a digest of every file) is here. See `docs/checkpoints.md`.
+(the manifest with its step and a digest of every file) is here. See `docs/checkpoints.md`.
 """
 
 from jaxpar.checkpoint.checkpointer import Checkpointer

@@ -16,6 +16,8 @@ from jaxpar.checkpoint.leaves import Spec, named_leaves, nest, specs
 from jaxpar.checkpoint.pieces import FOLDER, Pieces, piece_specs, read_saved, write_pieces
 from jaxpar.checkpoint.quiet import quieten
 
+PROCESS_PREFIX = "ocdbt.process_"
+"""Orbax's folder of the data that one process wrote: this, and the number of the process."""
 COMMIT_TIMEOUT_S = 1200
 """How long the processes of a job wait for each other's writes, in seconds."""
 
@@ -26,6 +28,7 @@ class ArrayFolder:
     def __init__(self) -> None:
         quieten()
         self._saves = 0
+        self._pieces: list[str] = []
         self._meetings = itertools.count()
         self._orbax = ocp.AsyncCheckpointer(
             # Weights hardly compress (8% in float32), and compressing them takes longer than writing them.
@@ -46,13 +49,22 @@ class ArrayFolder:
         self._meetings = itertools.count()
         pieces = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Pieces)}
         # Before Orbax's save: the processes synchronize in it, so all pieces are there when it is over.
-        write_pieces(path.parent / FOLDER, pieces)
+        self._pieces = write_pieces(path.parent / FOLDER, pieces)
         whole = {name: leaf for name, leaf in leaves.items() if name not in pieces}
         self._orbax.save(path, args=ocp.args.PyTreeSave(nest(whole)))
 
     def finish(self) -> None:
         """Wait for the background write of `start`, on all processes, and raise its error. Any thread may call this."""
         self._orbax.wait_until_finished()
+
+    def written(self, path: Path) -> list[str]:
+        """Names of the large files that this process wrote in the last save, relative to the folder of `path`.
+
+        Orbax's process 0 writes others besides, which are small.
+        """
+        own = (path / f"{PROCESS_PREFIX}{jax.process_index()}").rglob("*")
+        arrays = [file.relative_to(path.parent).as_posix() for file in own if file.is_file()]
+        return [*arrays, *(f"{FOLDER}/{name}" for name in self._pieces)]
 
     def specs(self, path: Path) -> dict[str, Spec]:
         """Shapes and dtypes of the arrays in `path`, by name, without reading them.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,24 +12,23 @@ from typing import Any
 
 import jax
 
-from jaxpar.checkpoint import folders, manifest, processes
+from jaxpar.checkpoint import folders, manifest, processes, retention, sealing
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
+from jaxpar.checkpoint.facts import FACTS, read_facts
 from jaxpar.checkpoint.leaves import SEPARATOR, as_named_before, check_arrays, check_same, named_leaves, specs
 from jaxpar.checkpoint.pieces import Pieces
 
-FACTS = "facts.json"
 STATE = "state"
-SKIPPED_IN_ROW = "skipped_in_row"
-"""Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint
-with any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
+_meetings = itertools.count()
 
 
 class Checkpointer:
     """Saves and restores states (trees of `jax.Array` or `Pieces`) in `<folder>/<step:08d>/`.
 
-    With several processes all methods are collective and belong on the main thread; the folder is shared. Process 0
-    writes the manifest, deletes what is no longer kept, and is the only one that calls `report`.
+    With several processes all methods are collective and belong on the main thread; the folder is shared. Each process
+    makes the digests of what it writes, and verifies its share of what is read. Process 0 writes the manifest, deletes
+    what is no longer kept, and is the only one that calls `report`.
 
     A checkpoint whose facts have a `skipped_in_row` above 0 is not healthy: nothing is deleted when it is saved, and it
     does not count where the newest healthy ones are kept.
@@ -85,13 +86,16 @@ class Checkpointer:
         leaves = named_leaves(state)
         check_arrays({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Pieces)})
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
+        self._clear_way(step)
         processes.from_first(lambda: self._begin(step, text))
         self._saving = step
         try:
             self._arrays.start(self._path(step) / STATE, leaves)
         except Exception as error:  # All processes must learn of it: it is raised in wait(), where they synchronize.
             self._failure = error
-        self._thread = threading.Thread(target=self._finish, args=(step,), name=f"checkpoint-{step}")
+        self._thread = threading.Thread(
+            target=self._finish, args=(step, f"save-{next(_meetings)}"), name=f"checkpoint-{step}"
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -139,14 +143,20 @@ class Checkpointer:
     def latest(self) -> int | None:
         """The newest step whose checkpoint is complete and intact; None where there is none.
 
-        Every byte of it is read. Newer ones that are half-written or corrupt are reported, one sentence each, and left
-        alone.
+        Every byte of it is read, by one of the processes. Newer ones that are half-written or corrupt are reported, one
+        sentence each, and left alone.
 
         Raises:
             CheckpointError: the folder cannot be read.
         """
         self.wait()
-        return processes.from_first(self._newest_intact)
+        for step in reversed(processes.from_first(self._listed_steps)):
+            damage = self._damage(step)
+            if damage is None:
+                return step
+            if processes.is_first():
+                self._report(f"checkpoint {self._path(step)} is skipped, because {damage}")
+        return None
 
     def last_healthy(self, step: int) -> int | None:
         """The newest step up to `step` whose checkpoint is complete and healthy; None where there is none.
@@ -154,7 +164,7 @@ class Checkpointer:
         Names, sizes and facts are checked, not every byte.
         """
         self.wait()
-        return processes.from_first(lambda: self._last_healthy(step))
+        return processes.from_first(lambda: retention.last_healthy(self.folder, step))
 
     def facts(self, step: int) -> dict[str, Any]:
         """The facts that were saved with a step.
@@ -195,9 +205,19 @@ class Checkpointer:
 
     def _restore(self, step: int, like: Any, part: str | None) -> Any:
         self.wait()
-        processes.from_first(lambda: self._check_intact(step))
+        self._check_intact(step)
         path = self._path(step)
-        saved = self._arrays.specs(path / STATE)
+        try:
+            with manifest.view(path) as seen:
+                return self._read(seen / STATE, like, part, path)
+        except Damage as damage:
+            raise CheckpointError(f"checkpoint {path} cannot be used, because {damage}") from damage
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
+
+    def _read(self, arrays: Path, like: Any, part: str | None, path: Path) -> Any:
+        """The state, or a part of it, from the folder `arrays` in a view of the checkpoint at `path`."""
+        saved = self._arrays.specs(arrays)
         wanted = named_leaves(like)
         if part is not None:
             wanted = {SEPARATOR.join([part, name] if name else [part]): leaf for name, leaf in wanted.items()}
@@ -205,10 +225,46 @@ class Checkpointer:
         wanted = as_named_before(wanted, saved, self._former)
         check_same(saved, specs(wanted), str(path))
         try:
-            restored = self._arrays.read(path / STATE, wanted)
-        except (OSError, ValueError) as error:
+            restored = self._arrays.read(arrays, wanted)
+        except ValueError as error:
             raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
         return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in wanted])
+
+    def _finish(self, step: int, meeting: str) -> None:
+        """Background: wait for Orbax, seal the checkpoint, and delete old ones on process 0."""
+        if self._failure is not None:
+            return
+        path = self._path(step)
+        try:
+            self._arrays.finish()
+            sealing.seal(path, step, self._arrays.written(path / STATE), meeting=meeting)
+            if processes.is_first():
+                self._prune(step)
+        except Exception as error:  # Raised in wait(), where the processes synchronize.
+            self._failure = error
+
+    def _clear_way(self, step: int) -> None:
+        """Move aside what is in the place of a new checkpoint; an intact one stays, and is an error."""
+        if not processes.from_first(lambda: self._in_the_way(step)):
+            return
+        path, damage = self._path(step), self._damage(step)
+        if damage is None:
+            raise CheckpointError(f"checkpoint {path} exists already and is intact: nothing was written")
+        processes.from_first(lambda: self._move_aside(step, damage))
+
+    def _damage(self, step: int) -> str | None:
+        """Read the whole checkpoint of a step, all processes together; returns why it is not intact, or None."""
+        self._verified.discard(step)
+        damage = sealing.damage(self._path(step))
+        if damage is None:
+            self._verified.add(step)
+        return damage
+
+    def _check_intact(self, step: int) -> None:
+        processes.from_first(lambda: self._check_exists(step))
+        # latest() has usually just read all of it.
+        if step not in self._verified and (damage := self._damage(step)) is not None:
+            raise CheckpointError(f"checkpoint {self._path(step)} cannot be used, because {damage}")
 
     def _path(self, step: int) -> Path:
         return folders.step_folder(self.folder, step)
@@ -221,18 +277,24 @@ class Checkpointer:
 
     # Below: on process 0 only.
 
+    def _in_the_way(self, step: int) -> bool:
+        """Whether anything is in the place of a new checkpoint, now that the remains of failed saves are deleted."""
+        self._clear_failed()
+        self._failed.discard(step)
+        return os.path.lexists(self._path(step))
+
+    def _move_aside(self, step: int, damage: str) -> None:
+        path = self._path(step)
+        try:
+            aside = folders.move_aside(path)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} could not be written ({reason(error)})") from error
+        self._report(f"checkpoint {path} was moved aside to {aside.name}, because {damage}")
+
     def _begin(self, step: int, facts: str) -> None:
         """Make the folder of a new checkpoint, with its facts."""
         path, made = self._path(step), False
-        self._clear_failed()
-        self._failed.discard(step)
         try:
-            if path.exists():
-                damage = self._damage(step)
-                if damage is None:
-                    raise CheckpointError(f"checkpoint {path} exists already and is intact: nothing was written")
-                aside = folders.move_aside(path)
-                self._report(f"checkpoint {path} was moved aside to {aside.name}, because {damage}")
             path.mkdir(parents=True)
             made = True
             (path / FACTS).write_text(facts, encoding="utf-8")
@@ -255,75 +317,17 @@ class Checkpointer:
             except OSError as error:
                 self._report(f"checkpoint {path} is incomplete and could not be deleted ({reason(error)})")
 
-    def _finish(self, step: int) -> None:
-        """Background: wait for Orbax on every process, then seal the checkpoint and delete old ones on process 0."""
-        if self._failure is not None:
-            return
-        try:
-            self._arrays.finish()
-            if processes.is_first():
-                manifest.seal(self._path(step))
-                self._prune(step)
-        except Exception as error:  # Raised in wait(), where the processes synchronize.
-            self._failure = error
-
     def _prune(self, step: int) -> None:
-        """Delete what is no longer kept, now that the checkpoint of `step` is complete.
-
-        Broken checkpoints do not count and are left alone, as is everything newer than `step`: after a corrupt newest
-        checkpoint was skipped, the steps being saved are older than it.
-        """
-        complete = self._complete(step)
         try:
-            folders.remove_leftovers(self.folder)
-            for old in folders.surplus(complete, self._keep_last, self._keep_every):
-                folders.remove(self._path(old))
+            retention.prune(self.folder, step, self._keep_last, self._keep_every)
         except OSError as error:
             self._notes.append(f"an old checkpoint in {self.folder} could not be deleted ({reason(error)})")
 
-    def _complete(self, last: int) -> dict[int, int]:
-        """Steps up to `last` with a complete checkpoint, ascending, to how many steps were skipped before it."""
-        found = {}
-        for step in folders.listed_steps(self.folder):
-            if step > last:
-                break
-            try:
-                manifest.verify_sizes(self._path(step))
-                found[step] = skipped_in_row(self._read_facts(step))
-            except (Damage, CheckpointError):
-                continue
-        return found
-
-    def _last_healthy(self, last: int) -> int | None:
-        return max((step for step, skipped in self._complete(last).items() if not skipped), default=None)
-
-    def _newest_intact(self) -> int | None:
+    def _listed_steps(self) -> list[int]:
         try:
-            steps = folders.listed_steps(self.folder)
+            return folders.listed_steps(self.folder)
         except OSError as error:
             raise CheckpointError(f"checkpoint folder {self.folder} cannot be read ({reason(error)})") from error
-        for step in reversed(steps):
-            damage = self._damage(step)
-            if damage is None:
-                return step
-            self._report(f"checkpoint {self._path(step)} is skipped, because {damage}")
-        return None
-
-    def _damage(self, step: int) -> str | None:
-        """Read the whole checkpoint of a step; returns why it is not intact, or None."""
-        self._verified.discard(step)
-        try:
-            manifest.verify(self._path(step))
-        except Damage as damage:
-            return str(damage)
-        self._verified.add(step)
-        return None
-
-    def _check_intact(self, step: int) -> None:
-        self._check_exists(step)
-        # latest() has usually just read all of it.
-        if step not in self._verified and (damage := self._damage(step)) is not None:
-            raise CheckpointError(f"checkpoint {self._path(step)} cannot be used, because {damage}")
 
     def _check_exists(self, step: int) -> None:
         if not self._path(step).is_dir():
@@ -332,14 +336,4 @@ class Checkpointer:
 
     def _read_facts(self, step: int) -> dict[str, Any]:
         self._check_exists(step)
-        path = self._path(step)
-        try:
-            manifest.verify(path, only=[FACTS])
-        except Damage as damage:
-            raise CheckpointError(f"checkpoint {path} cannot be used, because {damage}") from damage
-        return json.loads((path / FACTS).read_text(encoding="utf-8"))
-
-
-def skipped_in_row(facts: dict[str, Any]) -> int:
-    """How many of the last steps before a checkpoint with these facts were skipped; 0 for a healthy one."""
-    return facts.get(SKIPPED_IN_ROW, 0)
+        return read_facts(self._path(step))

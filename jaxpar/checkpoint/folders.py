@@ -14,9 +14,14 @@ from pathlib import Path
 REMOVING = ".removing"
 
 
+def step_name(step: int) -> str:
+    """The name of the folder of a step's checkpoint."""
+    return f"{step:08d}"
+
+
 def step_folder(folder: Path, step: int) -> Path:
     """The folder of a step's checkpoint."""
-    return folder / f"{step:08d}"
+    return folder / step_name(step)
 
 
 def listed_steps(folder: Path) -> list[int]:
@@ -25,7 +30,7 @@ def listed_steps(folder: Path) -> list[int]:
         return []
     names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     numbers = [name for name in names if name.isascii() and name.isdigit()]
-    return sorted(int(name) for name in numbers if name == step_folder(folder, int(name)).name)
+    return sorted(int(name) for name in numbers if name == step_name(int(name)))
 
 
 def surplus(skipped: Mapping[int, int], keep_last: int, keep_every: int | None) -> list[int]:

@@ -1,10 +1,10 @@
-"""The manifest of a checkpoint: the size and digest of every file, written last.
+"""The manifest of a checkpoint: its step, and the size and digest of every file, written last.
 
-Orbax returns flipped bytes without an error, so checkpoints are verified here. A folder
-without a manifest is half-written by definition.
+Orbax returns flipped bytes without an error, so checkpoints are verified here. A folder without a manifest is
+half-written by definition. A file that the manifest does not list is none of the checkpoint's: `view` hides it.
 
-A digest is BLAKE2b-256 over the BLAKE2b-256 digests of the file's 64 MiB pieces, so that several threads can work on
-one large file (hashlib releases the interpreter lock).
+The manifest's version covers its fields and how digests are computed (`digests.py`). Version 1 had no step; both
+versions are read.
 """
 
 from __future__ import annotations
@@ -12,50 +12,56 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage, reason
+from jaxpar.checkpoint.folders import step_name
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
 
 MANIFEST = "manifest.json"
-VERSION = 1
-PIECE_BYTES = 64 * 2**20
-READ_BYTES = 2**20
-THREADS = min(8, os.cpu_count() or 1)
+VERSION = 2
 
 
-class Entry(NamedTuple):
-    """The manifest's entry of one file: its size in bytes and its digest in hex."""
+class Manifest(NamedTuple):
+    """The contents of a manifest."""
 
-    size: int
-    digest: str
+    step: int | None
+    """The step of the checkpoint; None in a manifest of version 1."""
+    files: dict[str, Entry]
+    """Entries by file name, relative to the checkpoint's folder."""
+    text: bytes
+    """What is in the file."""
 
 
-def seal(folder: Path) -> None:
-    """Write the manifest of a finished checkpoint folder, and make the whole of it durable.
-
-    Files are flushed to disk as they are hashed; the manifest appears by a rename, so it is whole or absent.
-
-    Raises:
-        OSError: the disk is full, read-only or broken.
-    """
-    names = sorted(
+def unsealed(folder: Path) -> list[str]:
+    """Names of all files of a checkpoint's folder but the manifest, relative to it and sorted."""
+    return sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
         if path.is_file() and not path.name.startswith(MANIFEST)
     )
-    digests = _digests(folder, names, flush=True)
-    files = {name: Entry((folder / name).stat().st_size, digests[name]) for name in names}
+
+
+def seal(folder: Path, step: int, files: Mapping[str, Entry]) -> None:
+    """Write the manifest of a finished checkpoint folder whose files are durable, and make their names durable.
+
+    The manifest appears by a rename, so it is whole or absent.
+
+    Raises:
+        OSError: the disk is full, read-only or broken.
+    """
     for directory in [path for path in folder.rglob("*") if path.is_dir()]:
         flush_directory(directory)
     temporary = folder / f"{MANIFEST}.tmp"
     with open(temporary, "wb") as file:
-        file.write(encode(files))
+        file.write(encode(files, step))
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, folder / MANIFEST)
@@ -63,11 +69,12 @@ def seal(folder: Path) -> None:
     flush_directory(folder.parent)
 
 
-def read(folder: Path) -> dict[str, Entry]:
-    """The manifest's entries by file name, relative to `folder`.
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint's folder.
 
     Raises:
-        Damage: the manifest is absent, not exactly what `seal` writes, or names a file outside the folder.
+        Damage: the manifest is absent, not exactly what `seal` writes, of another step than the folder's name, or names
+            a file outside the folder.
     """
     try:
         raw = read_file(folder / MANIFEST)
@@ -77,14 +84,19 @@ def read(folder: Path) -> dict[str, Entry]:
         raise Damage(f"its {MANIFEST} cannot be used ({error})") from None
     except OSError as error:
         raise Damage(f"its {MANIFEST} cannot be read ({reason(error)})") from error
-    files = decode(raw)
-    for name in files:
+    found = decode(raw)
+    if found.step is not None and step_name(found.step) != folder.name:
+        raise Damage(
+            f"its {MANIFEST} is that of step {found.step}, and the folder is named {quoted(folder.name)}; expected "
+            f"{step_name(found.step)}"
+        )
+    for name in found.files:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
             raise Damage(f"its {MANIFEST} names a file outside the checkpoint ({quoted(name)})")
         if not name.isprintable():  # NUL and lone surrogates, which no system call accepts
             raise Damage(f"its {MANIFEST} names a file that cannot be ({quoted(name)})")
-    return files
+    return found
 
 
 def verify(folder: Path, only: Iterable[str] | None = None) -> None:
@@ -93,18 +105,18 @@ def verify(folder: Path, only: Iterable[str] | None = None) -> None:
     Raises:
         Damage: the first difference found.
     """
-    files = read(folder)
+    files = read(folder).files
     names = sorted(files if only is None else only)
     for name in names:
         if name not in files:
             raise Damage(f"its {MANIFEST} does not list {name}")
         _verify_size(folder, name, files[name].size)
     try:
-        digests = _digests(folder, names, flush=False)
+        found = file_entries(folder, names, flush=False)
     except OSError as error:
         raise Damage(f"{error.filename or 'a file'} cannot be read ({reason(error)})") from error
     for name in names:
-        if digests[name] != files[name].digest:
+        if found[name].digest != files[name].digest:
             raise Damage(f"{name} is corrupt (its digest is not the one in {MANIFEST})")
 
 
@@ -114,8 +126,38 @@ def verify_sizes(folder: Path) -> None:
     Raises:
         Damage: the first difference found.
     """
-    for name, entry in read(folder).items():
+    for name, entry in read(folder).files.items():
         _verify_size(folder, name, entry.size)
+
+
+def shared_out(files: Mapping[str, Entry], count: int) -> list[list[str]]:
+    """The names divided into `count` lists of about the same number of bytes; a function of the entries."""
+    lists: list[list[str]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for name in sorted(files, key=lambda name: (-files[name].size, name)):
+        least = sizes.index(min(sizes))
+        lists[least].append(name)
+        sizes[least] += files[name].size + 1  # Empty files are divided, too.
+    return lists
+
+
+@contextmanager
+def view(folder: Path) -> Iterator[Path]:
+    """A folder of symlinks to the files that the manifest lists, for the time of the block.
+
+    Libraries decide what to read by the names that they find, so a file that somebody added could change that.
+
+    Raises:
+        Damage: as `read`.
+        OSError: the folder for temporary files cannot be written to.
+    """
+    names = read(folder).files
+    with tempfile.TemporaryDirectory(prefix="jaxpar-checkpoint-") as temporary:
+        seen = Path(temporary, folder.name)
+        for name in names:
+            (seen / name).parent.mkdir(parents=True, exist_ok=True)
+            (seen / name).symlink_to((folder / name).absolute())
+        yield seen
 
 
 def flush_directory(folder: Path) -> None:
@@ -138,52 +180,24 @@ def _verify_size(folder: Path, name: str, size: int) -> None:
         raise Damage(f"{name} has {found} bytes instead of {size}")
 
 
-def _digests(folder: Path, names: list[str], flush: bool) -> dict[str, str]:
-    """Digests of the named files; with `flush` the files are made durable as well."""
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as pool:
-        pieces = {}
-        for name in names:
-            size = (folder / name).stat().st_size
-            starts = range(0, max(size, 1), PIECE_BYTES)
-            pieces[name] = [pool.submit(_piece_digest, folder / name, start) for start in starts]
-        flushes = [pool.submit(_flush_file, folder / name) for name in names] if flush else []
-        for flushed in flushes:
-            flushed.result()
-        return {
-            name: hashlib.blake2b(b"".join(piece.result() for piece in parts), digest_size=32).hexdigest()
-            for name, parts in pieces.items()
-        }
+def encode(files: Mapping[str, Entry], step: int | None) -> bytes:
+    """The manifest's text: of version 1 where `step` is None.
 
-
-def _piece_digest(path: Path, start: int) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
-    remaining = PIECE_BYTES
-    with open(path, "rb", buffering=0) as file:
-        file.seek(start)
-        while remaining > 0 and (chunk := file.read(min(READ_BYTES, remaining))):
-            digest.update(chunk)
-            remaining -= len(chunk)
-    return digest.digest()
-
-
-def _flush_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def encode(files: dict[str, Entry]) -> bytes:
-    """The manifest's text. It carries its own digest, and there is exactly one text for given entries."""
+    It carries its own digest, and there is exactly one text for given contents.
+    """
     body: dict[str, Any] = {
-        "version": VERSION,
+        "version": 1 if step is None else VERSION,
         "files": {name: {"size": entry.size, "digest": entry.digest} for name, entry in files.items()},
     }
+    if step is not None:
+        body["step"] = step
     plain = json.dumps(body, sort_keys=True).encode()
     body["digest"] = hashlib.blake2b(plain, digest_size=32).hexdigest()
     return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
 
 
-def decode(raw: bytes) -> dict[str, Entry]:
-    """The entries of a manifest's text.
+def decode(raw: bytes) -> Manifest:
+    """The contents of a manifest's text.
 
     Raises:
         Damage: `encode` would not write this text.
@@ -193,12 +207,13 @@ def decode(raw: bytes) -> dict[str, Entry]:
         body = json.loads(raw)
         version = body["version"]
         files = {name: Entry(entry["size"], entry["digest"]) for name, entry in body["files"].items()}
-        # The text is a function of the entries, so writing them again finds any changed byte, blanks included.
-        exact = encode(files) == raw
+        step = None if version == 1 else body.get("step", 0)
+        # The text is a function of the contents, so writing it again finds any changed byte, blanks included.
+        exact = type(step) in (int, type(None)) and encode(files, step) == raw
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise corrupt from None
-    if version != VERSION and json.dumps(version).isdigit():
-        raise Damage(f"its {MANIFEST} has version {version}, and this release reads version {VERSION}")
+    if version not in (1, VERSION) and json.dumps(version).isdigit():
+        raise Damage(f"its {MANIFEST} has version {version}, and this release reads versions 1 to {VERSION}")
     if not exact:
         raise corrupt
-    return files
+    return Manifest(step, files, raw)

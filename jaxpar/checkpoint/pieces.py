@@ -49,17 +49,25 @@ class Pieces(ABC):
         """The array itself, from `read`; so many rows of the first dim, or a share of them, are read best at once."""
 
 
-def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> None:
-    """Write arrays to `folder`. Every process writes its own pieces; all of them are written when this returns."""
+def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> list[str]:
+    """Write arrays to `folder`. Every process writes its own pieces; all of them are written when this returns.
+
+    Returns:
+        Names of the files of pieces that this process wrote, relative to `folder`.
+    """
     going: deque[Any] = deque()
+    written: list[str] = []
     for name, leaf in leaves.items():
         store = _created(_spec(folder, name), leaf)
         for region, piece in leaf.pieces():
             going.append(store[region].write(piece))
+            numbers = [part.start // size for part, size in zip(region, leaf.piece_shape, strict=True)]
+            written.append(f"{name}/{'.'.join(map(str, numbers)) or '0'}")
             while len(going) >= WRITES:
                 going.popleft().result()
     for write in going:
         write.result()
+    return written
 
 
 def piece_specs(folder: Path) -> dict[str, Spec]:

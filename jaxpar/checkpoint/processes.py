@@ -1,6 +1,6 @@
 """Agreement between the processes of a job about checkpoints.
 
-All calls are collective: every process makes them, in the same order, on its main thread.
+All calls are collective: every process makes them, in the same order, on its main thread, or, for `gather`, on any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orbax.checkpoint import multihost
 from jaxpar.checkpoint.errors import CheckpointError
 
 PATIENCE_S = 2 * 3600
-"""How long the others wait while process 0 reads a large checkpoint, in seconds."""
+"""How long processes wait for each other while they read a large checkpoint, in seconds."""
 _meetings = itertools.count()
 
 
@@ -40,6 +40,36 @@ def exchange(text: str) -> list[str]:
     row[: len(data)] = np.frombuffer(data, np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(row))
     return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather(meeting: str, text: str, timeout_s: float) -> list[str] | None:
+    """Every process gives a text; process 0 gets those of all, in the order of the process index, the others None.
+
+    It goes over JAX's coordination service and not over the devices, so any thread may call this.
+
+    Args:
+        meeting: a name that no other call of the job has.
+        text: what this process gives; at most a few MB.
+        timeout_s: how long process 0 waits for each text, in seconds.
+
+    Raises:
+        TimeoutError: a process has given none in that time.
+    """
+    if jax.process_count() == 1:
+        return [text]
+    client = multihost.get_jax_distributed_client()
+    key = f"jaxpar/checkpoint/{meeting}"
+    if not is_first():
+        client.key_value_set(f"{key}/{jax.process_index()}", text)
+        return None
+    texts = [text]
+    for index in range(1, jax.process_count()):
+        try:
+            texts.append(client.blocking_key_value_get(f"{key}/{index}", int(timeout_s * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            raise TimeoutError(f"process {index} has not answered for {timeout_s:g} seconds") from error
+    client.key_value_delete(f"{key}/")
+    return texts
 
 
 def from_first(work: Callable[[], Any]) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.checkpoint import Checkpointer, CheckpointError
+from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest
 from tests.checkpoint.states import host_state, like, mesh_of, put
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
@@ -144,7 +144,33 @@ def test_a_file_in_the_place_of_a_checkpoint_is_moved_aside_too(tmp_path, checkp
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000002", "00000002.broken-1"]
 
 
-def test_files_that_others_add_do_no_harm(folder, checkpointer):
-    (folder / "00000002" / "notes.txt").write_text("the good one")
+STRAYS = ("notes.txt", "state/checkpoint", "state/_strategy", "state/array_metadatas/process_7", "pieces/x/.zarray")
+
+
+@pytest.mark.parametrize("name", STRAYS)
+def test_files_that_others_add_are_ignored(folder, checkpointer, name):
+    """Orbax would take `state/checkpoint` for arrays of an old format, and `pieces` for arrays of the state."""
     (folder / "notes").mkdir()
-    assert checkpointer(folder).latest() == 2
+    stray = folder / "00000002" / name
+    stray.parent.mkdir(exist_ok=True, parents=True)
+    stray.write_text("the good one")
+    checkpoints = checkpointer(folder)
+    assert checkpoints.latest() == 2
+    assert_same_bits(checkpoints.restore(2, like(host_state(2), mesh_of(fsdp=8))), host_state(2))
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_not_used(folder, checkpointer, reports):
+    (folder / "00000002").rename(folder / "00000007")
+    checkpoints = checkpointer(folder)
+    assert checkpoints.latest() == 1
+    assert "00000007 is skipped" in reports[0] and "step 2" in reports[0]
+    with refused("/00000007", "cannot be used", "step 2", error=CheckpointError):
+        checkpoints.facts(7)
+
+
+def test_a_checkpoint_of_the_first_version_of_the_manifest_is_restored(folder, checkpointer, reports):
+    path = folder / "00000002" / manifest.MANIFEST
+    path.write_bytes(manifest.encode(manifest.read(path.parent).files, None))
+    checkpoints = checkpointer(folder)
+    assert (checkpoints.latest(), reports) == (2, [])
+    assert_same_bits(checkpoints.restore(2, like(host_state(2), mesh_of(fsdp=8))), host_state(2))

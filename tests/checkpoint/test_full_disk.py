@@ -62,7 +62,7 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(checkpointer, monkeyp
     checkpoints.save(1, {"x": jnp.ones(3)}, {})
     checkpoints.wait()
     with full_disk(LIMIT), monkeypatch.context() as patch:
-        patch.setattr(manifest, "encode", lambda files: encode(files) + b" " * 2 * LIMIT)
+        patch.setattr(manifest, "encode", lambda *contents: encode(*contents) + b" " * 2 * LIMIT)
         checkpoints.save(2, {"x": jnp.ones(3)}, {})
         with refused("/00000002", "could not be written", "File too large", error=CheckpointError):
             checkpoints.wait()

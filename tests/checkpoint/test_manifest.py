@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from jaxpar.checkpoint import manifest
+from jaxpar.checkpoint import digests, manifest, sealing
 from jaxpar.checkpoint.errors import Damage
 from tests.sentences import refused
 
@@ -22,9 +22,13 @@ def folder(tmp_path):
     return folder
 
 
+def seal(folder, step=1):
+    sealing.seal(folder, step, [], meeting="test")
+
+
 def test_every_file_is_listed_with_its_size_and_digest(folder):
-    manifest.seal(folder)
-    entries = manifest.read(folder)
+    seal(folder)
+    entries = manifest.read(folder).files
     assert {name: entry.size for name, entry in entries.items()} == {
         "facts.json": 3,
         "state/d/data": 1280,
@@ -38,13 +42,13 @@ def test_every_file_is_listed_with_its_size_and_digest(folder):
 
 
 def test_a_large_file_is_hashed_in_pieces(folder, monkeypatch):
-    monkeypatch.setattr(manifest, "PIECE_BYTES", 100)
-    monkeypatch.setattr(manifest, "READ_BYTES", 30)
-    manifest.seal(folder)
+    monkeypatch.setattr(digests, "PIECE_BYTES", 100)
+    monkeypatch.setattr(digests, "READ_BYTES", 30)
+    seal(folder)
     content = (folder / "state/d/data").read_bytes()
     pieces = [hashlib.blake2b(content[i : i + 100], digest_size=32).digest() for i in range(0, 1280, 100)]
     want = hashlib.blake2b(b"".join(pieces), digest_size=32).hexdigest()
-    assert manifest.read(folder)["state/d/data"].digest == want
+    assert manifest.read(folder).files["state/d/data"].digest == want
     for place in (0, 99, 100, 1279):
         (folder / "state/d/data").write_bytes(content[:place] + b"!" + content[place + 1 :])
         with pytest.raises(Damage, match="state/d/data is corrupt"):
@@ -52,7 +56,7 @@ def test_a_large_file_is_hashed_in_pieces(folder, monkeypatch):
 
 
 def test_any_changed_bit_of_the_manifest_is_found(folder):
-    manifest.seal(folder)
+    seal(folder)
     path = folder / manifest.MANIFEST
     intact = path.read_bytes()
     for place in range(len(intact)):
@@ -71,23 +75,23 @@ def test_a_manifest_of_another_form_is_corrupt(folder, text):
 
 
 def test_a_manifest_of_a_later_release_says_so(folder):
-    manifest.seal(folder)
+    seal(folder)
     path = folder / manifest.MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with refused("manifest.json", "version 2", "version 1", error=Damage):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
+    with refused("manifest.json", "version 3", "versions 1 to 2", error=Damage):
         manifest.read(folder)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "state/../../outside", "..\\outside", ""])
 def test_a_manifest_that_names_files_elsewhere_is_refused_before_they_are_opened(folder, name):
-    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: manifest.Entry(0, "")}))
+    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: digests.Entry(0, "")}, 1))
     with pytest.raises(Damage, match="names a file outside the checkpoint"):
         manifest.verify(folder)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "state/\udc80"])
 def test_a_manifest_with_a_name_that_no_file_has_is_refused(folder, name):
-    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: manifest.Entry(0, "")}))
+    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: digests.Entry(0, "")}, 1))
     for check in (manifest.verify, manifest.verify_sizes):
         with pytest.raises(Damage, match="names a file that cannot be"):
             check(folder)
@@ -95,6 +99,63 @@ def test_a_manifest_with_a_name_that_no_file_has_is_refused(folder, name):
 
 def test_sealing_does_not_depend_on_an_earlier_attempt(folder):
     (folder / "manifest.json.tmp").write_bytes(b"half")
-    manifest.seal(folder)
-    assert "manifest.json.tmp" not in manifest.read(folder)
+    seal(folder)
+    assert "manifest.json.tmp" not in manifest.read(folder).files
     manifest.verify(folder)
+
+
+def test_the_step_is_part_of_the_manifest_and_the_folder_has_its_name(folder):
+    seal(folder)
+    assert manifest.read(folder).step == 1
+    later = folder.rename(folder.with_name("00000002"))
+    for check in (manifest.verify, manifest.verify_sizes):
+        with refused("manifest.json", "step 1", "'00000002'", "expected 00000001", error=Damage):
+            check(later)
+    path = later / manifest.MANIFEST
+    path.write_text(path.read_text().replace('"step": 1', '"step": 2'))
+    with pytest.raises(Damage, match=r"manifest\.json is corrupt$"):
+        manifest.read(later)
+
+
+@pytest.mark.parametrize("step", ["1", 1.0, True, [1]])
+def test_a_step_that_is_no_number_is_corrupt(folder, step):
+    seal(folder)
+    path = folder / manifest.MANIFEST
+    path.write_bytes(manifest.encode({"facts.json": digests.Entry(3, "")}, step))
+    with pytest.raises(Damage, match=r"manifest\.json is corrupt$"):
+        manifest.read(folder)
+
+
+FIRST_VERSION = """{
+ "digest": "5630e2fad8d25ffd56fb5e6a1562e399f91702ef6c68e6c3f625c0df570b0f80",
+ "files": {
+  "facts.json": {
+   "digest": "9054f2e73a4e3e9668c9a6802f6477530b1a3247c74423c33f76195ff0e88d0c",
+   "size": 3
+  }
+ },
+ "version": 1
+}
+"""
+
+
+def test_a_manifest_of_the_first_version_is_read(folder):
+    """It has no step, so the folder may have any name."""
+    (folder / manifest.MANIFEST).write_text(FIRST_VERSION)
+    (folder / "facts.json").write_bytes(b"{}\n")
+    read = manifest.read(folder)
+    assert (read.step, list(read.files)) == (None, ["facts.json"])
+    manifest.verify(folder)
+    (folder / "facts.json").write_bytes(b"[]\n")
+    with pytest.raises(Damage, match=r"facts\.json is corrupt"):
+        manifest.verify(folder)
+
+
+def test_the_processes_of_a_job_share_the_bytes_of_a_checkpoint_evenly():
+    files = {str(size): digests.Entry(size, "") for size in (0, 0, 3, 5, 8, 8, 9, 40, 41)}
+    files |= {f"empty{n}": digests.Entry(0, "") for n in range(6)}
+    lists = manifest.shared_out(files, 3)
+    assert sorted(name for names in lists for name in names) == sorted(files)
+    sizes = [sum(files[name].size for name in names) for names in lists]
+    assert max(sizes) <= 41
+    assert all(manifest.shared_out(files, 20)[n] for n in range(len(files))), "every process has some where there are"

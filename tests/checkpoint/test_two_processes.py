@@ -1,4 +1,4 @@
-"""Two processes of one job, one folder: they agree on everything, and one process can go on from there."""
+"""Two processes of one job, one folder: they agree, share the work, and one process can go on from there."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpar.checkpoint import Checkpointer, CheckpointError, arrays
+from jaxpar.checkpoint import Checkpointer, CheckpointError, arrays, digests, manifest, processes
+from jaxpar.checkpoint.pieces import Pieces
 from tests.checkpoint.states import host_state, like, mesh_of, sharding_of
 
 LARGE = {"x": np.ones((8, 2**19), np.float32)}
@@ -36,6 +37,63 @@ def refusal(call: Any) -> str:
     except CheckpointError as error:
         return str(error)
     raise AssertionError("nothing was refused")
+
+
+class Rows(Pieces):
+    """An array of four rows, two of each process, and one in each piece."""
+
+    shape, dtype, piece_shape = (4, 8), np.dtype(np.float32), (1, 8)
+
+    def pieces(self):
+        for row in range(2 * jax.process_index(), 2 * jax.process_index() + 2):
+            yield (slice(row, row + 1), slice(0, 8)), np.full((1, 8), row, np.float32)
+
+    def restored(self, read, rows):
+        return read((slice(0, 4), slice(0, 8)))
+
+
+class Read:
+    """Names of the files of a checkpoint that this process has read for their digests, in the order of reading."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.names = folder, []
+        self._read, digests._piece_digest = digests._piece_digest, self
+
+    def __call__(self, path: Path, start: int) -> bytes:
+        if path.is_relative_to(self._folder):
+            self.names.append(path.relative_to(self._folder).as_posix())
+        return self._read(path, start)
+
+    def of_all(self) -> list[list[str]]:
+        """Those of every process, which are forgotten."""
+        names, self.names = sorted(self.names), []
+        return [text.split() for text in processes.exchange(" ".join(names))]
+
+
+def check_shares(folder: Path, mesh: jax.sharding.Mesh) -> None:
+    """Each process reads what it wrote when it saves, and its share when it restores, and no file is read by both."""
+    checkpoints = Checkpointer(folder, keep_last=2, keep_every=None, report=print)
+    read = Read(folder / "00000001")
+    checkpoints.save(1, {**put(LARGE, mesh), "rows": Rows()}, {})
+    checkpoints.wait()
+    files = manifest.read(folder / "00000001").files
+    first, second = read.of_all()
+    # Process 0 reads the facts of each complete checkpoint once more, to decide which to delete.
+    first.remove("facts.json")
+    assert sorted(first + second) == sorted(files)
+    large = [name for name in second if name.startswith("state/ocdbt.process_1/")]
+    assert sum(files[name].size for name in large) >= LARGE["x"].nbytes / 2
+    assert set(second) == {*large, "pieces/rows/2.0", "pieces/rows/3.0"}
+    assert sum(files[name].size for name in first) < 0.6 * LARGE["x"].nbytes
+
+    assert checkpoints.latest() == 1
+    first, second = read.of_all()
+    assert sorted(first + second) == sorted(files)
+    for names in (first, second):
+        assert sum(files[name].size for name in names) < 0.6 * LARGE["x"].nbytes
+    restored = checkpoints.restore(1, {**like(LARGE, mesh), "rows": Rows()})
+    assert restored["rows"].tolist() == [[row] * 8 for row in range(4)]
+    checkpoints.close()
 
 
 def main(index: int, port: str, folder: Path) -> None:
@@ -84,6 +142,7 @@ def main(index: int, port: str, folder: Path) -> None:
         for shard in got.addressable_shards:
             assert np.asarray(shard.data).tobytes() == np.ascontiguousarray(want[shard.index]).tobytes()
     checkpoints.close()
+    check_shares(folder / "shares", mesh)
 
 
 if __name__ == "__main__":

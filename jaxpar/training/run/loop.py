@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from jaxpar import __version__
-from jaxpar.checkpoint.checkpointer import SKIPPED_IN_ROW
 from jaxpar.checkpoint.errors import reason
+from jaxpar.checkpoint.facts import SKIPPED_IN_ROW
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps

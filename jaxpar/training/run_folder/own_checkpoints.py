@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxpar.checkpoint.checkpointer import FACTS
+from jaxpar.checkpoint.facts import FACTS
 from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
-from jaxpar.checkpoint.checkpointer import skipped_in_row
+from jaxpar.checkpoint.facts import skipped_in_row
 from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import CheckpointConfig
 from jaxpar.layout.state import FORMER_NAMES, TrainState

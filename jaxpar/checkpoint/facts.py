@@ -1,0 +1,29 @@
+"""The facts of a checkpoint: a JSON object beside its arrays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxpar.checkpoint import manifest
+from jaxpar.checkpoint.errors import CheckpointError, Damage
+
+FACTS = "facts.json"
+SKIPPED_IN_ROW = "skipped_in_row"
+"""Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint
+with any is not healthy; one without this fact is of an earlier release, and counts as healthy."""
+
+
+def read_facts(checkpoint: Path) -> dict[str, Any]:
+    """The facts in a checkpoint's folder. Raises `CheckpointError` when they are damaged."""
+    try:
+        manifest.verify(checkpoint, only=[FACTS])
+    except Damage as damage:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage
+    return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+
+
+def skipped_in_row(facts: dict[str, Any]) -> int:
+    """How many of the last steps before a checkpoint with these facts were skipped; 0 for a healthy one."""
+    return facts.get(SKIPPED_IN_ROW, 0)

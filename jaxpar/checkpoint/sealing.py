@@ -1,0 +1,72 @@
+"""Manifests that all processes of a job make and verify together, each reading its share of the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from jaxpar.checkpoint import arrays, manifest, processes
+from jaxpar.checkpoint.digests import Entry, file_entries
+from jaxpar.checkpoint.errors import Damage, reason
+
+
+def seal(folder: Path, step: int, own: Sequence[str], *, meeting: str) -> None:
+    """Seal a checkpoint whose files are written. Every process calls this; any thread may.
+
+    Each process makes the digests of the files that it wrote, and flushes them. Process 0 makes those of the files that
+    no process calls its own (small ones, which the merge of the processes' parts leaves), and writes the manifest.
+
+    Args:
+        folder: the checkpoint's folder.
+        step: its step.
+        own: names of the files that this process wrote, relative to the folder; no name is in those of two processes.
+        meeting: a name that no other call of the job has.
+
+    Raises:
+        OSError: a file cannot be read back, or the disk is full, read-only or broken, on this process or, on process
+            0, on any.
+    """
+    failure: OSError | None = None
+    try:
+        answer = json.dumps({"files": file_entries(folder, own, flush=True)})
+    except OSError as error:  # Process 0 must learn of it: it waits for this answer.
+        failure, answer = error, json.dumps({"error": reason(error)})
+    answers = processes.gather(meeting, answer, arrays.COMMIT_TIMEOUT_S)
+    if failure is not None:
+        raise failure
+    if answers is None:
+        return
+    files: dict[str, Entry] = {}
+    for answer in map(json.loads, answers):
+        if "error" in answer:
+            raise OSError(answer["error"])
+        files |= {name: Entry(*entry) for name, entry in answer["files"].items()}
+    files |= file_entries(folder, [name for name in manifest.unsealed(folder) if name not in files], flush=True)
+    manifest.seal(folder, step, files)
+
+
+def damage(folder: Path) -> str | None:
+    """Why a checkpoint is not intact; None where it is. Every byte is read, by one of the processes.
+
+    Collective: every process calls this on its main thread, and gets the same answer.
+    """
+    answers = [json.loads(answer) for answer in processes.exchange(json.dumps(_own_answer(folder)))]
+    found = next((text for _, text in answers if text), None)
+    if found is None and len({read for read, _ in answers}) > 1:
+        return f"processes read different contents of its {manifest.MANIFEST}"
+    return found
+
+
+def _own_answer(folder: Path) -> tuple[str, str]:
+    """Digest of the manifest as this process reads it, and the damage in its share of the files."""
+    try:
+        sealed = manifest.read(folder)
+        share = manifest.shared_out(sealed.files, jax.process_count())[jax.process_index()]
+        manifest.verify(folder, only=share)
+    except Damage as found:
+        return "", str(found)
+    return hashlib.blake2b(sealed.text, digest_size=32).hexdigest(), ""
