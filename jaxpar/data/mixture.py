@@ -86,6 +86,16 @@ class Mixture:
         row = self._era.used.get(identity, 0) + count - self._before[identity]
         return self._by_identity[identity], row
 
+    @property
+    def shuffle(self) -> int:
+        """Version of the order of each source's documents."""
+        return self._sources[0].rows.shuffle
+
+    def shuffled(self, version: int) -> Mixture:
+        """This mixture, with each source's rows in the order of another version."""
+        sources = [replace(source, rows=source.rows.shuffled(version)) for source in self._sources]
+        return Mixture(sources, seed=self._seed, era=self._era)
+
     def row(self, example: int) -> Row:
         """The row of an example."""
         source, row = self.place(example)

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
+from jaxpar.config.spelling import one_of
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows, Rows
+from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS
 from jaxpar.data.stream import TokenStream
 
 HELDOUT_SEED = 0
@@ -36,15 +39,32 @@ class Data:
     """A line about the data: its source, and the size of each split."""
 
     @property
-    def facts(self) -> dict[str, Any] | None:
-        """What a checkpoint must hold, apart from its step, to continue with this data, as JSON; None for nothing."""
-        return self.train.facts if isinstance(self.train, Mixture) else None
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint must hold, apart from its step, to continue with this data, as JSON.
 
-    def continued(self, facts: Mapping[str, Any] | None, example: int) -> Data:
-        """This data, continued at `example` from the facts of a checkpoint."""
-        if facts is None or not isinstance(self.train, Mixture):
-            return self
-        return replace(self, train=self.train.continued(facts, example))
+        `shuffle` is the version of the order (None where text is generated), and `mixture` the weights, if any.
+        """
+        return {"shuffle": self.train.shuffle, "mixture": self.train.facts if isinstance(self.train, Mixture) else None}
+
+    def continued(self, facts: Mapping[str, Any], example: int) -> Data:
+        """This data, continued at `example` from the facts of a checkpoint.
+
+        Raises:
+            UserError: a later release saved it, with an order that this one does not know.
+        """
+        train = self.train
+        # Releases before the second version of the order did not name it.
+        version = facts.get("shuffle", FIRST_SHUFFLE)
+        if version is not None:
+            if version not in ORDERS:
+                raise UserError(
+                    f"the checkpoint has its data in the order of version {version}, and this release has versions "
+                    f"{one_of(map(str, ORDERS))}; continue with the release that saved it"
+                )
+            train = train.shuffled(version)
+        if facts.get("mixture") is not None and isinstance(train, Mixture):
+            train = train.continued(facts["mixture"], example)
+        return replace(self, train=train)
 
     def epochs_told(self, examples: int) -> str:
         """`name 1.25, other 0.03`: the epochs of each source, once so many examples are used."""
@@ -52,8 +72,23 @@ class Data:
 
 
 def packed_rows(stream: TokenStream, config: DataConfig, seed: int, name: str) -> PackedRows:
-    """The rows of a stream. Raises `UserError` when it is shorter than one."""
+    """The rows of a stream to train on. Raises `UserError` when it is shorter than one."""
     return PackedRows(stream, sequence_length=config.sequence_length, packed=config.packed, seed=seed, name=name)
+
+
+def heldout_rows(stream: TokenStream, config: DataConfig, name: str) -> PackedRows:
+    """The rows of held-out data, in the same order in every run and release, so that losses compare.
+
+    Raises `UserError` when the stream is shorter than a row.
+    """
+    return PackedRows(
+        stream,
+        sequence_length=config.sequence_length,
+        packed=config.packed,
+        seed=HELDOUT_SEED,
+        name=name,
+        shuffle=FIRST_SHUFFLE,
+    )
 
 
 def split_sizes(train: TokenStream, heldout: TokenStream | None, documents: str) -> str:

@@ -1,27 +1,21 @@
 """Packing: documents become rows of equal length, each row a pure function of (seed, example).
 
-An epoch lays the documents end to end in a seeded order and cuts this stream into rows; a second seeded order
-determines the row of each example, since neighbouring rows are often parts of one document. The remainder at the end of
-an epoch (less than a row) is not used in that epoch. There are as many epochs as the examples need.
+Which tokens a row has is up to the order of its epoch (`shuffle.py`). There are as many epochs as the examples need.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Int, Int64, UInt
+from jaxtyping import Int, UInt
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.randomness import permutation
+from jaxpar.data.shuffle import ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
 
 type Row = dict[str, np.ndarray]
 """`tokens`, `labels`, `segments`, `positions`, `indices` (int32) and `mask` (float32), each [sequence_length]."""
-
-_DOCUMENTS, _ROWS = 0, 1
 
 
 class Rows(Protocol):
@@ -37,6 +31,15 @@ class Rows(Protocol):
         """The documents of the rows (a sample of them, where they are generated)."""
         ...
 
+    @property
+    def shuffle(self) -> int | None:
+        """Version of the order of the documents (`shuffle.py`); None where there are none to order."""
+        ...
+
+    def shuffled(self, version: int) -> Rows:
+        """These rows in the order of another version."""
+        ...
+
     def row(self, example: int) -> Row:
         """The row of an example, the same on every call and every host."""
         ...
@@ -44,18 +47,6 @@ class Rows(Protocol):
     def epochs(self, examples: int) -> dict[str, float]:
         """Name of each source to its epochs, once the examples below `examples` are used."""
         ...
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The order of one epoch."""
-
-    documents: Int64[np.ndarray, " documents"]
-    """Document at each place of the epoch's stream."""
-    ends: Int64[np.ndarray, " documents"]
-    """Where the document at each place ends in the epoch's stream."""
-    rows: Int64[np.ndarray, " rows"]
-    """Row at each place of the epoch."""
 
 
 class PackedRows:
@@ -67,13 +58,21 @@ class PackedRows:
         packed: keep the documents of a row apart (see `assemble`).
         seed: with the epoch's number, determines the epoch's order.
         name: name of the source of the documents.
+        shuffle: version of the order, one of `ORDERS`.
 
     Raises:
         UserError: the stream is shorter than a row.
     """
 
     def __init__(
-        self, stream: TokenStream, *, sequence_length: int, packed: bool, seed: int, name: str = "the data"
+        self,
+        stream: TokenStream,
+        *,
+        sequence_length: int,
+        packed: bool,
+        seed: int,
+        name: str = "the data",
+        shuffle: int = SHUFFLE,
     ) -> None:
         if len(stream) < sequence_length:
             raise UserError(
@@ -85,44 +84,31 @@ class PackedRows:
         self.sequence_length = sequence_length
         self.packed = packed
         self.seed = seed
-        self.rows_per_epoch = len(stream) // sequence_length
-        self._orders: dict[int, _Order] = {}
-        self._lock = threading.Lock()
+        self.shuffle = shuffle
+        self._order = ORDERS[shuffle](stream, sequence_length, seed)
+        self.rows_per_epoch = self._order.rows
 
     def row(self, example: int) -> Row:
         """The row of an example; example `rows_per_epoch` is the first of the second epoch, and so on."""
-        epoch, place = divmod(example, self.rows_per_epoch)
-        order = self._order(epoch)
-        first = int(order.rows[place]) * self.sequence_length
-        # One token beyond the row: the label of the row's last token.
-        offsets = np.arange(first, min(first + self.sequence_length + 1, len(self.stream)))
-        low, high = np.searchsorted(order.ends, offsets[[0, -1]], side="right")
-        place_of = low + np.searchsorted(order.ends[low : high + 1], offsets, side="right")
-        document = order.documents[place_of]
-        start_in_epoch = order.ends[place_of] - self._lengths(document)
-        tokens = self.stream.tokens[self.stream.starts[document] + offsets - start_in_epoch]
-        return assemble(tokens, place_of, sequence_length=self.sequence_length, packed=self.packed)
+        places, documents = self._order.places(*divmod(example, self.rows_per_epoch))
+        return assemble(self.stream.tokens[places], documents, sequence_length=self.sequence_length, packed=self.packed)
 
     def epochs(self, examples: int) -> dict[str, float]:
         """Epochs of the documents, once the examples below `examples` are used."""
         return {self.name: examples / self.rows_per_epoch}
 
-    def _lengths(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        starts, last = self.stream.starts, len(self.stream.starts) - 1
-        ends = np.where(documents == last, len(self.stream), starts[np.minimum(documents + 1, last)])
-        return ends - starts[documents]
-
-    def _order(self, epoch: int) -> _Order:
-        """The epoch's order; two are cached, for the batches at the boundary of two epochs."""
-        with self._lock:
-            if epoch not in self._orders:
-                documents = permutation(len(self.stream.starts), self.seed, epoch, _DOCUMENTS)
-                ends = np.cumsum(self.stream.lengths[documents])
-                while len(self._orders) >= 2:
-                    del self._orders[next(iter(self._orders))]
-                rows = permutation(self.rows_per_epoch, self.seed, epoch, _ROWS)
-                self._orders[epoch] = _Order(documents, ends, rows)
-            return self._orders[epoch]
+    def shuffled(self, version: int) -> PackedRows:
+        """These rows in the order of another version."""
+        if version == self.shuffle:
+            return self
+        return PackedRows(
+            self.stream,
+            sequence_length=self.sequence_length,
+            packed=self.packed,
+            seed=self.seed,
+            name=self.name,
+            shuffle=version,
+        )
 
 
 def assemble(

@@ -7,7 +7,7 @@ import platform
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import stdlib, synthetic
-from jaxpar.data.opened import HELDOUT_SEED, Data, packed_rows, split_sizes
+from jaxpar.data.opened import HELDOUT_SEED, Data, heldout_rows, packed_rows, split_sizes
 from jaxpar.data.token_sources import open_tokens
 
 
@@ -36,7 +36,7 @@ def _open_stdlib(config: DataConfig, vocab: int | None, seed: int) -> Data:
     train, heldout = stdlib.read_stdlib()
     return Data(
         train=packed_rows(train, config, seed, "stdlib"),
-        heldout=packed_rows(heldout, config, HELDOUT_SEED, "held-out stdlib"),
+        heldout=heldout_rows(heldout, config, "held-out stdlib"),
         vocab=vocab or stdlib.VOCAB,
         separator=stdlib.END_OF_DOCUMENT,
         decode=stdlib.decode,

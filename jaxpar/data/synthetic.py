@@ -51,6 +51,15 @@ class SyntheticRows:
         self.seed = seed
         self.split = split
 
+    @property
+    def shuffle(self) -> None:
+        """None: rows are generated in their order."""
+        return None
+
+    def shuffled(self, version: int) -> SyntheticRows:
+        """These rows."""
+        return self
+
     def row(self, example: int) -> Row:
         """The row of an example."""
         tokens, documents = generate(self.sequence_length + 1, self.vocab, self.seed, self.split, _ROW, example)

@@ -10,7 +10,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.mixture import MixedSource, Mixture
-from jaxpar.data.opened import HELDOUT_SEED, Data, heldout_size, packed_rows, size, split_sizes
+from jaxpar.data.opened import Data, heldout_rows, heldout_size, packed_rows, size, split_sizes
 from jaxpar.data.packing import Rows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.sharded_tokens import ShardedTokens
@@ -57,7 +57,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         told = "; ".join(f"{weights[path] / total:.1%} {path}: {sizes[path]}" for path in folders)
     return Data(
         train=_train(config, folders, weights, seed),
-        heldout=None if heldout is None else packed_rows(heldout, config, HELDOUT_SEED, "the held-out data"),
+        heldout=None if heldout is None else heldout_rows(heldout, config, "the held-out data"),
         vocab=_model_vocab(vocab, index.vocab, key, first.path),
         separator=index.separator,
         decode=first.codec.decode if known else None,
@@ -182,7 +182,7 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
         largest = max(largest, other)
     return Data(
         train=packed_rows(train, config, seed, path),
-        heldout=None if heldout is None else packed_rows(heldout, config, HELDOUT_SEED, config.heldout_path or ""),
+        heldout=None if heldout is None else heldout_rows(heldout, config, config.heldout_path or ""),
         vocab=vocab or largest + 1,
         separator=separator,
         decode=None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxpar.data import shuffle
+from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.packing import PackedRows, assemble
-from jaxpar.data.randomness import permutation
+from jaxpar.data.randomness import permutation, random_bits
 from jaxpar.data.stream import TokenStream
 from tests.sentences import refused
 
@@ -19,21 +23,47 @@ def stream_of(*lengths: int) -> TokenStream:
     return TokenStream(np.arange(100, 100 + ends[-1], dtype=np.uint16), np.append(0, ends[:-1]))
 
 
-def reference_row(stream: TokenStream, length: int, packed: bool, seed: int, example: int) -> dict[str, list[int]]:
-    """A row the slow way: the epoch's stream as a list, then one token at a time."""
+def laid_by_tables(stream: TokenStream, length: int, seed: int, epoch: int) -> list[list[tuple[int, int]]]:
+    """Rows of an epoch in version 1 and the token after each, as (token, document)."""
     bounds = [*stream.starts.tolist(), len(stream)]
-    epoch, place = divmod(example, len(stream) // length)
     laid = []
     for document in permutation(len(stream.starts), seed, epoch, 0):
         laid += [(int(stream.tokens[i]), document) for i in range(bounds[document], bounds[document + 1])]
-    first = int(permutation(len(stream) // length, seed, epoch, 1)[place]) * length
+    return [laid[row * length : (row + 1) * length + 1] for row in permutation(len(stream) // length, seed, epoch, 1)]
+
+
+def laid_by_blocks(stream: TokenStream, length: int, seed: int, epoch: int) -> list[list[tuple[int, int]]]:
+    """The same of version 2, from lists of tokens."""
+    rows, block_rows = len(stream) // length, max(shuffle.BLOCK_ROWS, shuffle.BLOCK_TOKENS // length)
+    offset = int(random_bits(1, seed, epoch, 3)[0]) % len(stream)
+    of_token = np.repeat(np.arange(len(stream.starts)), stream.lengths)
+    circle = [(int(stream.tokens[i]), (int(of_token[i]), i < offset)) for i in range(len(stream))]
+    circle = circle[offset:] + circle[:offset]
+    cut = []
+    for number, first in enumerate(range(0, rows, block_rows)):
+        block = circle[first * length : min(first + block_rows, rows) * length]
+        parts = [list(part) for _, part in groupby(block, lambda each: each[1])]
+        laid = []
+        for part in permutation(len(parts), seed, epoch, 2, number):
+            laid += [(token, part) for token, _ in parts[part]]
+        cut += [laid[at : at + length + 1] for at in range(0, len(laid), length)]
+    order = KeyedPermutation(rows, seed, epoch, 1)
+    return [cut[order.at(place)] for place in range(rows)]
+
+
+def reference_row(
+    stream: TokenStream, length: int, packed: bool, seed: int, example: int, version: int
+) -> dict[str, list[int]]:
+    """A row the slow way: the epoch's rows as lists, then one token at a time."""
+    epoch, place = divmod(example, len(stream) // length)
+    laid = {1: laid_by_tables, 2: laid_by_blocks}[version](stream, length, seed, epoch)[place]
     row: dict[str, list[int]] = {name: [] for name in ("tokens", "labels", "mask", "segments", "positions", "indices")}
     segment, position = 1, 0
     for index in range(length):
-        token, document = laid[first + index]
-        if packed and index > 0 and document != laid[first + index - 1][1]:
+        token, document = laid[index]
+        if packed and index > 0 and document != laid[index - 1][1]:
             segment, position = segment + 1, 0
-        following = laid[first + index + 1] if first + index + 1 < len(laid) else None
+        following = laid[index + 1] if index + 1 < len(laid) else None
         scored = following is not None and (following[1] == document or not packed)
         row["tokens"].append(token)
         row["labels"].append(following[0] if following is not None and scored else 0)
@@ -52,26 +82,37 @@ def reference_row(stream: TokenStream, length: int, packed: bool, seed: int, exa
     packed=st.booleans(),
     seed=st.integers(0, 2**40),
     example=st.integers(0, 60),
+    version=st.sampled_from(sorted(shuffle.ORDERS)),
+    block_tokens=st.integers(1, 30),
+    block_rows=st.integers(1, 3),
 )
-def test_a_row_is_what_the_slow_reference_says(lengths, length, packed, seed, example):
+def test_a_row_is_what_the_slow_reference_says(
+    lengths, length, packed, seed, example, version, block_tokens, block_rows
+):
     stream = stream_of(*lengths)
     length = min(length, len(stream))
-    row = PackedRows(stream, sequence_length=length, packed=packed, seed=seed).row(example)
-    expected = reference_row(stream, length, packed, seed, example)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle, "BLOCK_TOKENS", block_tokens)
+        patch.setattr(shuffle, "BLOCK_ROWS", block_rows)
+        row = PackedRows(stream, sequence_length=length, packed=packed, seed=seed, shuffle=version).row(example)
+        expected = reference_row(stream, length, packed, seed, example, version)
     assert {name: values.tolist() for name, values in row.items()} == expected
     assert {values.dtype for name, values in row.items() if name != "mask"} == {np.dtype(np.int32)}
     assert row["mask"].dtype == np.float32
 
 
+@pytest.mark.parametrize("version", sorted(shuffle.ORDERS))
 @pytest.mark.parametrize("packed", [True, False])
-def test_an_epoch_uses_every_token_at_most_once_and_drops_less_than_a_row(packed):
-    rows = PackedRows(stream_of(5, 1, 30, 7, 2), sequence_length=4, packed=packed, seed=3)
+def test_an_epoch_uses_every_token_at_most_once_and_drops_less_than_a_row(packed, version, monkeypatch):
+    monkeypatch.setattr(shuffle, "BLOCK_TOKENS", 9)
+    monkeypatch.setattr(shuffle, "BLOCK_ROWS", 1)
+    rows = PackedRows(stream_of(5, 1, 30, 7, 2), sequence_length=4, packed=packed, seed=3, shuffle=version)
     seen = np.concatenate([rows.row(example)["tokens"] for example in range(rows.rows_per_epoch)])
     assert len(np.unique(seen)) == len(seen) == 44
 
 
 def test_a_label_is_found_beyond_the_border_of_the_row():
-    rows = PackedRows(stream_of(12), sequence_length=4, packed=True, seed=0)
+    rows = PackedRows(stream_of(12), sequence_length=4, packed=True, seed=0, shuffle=1)
     by_first = {row["tokens"][0]: row for row in map(rows.row, range(3))}
     assert by_first[100]["labels"].tolist() == [101, 102, 103, 104]
     assert by_first[104]["labels"].tolist() == [105, 106, 107, 108]
@@ -126,13 +167,30 @@ def test_data_that_is_shorter_than_a_row_is_a_users_error():
         PackedRows(stream_of(3, 5), sequence_length=9, packed=True, seed=0)
 
 
+FIRST_TOKENS = {
+    1: [126, 109, 138, 142, 160, 115, 134, 113, 166, 142, 136, 158, 119, 132],
+    2: [153, 160, 149, 101, 121, 134, 139, 111, 142, 149, 122, 135, 160, 166],
+}
+"""First token of each row of two epochs, by version of the order."""
+
+
+@pytest.mark.parametrize("version", sorted(shuffle.ORDERS))
+def test_the_order_of_a_version_never_changes(version, monkeypatch):
+    monkeypatch.setattr(shuffle, "BLOCK_TOKENS", 30)
+    monkeypatch.setattr(shuffle, "BLOCK_ROWS", 1)
+    rows = PackedRows(stream_of(*[7] * 10), sequence_length=10, packed=True, seed=2**33 + 5, shuffle=version)
+    assert [int(rows.row(example)["tokens"][0]) for example in range(14)] == FIRST_TOKENS[version]
+
+
 def test_orders_are_those_of_earlier_versions():
     assert permutation(8, 0, 0, 0).tolist() == [7, 2, 0, 4, 3, 5, 6, 1]
     assert permutation(8, 2**40 + 1, 3, 1).tolist() == [6, 0, 7, 2, 4, 5, 3, 1]
 
 
 def test_the_orders_of_past_epochs_are_not_kept():
-    rows = PackedRows(stream_of(5, 9, 4, 3), sequence_length=4, packed=True, seed=1)
-    for example in range(50):
-        rows.row(example)
-    assert len(rows._orders) == 2
+    for version in shuffle.ORDERS:
+        rows = PackedRows(stream_of(5, 9, 4, 3), sequence_length=4, packed=True, seed=1, shuffle=version)
+        for example in range(50):
+            rows.row(example)
+        order = rows._order
+        assert len(order._tables if isinstance(order, shuffle.TableOrder) else order._epochs) == 2

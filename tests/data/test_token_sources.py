@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -160,3 +161,34 @@ def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
     }  # fmt: skip
     with refused(*parts):
         open_data(config(**named), vocab=vocab, seed=0)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_data_continues_in_the_order_that_its_run_began_with(folders, mixed):
+    """A checkpoint without the version of the order is of a release that had the first one only."""
+    a, b = str(folders / "a"), str(folders / "b")
+    data = open_data(config(**{"sources": {a: 3, b: 1}} if mixed else {"path": a}), vocab=None, seed=4)
+    facts = json.loads(json.dumps(data.facts))
+    assert facts["shuffle"] == 2 and (facts["mixture"] is not None) == mixed
+
+    def tokens(of) -> list[list[int]]:
+        return [of.train.row(example)["tokens"].tolist() for example in range(20, 30)]
+
+    assert tokens(data.continued(facts, 20)) == tokens(data)
+    before = data.continued({"mixture": facts["mixture"]}, 20)
+    assert before.facts == facts | {"shuffle": 1}
+    again = data.continued(json.loads(json.dumps(before.facts)), 20)
+    assert tokens(again) == tokens(before) != tokens(data)
+    if not mixed:
+        first = PackedRows(data.train.stream, sequence_length=16, packed=True, seed=4, shuffle=1)
+        assert tokens(before) == [first.row(example)["tokens"].tolist() for example in range(20, 30)]
+    assert before.heldout is data.heldout and data.heldout is not None and data.heldout.shuffle == 1
+    with refused("version 3", "1 or 2", "the release that saved it"):
+        data.continued(facts | {"shuffle": 3}, 20)
+
+
+def test_generated_text_has_no_order_to_continue():
+    data = open_data(DataConfig(source="synthetic", sequence_length=16), vocab=None, seed=4)
+    assert data.facts == {"shuffle": None, "mixture": None}
+    for facts in (data.facts, {}):
+        assert data.continued(facts, 5).train is data.train

@@ -145,7 +145,7 @@ class _Loop:
         if "lookout" in facts:
             self.monitor.restore(facts["lookout"])
             self.trainer.left_out = tuple(facts["left_out"])
-        told = self.trainer.continue_data(facts.get("mixture"))
+        told = self.trainer.continue_data(facts)
         if told is not None:
             self.listeners.message(told)
         elif facts["data"] != self.trainer.data.description:
@@ -310,7 +310,7 @@ class _Loop:
         )
         facts |= {SKIPPED_IN_ROW: skipped_in_row}
         facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
-        facts |= {"mixture": self.trainer.data.facts, "data": self.trainer.data.description}
+        facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
         self.saves.begin(number, self.trainer.saved.outgoing(self.trainer.state), facts, must=must)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -201,15 +201,15 @@ class Run:
         """Source to its epochs after so many steps; empty where text is generated."""
         return self.data.train.epochs(self._first_example(steps))
 
-    def continue_data(self, facts: dict[str, Any] | None) -> str | None:
+    def continue_data(self, facts: Mapping[str, Any]) -> str | None:
         """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.
 
         Args:
-            facts: `Data.facts` of the run that made the checkpoint; None where it had none.
+            facts: those of the checkpoint, with `Data.facts` of the run that made it among them.
         """
         example = self._first_example(self.steps_done)
-        before, self.data, self._batches = facts, self.data.continued(facts, example), None
-        if before is None or self.data.facts == before:
+        self.data, self._batches = self.data.continued(facts, example), None
+        if facts.get("mixture") in (None, self.data.facts["mixture"]):
             return None
         return (
             f"The mixture changes from example {example} on, and each source continues where it was: epochs "

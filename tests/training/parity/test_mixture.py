@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from jaxpar.checkpoint import manifest
+from jaxpar.checkpoint.digests import file_entries
+from jaxpar.checkpoint.facts import FACTS
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.observe.writers.jsonl import read_metrics
 from tests.data.folders import prepared, texts
@@ -76,6 +79,20 @@ def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
     [facts] = (folder_of(config) / "checkpoints" / "00000002").rglob("facts.json")
     mixture = json.loads(facts.read_text())["mixture"]
     assert mixture["first"] == 0 and sorted(mixture["weights"].values()) == [1.0, 1.0]
+
+
+@pytest.mark.long
+def test_a_run_keeps_the_order_that_it_began_with(tmp_path, folders):
+    config = config_of(tmp_path, 2, {folders[0]: 1.0})
+    fit(config)
+    folder = folder_of(config) / "checkpoints" / "00000002"
+    facts = json.loads((folder / FACTS).read_text())
+    assert facts.pop("shuffle") == 2
+    (folder / FACTS).write_text(json.dumps(facts))
+    # As a release left it that had the first order only.
+    manifest.seal(folder, 2, file_entries(folder, manifest.unsealed(folder), flush=False))
+    fit(replace(config, run=replace(config.run, steps=4)))
+    assert json.loads((folder.with_name("00000004") / FACTS).read_text())["shuffle"] == 1
 
 
 def test_other_changes_of_the_data_are_another_run(tmp_path, folders):

@@ -1,0 +1,53 @@
+"""A keyed permutation is one, depends on its key in every place, and looks like any other permutation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+from math import factorial, sqrt
+
+import numpy as np
+import pytest
+
+from jaxpar.data.keyed_permutation import KeyedPermutation
+
+
+def listed(count: int, *key: int) -> list[int]:
+    permutation = KeyedPermutation(count, *key)
+    return [permutation.at(place) for place in range(count)]
+
+
+@pytest.mark.parametrize("count", [*range(1, 40), 64, 65, 1000, 4097])
+def test_every_number_stands_in_one_place(count):
+    assert sorted(listed(count, 3, count)) == list(range(count))
+
+
+def test_numbers_of_many_digits_are_permuted():
+    permutation = KeyedPermutation(10**15, 1)
+    found = [permutation.at(place) for place in (*range(1000), 10**15 - 1)]
+    assert len(set(found)) == 1001 and min(found) >= 0 and max(found) < 10**15
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5])
+def test_all_orders_of_few_numbers_are_equally_likely(count):
+    keys = 6000
+    counts = Counter(tuple(listed(count, key)) for key in range(keys))
+    expected, freedom = keys / factorial(count), factorial(count) - 1
+    square = sum((counts[order] - expected) ** 2 / expected for order in permutations(range(count)))
+    assert square < freedom + 4 * sqrt(2 * freedom) + 6
+
+
+def test_places_and_neighbours_are_uncorrelated():
+    for count in (1000, 4099):
+        found = np.array(listed(count, count, 7), float)
+        for other in (np.arange(count), np.roll(found, 1), np.array(listed(count, count, 8), float)):
+            assert abs(np.corrcoef(found, other)[0, 1]) < 4 / sqrt(count)
+
+
+def test_fixed_points_are_as_rare_as_in_any_permutation():
+    fixed = [sum(place == number for place, number in enumerate(listed(50, key))) for key in range(400)]
+    assert 0.8 < np.mean(fixed) < 1.2, "one on average"
+
+
+def test_the_order_of_a_key_never_changes():
+    assert listed(12, 2**40 + 1, 3) == [8, 5, 4, 3, 9, 10, 1, 11, 7, 2, 6, 0]
