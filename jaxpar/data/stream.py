@@ -33,7 +33,7 @@ class Tokens(Protocol):
 class TokenStream:
     """Documents one after the other; document `d` is `tokens[starts[d]:starts[d + 1]]`, the last one ends the stream.
 
-    `tokens` may be in memory-mapped files: nothing here reads all of it. No document is empty.
+    `tokens` may be in files: nothing here reads all of it. No document is empty.
     """
 
     tokens: Tokens

@@ -165,7 +165,7 @@ def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
 def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> Data:
     separator = config.separator
     train, largest = read_token_file(path, key="data.path", separator=separator, vocab=vocab)
-    if separator is not None and len(train.starts) == 1 and train.tokens[-1] != separator:
+    if separator is not None and len(train.starts) == 1 and train.tokens[-1:] != separator:
         raise UserError(
             f"data.separator={separator} does not occur in data.path={quoted(path)}; expected the token that ends "
             "its documents, or null for a file that is one document"

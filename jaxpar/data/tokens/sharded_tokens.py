@@ -1,42 +1,31 @@
-"""Tokens in several memory-mapped files, as one array; every block is checked before it is used."""
+"""Tokens in several files, as one array; every block is checked before it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Int, Int64, UInt, UInt8
 
 from jaxpar.config.errors import UserError
 from jaxpar.data.tokens.digests import BLOCK_BYTES, block_sum
+from jaxpar.data.tokens.file_tokens import FileTokens
 
 
 class CheckedTokens:
     """The tokens of one `.npy` file. A block of the file is compared with its sum when it is used for the first time.
 
     Args:
-        path: the file.
-        raw: its bytes, memory-mapped.
-        offset: where the tokens begin, in bytes; a multiple of the size of a token.
-        dtype: type of the tokens.
+        tokens: the tokens of the file; they begin at a multiple of the size of a token.
         sums: the sum of each block of the file.
         vocab: tokens must be below it.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        raw: UInt8[np.ndarray, " bytes"],
-        *,
-        offset: int,
-        dtype: np.dtype,
-        sums: UInt8[np.ndarray, "blocks sum_bytes"],
-        vocab: int,
-    ) -> None:
-        assert offset % dtype.itemsize == 0 == BLOCK_BYTES % dtype.itemsize, "no token lies in two blocks"
-        self._path, self._raw, self._offset, self._sums, self._vocab = path, raw, offset, sums, vocab
-        self._tokens: UInt[np.ndarray, " tokens"] = raw[offset:].view(dtype)
+    def __init__(self, tokens: FileTokens, *, sums: UInt8[np.ndarray, "blocks sum_bytes"], vocab: int) -> None:
+        size = tokens.dtype.itemsize
+        assert tokens.offset % size == 0 == BLOCK_BYTES % size, "no token lies in two blocks"
+        self._tokens, self._sums, self._vocab = tokens, sums, vocab
+        self._bytes = tokens.offset + len(tokens) * size
         self._checked: Bool[np.ndarray, " blocks"] = np.zeros(len(sums), bool)
 
     def __len__(self) -> int:
@@ -44,18 +33,19 @@ class CheckedTokens:
 
     def at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
         """The tokens at some places. Raises `UserError` when they lie in a damaged block."""
-        blocks = (self._offset + places * self._tokens.itemsize) // BLOCK_BYTES
+        blocks = (self._tokens.offset + places * self._tokens.dtype.itemsize) // BLOCK_BYTES
         if not self._checked[blocks].all():
             self._check(np.unique(blocks))
-        return self._tokens[places]
+        return self._tokens.at(places)
 
     def between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
         """The tokens from `first` up to, not including, `last`. Raises `UserError` when a block is damaged."""
         if first < last:
-            size = self._tokens.itemsize
-            low, high = (self._offset + first * size) // BLOCK_BYTES, (self._offset + last * size - 1) // BLOCK_BYTES
-            self._check(np.arange(low, high + 1))
-        return self._tokens[first:last]
+            offset, size = self._tokens.offset, self._tokens.dtype.itemsize
+            self._check(
+                np.arange((offset + first * size) // BLOCK_BYTES, (offset + last * size - 1) // BLOCK_BYTES + 1)
+            )
+        return self._tokens.between(first, last)
 
     def check(self) -> None:
         """Check every block that was not checked yet. Raises `UserError` when one is damaged."""
@@ -65,16 +55,18 @@ class CheckedTokens:
         """Threads may check a block twice, which costs time only."""
         for block in blocks[~self._checked[blocks]]:
             first = int(block) * BLOCK_BYTES
-            content = self._raw[first : first + BLOCK_BYTES]
+            content = self._tokens.raw(first, min(BLOCK_BYTES, self._bytes - first))
+            path = self._tokens.path
             if block_sum(content) != self._sums[block].tobytes():
                 raise UserError(
-                    f"{self._path} is damaged (bytes {first} to {first + len(content)} are not what was written); "
+                    f"{path} is damaged (bytes {first} to {first + len(content)} are not what was written); "
                     "copy or make the folder again"
                 )
-            low = max(first, self._offset)
-            tokens = self._raw[low : first + len(content)].view(self._tokens.dtype)
+            tokens = np.frombuffer(content, self._tokens.dtype)[
+                max(0, self._tokens.offset - first) // self._tokens.dtype.itemsize :
+            ]
             if len(tokens) and int(tokens.max()) >= self._vocab:
-                raise UserError(f"{self._path} holds token {int(tokens.max())}, and the vocabulary is {self._vocab}")
+                raise UserError(f"{path} holds token {int(tokens.max())}, and the vocabulary is {self._vocab}")
             self._checked[block] = True
 
 
@@ -110,6 +102,10 @@ class ShardedTokens:
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, self.dtype), *parts])
 
     def _at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+        if len(places):
+            low, high = np.searchsorted(self._ends, [places.min(), places.max()], side="right")
+            if low == high:  # As is usual: the tokens of a row are near each other.
+                return self._shards[low].at(places - (self._ends[low] - len(self._shards[low])))
         numbers = np.searchsorted(self._ends, places, side="right")
         found = np.empty(len(places), self.dtype)
         for number in np.unique(numbers):

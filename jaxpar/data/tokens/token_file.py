@@ -1,4 +1,4 @@
-"""Token files: `.npy`, one dimension, unsigned integers, read through a memory map."""
+"""Token files: `.npy`, one dimension, unsigned integers, read when they are used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
+from jaxpar.data.tokens.file_tokens import FileTokens
 
 _CHUNK = 1 << 24
 _EXPECTED = "expected a .npy file with one dimension of unsigned integers"
@@ -28,7 +29,7 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
         UserError: missing, unreadable, empty, truncated, of another shape or type, or with a token that is too large.
     """
     try:
-        tokens = _map(Path(path).expanduser(), f"{key}={quoted(path)}")
+        tokens = _open(Path(path).expanduser(), f"{key}={quoted(path)}")
     except OSError as error:
         raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
     ends, largest = [], 0
@@ -44,8 +45,8 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
     return TokenStream(tokens, starts[starts < len(tokens)]), largest
 
 
-def _map(path: Path, said: str) -> np.ndarray:
-    """The file's array, memory-mapped; each kind of error has its own sentence, which begins with `said`."""
+def _open(path: Path, said: str) -> FileTokens:
+    """The file's tokens; each kind of error has its own sentence, which begins with `said`."""
     if not path.exists():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
@@ -72,7 +73,7 @@ def _map(path: Path, said: str) -> np.ndarray:
             f"{said} is truncated: its header says {shape[0]} tokens of {dtype}, which need {needed} bytes, "
             f"and the file has {size}; expected the whole file (copy it again)"
         )
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    return FileTokens(path, offset=offset, count=shape[0], dtype=dtype)
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:

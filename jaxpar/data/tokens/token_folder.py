@@ -1,4 +1,4 @@
-"""Token folders: an index, a tokenizer, and documents as tokens in memory-mapped shards (`docs/data.md`).
+"""Token folders: an index, a tokenizer, and documents as tokens in shards (`docs/data.md`).
 
 Sizes, names and everything small are checked when a folder is opened. Tokens are checked block by block: all of them at
 once in a folder of up to `CHECKED_AT_OPEN` bytes, otherwise each block when it is first used, so that damage is never
@@ -20,6 +20,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.digests import as_sums, digest
+from jaxpar.data.tokens.file_tokens import FileTokens
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
 from jaxpar.data.tokens.token_index import HELDOUT, INDEX, TRAIN, File, Index, Shard, read_index
 from jaxpar.data.tokens.tokenizer_file import TextCodec
@@ -124,12 +125,11 @@ def _tokens(folder: Path, shard: Shard, index: Index) -> CheckedTokens:
         raise UserError(
             f"{folder / shard.sums_name} is damaged (its digest is not that of {INDEX}); make the folder again"
         )
-    raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
     offset = shard.tokens.bytes - shard.token_count * dtype.itemsize
-    tokens = CheckedTokens(path, raw, offset=offset, dtype=dtype, sums=as_sums(sums), vocab=index.vocab)
+    in_file = FileTokens(path, offset=offset, count=shard.token_count, dtype=dtype)
+    tokens = CheckedTokens(in_file, sums=as_sums(sums), vocab=index.vocab)
     tokens.between(0, 1)  # Checks the block that holds the header.
-    expected = npy_header(dtype, shard.token_count)
-    if raw[:offset].tobytes() != expected:
+    if in_file.raw(0, offset) != npy_header(dtype, shard.token_count):
         raise UserError(f"{path} is not a .npy file of {shard.token_count} tokens of {index.dtype}")
     return tokens
 

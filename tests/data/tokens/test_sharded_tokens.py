@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.data.tokens.digests import BLOCK_BYTES, SUM_BYTES, SummingFile, as_sums, block_sum
+from jaxpar.data.tokens.file_tokens import FileTokens
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
 from tests.sentences import refused
 
@@ -22,11 +24,14 @@ def shard(tmp_path, tokens, *, vocab=2**16, flipped=None):
     summing = SummingFile(file)
     summing.write(b"h" * OFFSET)
     summing.write(np.asarray(tokens, "<u2").tobytes())
-    raw = np.frombuffer(file.getvalue(), np.uint8).copy()
+    raw = bytearray(file.getvalue())
     if flipped is not None:
         raw[flipped // 8] ^= 1 << flipped % 8
-    sums = as_sums(summing.sums())
-    return CheckedTokens(tmp_path / "a.npy", raw, offset=OFFSET, dtype=np.dtype("<u2"), sums=sums, vocab=vocab)
+    path = tmp_path / "a.npy"
+    path.unlink(missing_ok=True)  # Another shard may have it open.
+    path.write_bytes(raw)
+    in_file = FileTokens(path, offset=OFFSET, count=len(tokens), dtype=np.dtype("<u2"))
+    return CheckedTokens(in_file, sums=as_sums(summing.sums()), vocab=vocab)
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,6 +59,17 @@ def test_a_damaged_block_is_not_given_out_and_the_others_are(tmp_path):
         with refused("a.npy", "is damaged", "bytes 262144 to 524288"):
             used()
     np.testing.assert_array_equal(tokens[2 * BLOCK_BYTES // 2 :], whole[2 * BLOCK_BYTES // 2 :])
+
+
+def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(tmp_path):
+    whole = np.arange(3 * BLOCK_BYTES // 2, dtype=np.uint32) % 50000
+    tokens = ShardedTokens([shard(tmp_path, whole)], np.dtype("u2"))
+    tokens.check()
+    os.truncate(tmp_path / "a.npy", BLOCK_BYTES)
+    np.testing.assert_array_equal(tokens[:1000], whole[:1000])
+    for used in (lambda: tokens[np.array([3, len(tokens) - 1])], lambda: tokens[BLOCK_BYTES // 2 - 100 :]):
+        with refused("/a.npy", "was truncated", f"has {BLOCK_BYTES} bytes", "copy or make it again"):
+            used()
 
 
 def test_a_token_beyond_the_vocabulary_is_not_given_out(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def read(path, separator=None, vocab=None):
 def test_documents_end_with_the_separator(path, dtype, monkeypatch):
     monkeypatch.setattr(token_file, "_CHUNK", 3)
     stream, largest = read(save(path, [5, 9, 9, 1, 2, 9, 3], dtype), separator=9)
-    assert stream.tokens.tolist() == [5, 9, 9, 1, 2, 9, 3]
+    assert stream.tokens[:].tolist() == [5, 9, 9, 1, 2, 9, 3]
     assert stream.starts.tolist() == [0, 2, 3, 6]
     assert largest == 9
 
@@ -44,11 +46,20 @@ def test_without_a_separator_the_file_is_one_document(path):
     assert read(save(path, [5, 9, 1]))[0].starts.tolist() == [0]
 
 
-def test_the_file_is_mapped_and_not_read_into_memory(path):
+def test_tokens_are_read_when_they_are_used(path):
     tokens = read(save(path, range(100)))[0].tokens
-    while not isinstance(tokens, np.memmap):
-        assert tokens.base is not None
-        tokens = tokens.base
+    assert tokens[np.array([7, 8, 3, 99, 0])].tolist() == [7, 8, 3, 99, 0]
+    assert [len(tokens[np.array([], np.int64)]), len(tokens[5:5]), len(tokens[9:2])] == [0, 0, 0]
+    assert tokens[-2:].tolist() == [98, 99]
+
+
+def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(path):
+    """The bytes that a memory map no longer has would end this process with SIGBUS."""
+    tokens = read(save(path, range(20_000)))[0].tokens
+    os.truncate(path, 5000)
+    for index in (slice(None), np.array([3, 19_999])):
+        with refused("/tokens.npy", "was truncated", "has 5000 bytes"):
+            tokens[index]
 
 
 def test_tokens_must_be_in_the_vocabulary(path):

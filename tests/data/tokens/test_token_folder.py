@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -59,11 +60,25 @@ def test_rows_are_those_of_the_same_tokens_in_one_array(made):
             np.testing.assert_array_equal(found[name], values)
 
 
-def test_tokens_are_mapped_and_not_read_into_memory(made):
-    tokens = made.train.tokens._shards[0]._tokens
-    while not isinstance(tokens, np.memmap):
-        assert tokens.base is not None
-        tokens = tokens.base
+def test_tokens_are_not_kept_in_memory(tmp_path):
+    made = prepared(tmp_path / "tokens", ["x" * 1000 + str(number) for number in range(1500)], shard_tokens=10**7)
+    size = sum(shard.tokens.bytes for shard in made.index.shards("train"))
+    tracemalloc.start()
+    try:
+        opened = open_token_folder(made.path, key="data.path")
+        PackedRows(opened.train, sequence_length=64, packed=True, seed=3).row(7)
+        assert tracemalloc.get_traced_memory()[1] < size / 2 > 4 * BLOCK_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_shard_that_is_truncated_while_it_is_in_use_is_named(folder):
+    """The bytes that a memory map no longer has would end this process with SIGBUS."""
+    train = open_token_folder(folder, key="data.path").train
+    path = folder / "train-00000.npy"
+    os.truncate(path, 200)
+    with refused(str(path), "was truncated", "has 200 bytes"):
+        train.tokens[: len(train)]
 
 
 def test_a_flipped_bit_in_any_file_is_named(made, folder):
