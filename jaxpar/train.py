@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.reference import help_text
+from jaxpar.distributed.ctrl_c import INTERRUPTED, ends_at_the_second
 from jaxpar.distributed.liveness import depart
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train from the command line; returns the exit code: 0 done, 1 the run had to stop, 2 a user error."""
+    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had
+    to stop, 2 a user error, 130 interrupted without saving."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxpar.train",
         description="Train a decoder on the mesh that a YAML file describes. Running it again continues the run.",
@@ -38,14 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="override a key of the file; may be given many times",
     )
     options = parser.parse_args(arguments)
-    try:
-        return _train(options.config, options.plan, options.overrides)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return depart(2, str(error))
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted; the same command continues from the newest checkpoint", file=sys.stderr)
-        return depart(130, "interrupted")
+    with ends_at_the_second():
+        try:
+            return _train(options.config, options.plan, options.overrides)
+        except UserError as error:
+            print(f"jaxpar: {error}", file=sys.stderr)
+            return depart(2, str(error))
+        except KeyboardInterrupt:
+            print(
+                "jaxpar: interrupted; the same command continues from the newest checkpoint, or from the start where "
+                "there is none",
+                file=sys.stderr,
+            )
+            return depart(INTERRUPTED, "interrupted")
 
 
 def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ On a machine without GPUs (or with JAX_PLATFORMS=cpu) each process gets virtual 
 real job of several hosts, but for the speed. With GPUs each process gets its share of those in
 CUDA_VISIBLE_DEVICES, or of all.
 
-Lines are printed with the number of their process (those about Gloo's connections are left out). Ctrl-C
-and SIGTERM go to all processes; a second Ctrl-C kills them. When a process fails, the others have --grace seconds to
+Lines are printed with the number of their process (those about Gloo's connections are left out). Ctrl-C and SIGTERM go
+to all processes; a second Ctrl-C kills them (exit code 130). When a process fails, the others have --grace seconds to
 end by themselves and report why, and are then ended; the exit code is that of the first one that failed (128 + the
 signal's number for one that was killed; a killed process takes precedence over those that failed in the same moment,
 probably because of it).
@@ -115,6 +115,7 @@ class Job:
     def __init__(self, command: Sequence[str], environments: Sequence[dict[str, str]], grace_s: float):
         self._grace_s = grace_s
         self._asked = 0
+        self._killed_by_ctrl_c = False
         self._screen = threading.Lock()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._forward)
@@ -162,13 +163,16 @@ class Job:
             failed = _first_failed([process.returncode for process in self._processes])
             if failed is not None and not self._asked:
                 self._say(f"process {failed} {_ending(self._processes[failed])}")
+        if self._killed_by_ctrl_c:
+            return 128 + signal.SIGINT
         code = 0 if failed is None else self._processes[failed].returncode
         return 128 - code if code < 0 else code
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         del frame
         self._asked += 1
-        self._send(signal.SIGKILL if self._asked > 1 and number == signal.SIGINT else number)
+        self._killed_by_ctrl_c |= self._asked > 1 and number == signal.SIGINT
+        self._send(signal.SIGKILL if self._killed_by_ctrl_c else number)
 
     def _send(self, number: int) -> None:
         for process in self._processes:

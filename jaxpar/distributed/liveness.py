@@ -30,8 +30,8 @@ SHOW_CURSOR = b"\x1b[?25h"
 class _Job:
     """The watch of this process, and the limits of the configuration."""
 
-    def __init__(self, watch: Watch, limits: DistributedConfig):
-        self.watch, self.limits = watch, limits
+    def __init__(self, process: int, watch: Watch, limits: DistributedConfig):
+        self.process, self.watch, self.limits = process, watch, limits
         self.step_limit = StepLimit(limits.step_timeout_s)
 
 
@@ -46,7 +46,7 @@ def watch_over(process: int, processes: int, peers: dict[int, Peer], limits: Dis
     global _job
     mark = Mark(0, "starting", limits.pause_timeout_s, "distributed.pause_timeout_s")
     watch = Watch(process, processes, peers, timeout_s=limits.heartbeat_timeout_s, mark=mark, end=_end)
-    _job = _Job(watch, limits)
+    _job = _Job(process, watch, limits)
     atexit.register(_leave)
     sys.excepthook = _unhandled
 
@@ -97,6 +97,20 @@ def depart(code: int, why: str) -> int:
     raise AssertionError("the process has ended")
 
 
+def announce(sentence: str) -> None:
+    """Print a sentence from any thread, at once; of several processes, the first does."""
+    if _job is None or _job.process == 0:
+        _show(f"jaxpar: {sentence}\n")
+
+
+def end(code: int, sentence: str) -> None:
+    """End this process from any thread, at once: the sentence is printed as by `announce`, and sent to the others."""
+    announce(sentence)
+    if _job is not None:
+        _job.watch.fail(sentence)
+    _stop(code)
+
+
 def _leave() -> None:
     if _job is not None:
         at("ending")
@@ -105,16 +119,18 @@ def _leave() -> None:
 
 def _end(sentence: str) -> None:
     """The verdict of the watch: one sentence on the screen, and exit code 1."""
-    writer = threading.Thread(target=_write, args=(f"jaxpar: {sentence}\n",), daemon=True)
+    _show(f"jaxpar: {sentence}\n")
+    _stop(1)
+
+
+def _show(text: str) -> None:
+    writer = threading.Thread(target=_write, args=(text,), daemon=True)
     writer.start()
     writer.join(WRITE_S)
-    _stop(1)
 
 
 def _write(text: str) -> None:
     with contextlib.suppress(OSError):
-        if os.isatty(1):  # A progress bar hides it.
-            os.write(1, SHOW_CURSOR)
         # Not through sys.stderr: the main thread may hold its lock.
         os.write(2, text.encode(errors="replace"))
 
@@ -128,6 +144,9 @@ def _stop(code: int) -> None:
 
 
 def _flush() -> None:
+    with contextlib.suppress(OSError):
+        if os.isatty(1):  # A progress bar hides it.
+            os.write(1, SHOW_CURSOR)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

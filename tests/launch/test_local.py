@@ -106,6 +106,16 @@ def test_signals_go_to_all_processes(number: signal.Signals):
     assert (job.returncode, sorted(out.splitlines())) == (0, ["[0] heard", "[1] heard"])
 
 
+def test_a_second_ctrl_c_kills_all_processes():
+    with start("signal.signal(2, lambda *_: print('heard')); print('ready'); [time.sleep(60) for _ in 'ab']") as job:
+        assert job.stdout is not None
+        for said in ("ready", "heard"):
+            assert sorted(job.stdout.readline() for _ in range(2)) == [f"[0] {said}\n", f"[1] {said}\n"]
+            job.send_signal(signal.SIGINT)
+        job.communicate(timeout=seconds(30))
+    assert job.returncode == 128 + signal.SIGINT
+
+
 def test_processes_end_with_a_launcher_that_is_killed(tmp_path: Path):
     heard = (
         "signal.signal(15, lambda *_: (open(os.environ['JAXPAR_TEST'] + '/' + str(R), 'w').close(), os._exit(0))); "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -29,7 +29,7 @@ from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.sampling import sample_heldout
-from jaxpar.training.run.termination import termination
+from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
@@ -88,18 +88,21 @@ class _Loop:
             )
             return Summary(**earlier)
         self._announce(done + 1, changes)
-        with termination() as asked_to_stop:
-            stopped = self._train(done + 1, asked_to_stop)
+        with termination() as signals:
+            stopped = self._train(done + 1, signals)
             liveness.at("waiting for the last save")
             self.saves.finish()
             if stopped:
-                self.listeners.message(f"Stopped by SIGTERM after step {stopped}; the same command continues the run.")
+                self.listeners.message(
+                    f"Stopped by {signals.by} after step {stopped} of {self.config.run.steps}, which is saved; the "
+                    f"same command continues with step {stopped + 1}."
+                )
             return self._finish()
 
     def _summary(self) -> dict[str, Any] | None:
         return self.folder.summary(self.listeners.message)
 
-    def _train(self, first: int, asked_to_stop: Callable[[], bool]) -> int | None:
+    def _train(self, first: int, signals: Termination) -> int | None:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
         steps, number, previous = self.config.run.steps, first, None
         self.timer.turn()
@@ -119,7 +122,7 @@ class _Loop:
                     number, previous = reached + 1, None
                     continue
                 previous = metrics
-                stop = asked_to_stop() and number < steps
+                stop = signals.asked() and number < steps
                 # A step that is over when the call returns leaves nothing to overlap its logging with.
                 over = not self.trainer.functions.residency.asynchronous
                 if over or number in (first, steps) or self._pauses(number) or stop:

@@ -1,11 +1,11 @@
-"""SIGTERM, which job schedulers send some time before they kill a process."""
+"""What asks a run to stop: SIGTERM, which job schedulers send some time before they kill a process, and Ctrl-C."""
 
 from __future__ import annotations
 
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
@@ -16,22 +16,53 @@ _sync_points = itertools.count(1)
 follows the last one reached; numbers that jump over it, such as those of a resumed run's steps, would never meet it."""
 
 
-@contextmanager
-def termination() -> Iterator[Callable[[], bool]]:
-    """While the context is open, turns SIGTERM into a check after each step: is this the one to stop after?
+class Termination:
+    """Turns the signals of this process into a check after each step: is this the one to stop after?"""
 
-    Several processes agree on one step, whichever of them got the signal; they must all check after every step. Outside
-    the main thread signals cannot be caught, and a single process is never asked to stop.
+    def __init__(self) -> None:
+        self._alone = jax.process_count() == 1
+        self._asked = False
+        self.by = "SIGTERM"
+        """What asked, as far as this process knows."""
+
+    def asked(self) -> bool:
+        """Whether to stop after the step just taken.
+
+        Several processes agree on one step, whichever of them got the signal; they must all check after every step.
+        """
+        return self._asked if self._alone else multihost_utils.reached_preemption_sync_point(next(_sync_points))
+
+    def terminate(self, *_: object) -> None:
+        """Handles SIGTERM in a process that is alone; JAX handles it in one of several."""
+        self._asked = True
+
+    def interrupt(self, *_: object) -> None:
+        """Handles the first Ctrl-C; another one raises `KeyboardInterrupt`."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._asked, self.by = True, "Ctrl-C"
+        if not self._alone:
+            signal.raise_signal(signal.SIGTERM)  # The processes agree on a step as they do after any other SIGTERM.
+
+
+@contextmanager
+def termination() -> Iterator[Termination]:
+    """Handles SIGTERM and Ctrl-C while the context is open.
+
+    Outside the main thread signals cannot be handled, and a single process is never asked to stop. A Ctrl-C that is
+    ignored (as in a background job of a script), or that another program handles, is left alone.
     """
-    if jax.process_count() > 1:
-        yield lambda: multihost_utils.reached_preemption_sync_point(next(_sync_points))
-        return
+    stop = Termination()
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield stop
         return
-    asked = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    handlers = {}
+    if jax.process_count() == 1:
+        handlers[signal.SIGTERM] = stop.terminate
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        handlers[signal.SIGINT] = stop.interrupt
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield lambda: asked.is_set()
+        yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

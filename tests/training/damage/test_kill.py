@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -79,19 +80,20 @@ def test_a_killed_run_goes_on_where_its_last_checkpoint_was(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_the_command_ends_with_code_0_on_sigterm_and_goes_on_when_given_again(tmp_path: Path):
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+def test_the_command_ends_with_code_0_on_a_signal_and_goes_on_when_given_again(
+    tmp_path: Path, number: signal.Signals, name: str
+):
     config = run_config(tmp_path, 200, parallel=MESH, optimizer={"decay_steps": 300})
     file = write_config(config, tmp_path / "run.yaml")
     metrics = folder_of(config) / "metrics.jsonl"
     with start(file) as process:
         while process.poll() is None and not _logged(metrics, 0, 5):
             time.sleep(0.005)
-        process.terminate()
+        process.send_signal(number)
         out, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
-    [stopped] = map(
-        int, re.findall(r"- Stopped by SIGTERM after step (\d+); the same command continues the run\.", out)
-    )
+    [stopped] = map(int, re.findall(rf"- Stopped by {name} after step (\d+) of 200.* the same command continues", out))
     assert 5 <= stopped < 200
     assert (folder_of(config) / "checkpoints" / f"{stopped:08d}").is_dir()
     assert f"Continuing with step {stopped + 1} of 200" in finish(file)

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,30 +128,55 @@ def test_a_trace_of_the_named_steps_is_written(tmp_path: Path):
 class SignalAfter(Listener):
     """Sends this process a signal once a step is logged; with `again`, also when the last checkpoint is in place."""
 
-    def __init__(self, step: int, again: bool = False) -> None:
-        self.at, self.again = step, again
+    def __init__(self, step: int, again: bool = False, number: signal.Signals = signal.SIGTERM) -> None:
+        self.at, self.again, self.number = step, again, number
 
     def step(self, record: StepRecord) -> None:
         if record.step == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
     def saved(self, step: int, path: str) -> None:
         if self.again:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
 
-def test_sigterm_saves_and_says_how_to_go_on_and_the_continued_run_is_the_uninterrupted_one(tmp_path: Path):
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts, also where these tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    ("number", "name", "again"), [(signal.SIGTERM, "SIGTERM", True), (signal.SIGINT, "Ctrl-C", False)]
+)
+def test_a_signal_saves_and_says_how_to_go_on_and_the_continued_run_is_the_uninterrupted_one(
+    tmp_path: Path, number: signal.Signals, name: str, again: bool
+):
     config = run_config(tmp_path / "stopped", 8, parallel=MESH)
     whole = run_config(tmp_path / "whole", 8, parallel=MESH)
     fit(whole)
-    summary, heard = fit(config, SignalAfter(3, again=True))
+    summary, heard = fit(config, SignalAfter(3, again, number))
     assert (summary.steps, heard.saves) == (4, [4])
-    assert heard.messages[-1] == "Stopped by SIGTERM after step 4; the same command continues the run."
+    for part in (f"Stopped by {name} after step 4 of 8", "the same command", "step 5"):
+        assert part in heard.messages[-1]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     summary, heard = fit(config)
     assert (summary.steps, [record.step for record in heard.records]) == (8, [5, 6, 7, 8])
     assert losses(config) == losses(whole)
     assert_same_bits(saved_state(config, 8), saved_state(whole, 8))
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_a_second_ctrl_c_interrupts_the_run(tmp_path: Path):
+    config = run_config(tmp_path, 8, parallel=MESH)
+    with pytest.raises(KeyboardInterrupt):
+        fit(config, SignalAfter(3, again=True, number=signal.SIGINT))
+    _, heard = fit(config)
+    assert heard.records[0].step == 5, "the save in the making was completed"
 
 
 def test_sigterm_during_the_last_step_lets_the_run_end(tmp_path: Path):

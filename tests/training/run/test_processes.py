@@ -82,7 +82,13 @@ def test_two_processes_train_as_one(tmp_path: Path):
 
 
 @pytest.mark.long
-def test_sigterm_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "name", "first"), [(signal.SIGTERM, "SIGTERM", 1), (signal.SIGINT, "Ctrl-C", 0)], ids=["one", "Ctrl-C"]
+)
+def test_a_signal_stops_all_processes_after_the_same_step(
+    tmp_path: Path, number: signal.Signals, name: str, first: int
+):
+    """SIGTERM to one process, and Ctrl-C, which a terminal sends to all."""
     config = run_config(tmp_path, 400, parallel=MESH, optimizer={"decay_steps": 1000})
     job = start_job(config, tmp_path / "job.yaml", 2)
     metrics = folder_of(config) / "metrics.jsonl"
@@ -90,12 +96,14 @@ def test_sigterm_to_one_process_stops_all_of_them_after_the_same_step(tmp_path: 
     while not (metrics.exists() and metrics.read_text().count("\n") >= 2):
         assert time.monotonic() < deadline and all(process.poll() is None for process in job)
         time.sleep(0.05)
-    os.kill(job[1].pid, signal.SIGTERM)
+    for process in job[first:]:
+        os.kill(process.pid, number)
     done = outputs(job)
     assert [code for code, _, _ in done] == [0, 0], done
     steps = json.loads((folder_of(config) / "summary.json").read_text())["steps"]
     assert 2 < steps < 400
-    assert f"Stopped by SIGTERM after step {steps}; the same command continues the run." in done[0][1]
+    assert f"Stopped by {name} after step {steps} of 400" in done[0][1]
+    assert f"the same command continues with step {steps + 1}" in done[0][1]
     config = run_config(tmp_path, steps + 2, parallel=MESH, optimizer={"decay_steps": 1000})
     fit(config)
     fit(whole := run_config(tmp_path / "whole", steps + 2, parallel=MESH, optimizer={"decay_steps": 1000}))
@@ -111,7 +119,9 @@ def check_that_sigterm_stops_the_job(folder: Path, moment: str, resumed: bool) -
     how = {"program": "tests.training.damage.signalled", "environment": {"SIGNAL": moment}}
     done = outputs(start_job(config, folder / "job.yaml", 2, **how))
     assert [code for code, _, _ in done] == [0, 0], done
-    [stopped] = map(int, re.findall(r"Stopped by SIGTERM after step (\d+); the same command continues", done[0][1]))
+    [stopped] = map(
+        int, re.findall(r"Stopped by SIGTERM after step (\d+) of .* the same command continues", done[0][1])
+    )
     assert (3 if resumed else 0) < stopped < 600
     assert (folder_of(config) / "checkpoints" / f"{stopped:08d}" / MANIFEST).exists()
     _, heard = fit(config := run_config(folder, stopped + 1, parallel=MESH, **decay))
