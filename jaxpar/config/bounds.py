@@ -46,6 +46,8 @@ SEQUENCE = 2**27
 MICROBATCHES = 2**14
 SECONDS = 1_000_000
 """Limit for timeouts: eleven days, which in milliseconds still fits into 32 bits."""
+MINUTES = 1_000_000
+"""Limit for the time between two saves: almost two years."""
 PARAMETERS = 10**15
 """Limit for the weights of a model."""
 TOKENS = 2**36
@@ -137,6 +139,7 @@ BOUNDS: dict[str, Bound] = {
     "evaluation.sample_tokens": _at_least(0, 2**20),
     "evaluation.sample_temperature": _at_least(0, 1e30),
     "checkpoint.every": _at_least(0),
+    "checkpoint.every_minutes": _at_least(0, MINUTES),
     "checkpoint.keep_last": _at_least(1),
     "checkpoint.keep_every": _at_least(1),
     "watch.spike": _POSITIVE,

@@ -47,6 +47,7 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("data.batch_size=0", "data.batch_size: must be at least 1, got 0"),
         ("evaluation.every=-1", "evaluation.every: must be at least 0, got -1"),
         ("checkpoint.keep_last=0", "checkpoint.keep_last: must be at least 1, got 0"),
+        ("checkpoint.every_minutes=-1", "checkpoint.every_minutes: must be at least 0, got -1.0"),
         (
             "memory.remat=ful",
             "memory.remat: expected none, full, selective, gemm_last, auto, a mapping or a list, got 'ful'; did you "

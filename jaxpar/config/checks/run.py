@@ -41,10 +41,10 @@ def check_watch(config: Config) -> None:
         return
     if config.watch.spike is None:
         raise UserError("watch.on_spike: rollback needs spikes to be detected, and watch.spike is null")
-    if config.checkpoint.every == 0:
+    if not config.checkpoint.every and not config.checkpoint.every_minutes:
         raise UserError(
-            "watch.on_spike: rollback needs checkpoints to go back to, and checkpoint.every is 0; expected the steps "
-            "between two saves"
+            "watch.on_spike: rollback needs checkpoints to go back to, and checkpoint.every and "
+            "checkpoint.every_minutes are off; expected steps or minutes between two saves"
         )
 
 

@@ -35,7 +35,10 @@ class CheckpointConfig:
     """When to save and what to keep."""
 
     every: int = 0
-    """Steps between saves; 0 saves at the end only (and on SIGTERM)."""
+    """Steps between saves; 0 saves by `every_minutes` alone. The end of a run, SIGTERM and Ctrl-C always save."""
+    every_minutes: float | None = 15.0
+    """Minutes after the last save at which another one is due, by the clock of process 0; null or 0 saves by `every`
+    alone. The save comes after a step on which all processes agree."""
     keep_last: int = 2
     """Number of newest checkpoints to keep, and of newest healthy ones: those saved after a step that was applied."""
     keep_every: int | None = None

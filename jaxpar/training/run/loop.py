@@ -29,6 +29,7 @@ from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.sampling import sample_heldout
+from jaxpar.training.run.save_clock import SaveClock
 from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
@@ -59,6 +60,7 @@ class _Loop:
         self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners)
         self.logged = 0
         """Last step that was logged; 0 before the first of this process."""
+        self.clock = SaveClock(self.config.checkpoint.every_minutes)
         self.baseline: float | None = None
         self.eval_loss: float | None = None
         self.last_loss = float("nan")
@@ -106,6 +108,7 @@ class _Loop:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
         steps, number, previous = self.config.run.steps, first, None
         self.timer.turn()
+        self.clock.start(first)
         with self._profile() as profile:
             while number <= steps:
                 liveness.at(f"in step {number}", in_step=True)
@@ -125,7 +128,7 @@ class _Loop:
                 stop = signals.asked() and number < steps
                 # A step that is over when the call returns leaves nothing to overlap its logging with.
                 over = not self.trainer.functions.residency.asynchronous
-                if over or number in (first, steps) or self._pauses(number) or stop:
+                if over or number in (first, steps) or self._pauses(number) or self.clock.looks(number) or stop:
                     number, previous = self._complete(number, metrics, stop), None
                 if stop:
                     return number
@@ -213,9 +216,13 @@ class _Loop:
         spike = self._account(number, metrics)
         if spike is not None and (checkpoint := self._roll_back(number, spike)):
             return checkpoint
-        ends = number == self.config.run.steps or stop or self.logged == 0
-        if ends or number % self.config.run.log_every == 0 or self._pauses(number):
-            self._milestone(number, metrics, stop)
+        if self.clock.looks(number):
+            liveness.at(f"deciding whether to save after step {number}")
+        every = self.config.checkpoint.every
+        ends = number == self.config.run.steps or stop
+        save = self.clock.due(number) or ends or (every > 0 and number % every == 0)
+        if save or self.logged == 0 or number % self.config.run.log_every == 0 or self._pauses(number):
+            self._milestone(number, metrics, stop=stop, save=save)
         return number
 
     def _roll_back(self, number: int, spike: Spike) -> int | None:
@@ -239,6 +246,7 @@ class _Loop:
         self.trainer.left_out, self.logged = left_out, self.trainer.steps_done
         added = sorted(set(left_out) - set(before))
         self.monitor.rolled_back(number, spike, self.logged, rollbacks, added)
+        self.clock.restart(self.logged + 1)
         self.listeners.rewound(self.logged)
         return self.logged
 
@@ -259,8 +267,8 @@ class _Loop:
         self.monitor.skipped(number, metrics, weights, self.saves.newest)
         return None
 
-    def _milestone(self, number: int, metrics: StepMetrics, stop: bool) -> None:
-        """Log, evaluate and save after step `number`, whichever is due."""
+    def _milestone(self, number: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
+        """Log step `number`, and evaluate and save after it if that is due."""
         liveness.at(f"logging step {number}")
         config, last = self.config, self.config.run.steps
         lap = self.timer.lap(number - self.logged if self.logged else None)
@@ -301,8 +309,7 @@ class _Loop:
             )
         )
         self.saves.tell_complete()
-        every = config.checkpoint.every
-        if stop or number == last or (every and number % every == 0):
+        if save:
             liveness.at(f"saving step {number}")
             with self.timer.paused():
                 self._save(number, int(metrics.skipped_in_row), must=stop or number == last)
@@ -315,6 +322,7 @@ class _Loop:
         facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
+        self.clock.saved()
         self.saves.begin(number, self.trainer.saved.outgoing(self.trainer.state), facts, must=must)
 
     def _finish(self) -> Summary:

@@ -8,6 +8,7 @@ from jaxpar.config import UserError, load_config
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layers.checks import validate
 from tests.config.refusals import refusal
+from tests.sentences import refused
 
 
 @pytest.mark.parametrize(
@@ -71,3 +72,11 @@ def test_an_override_may_make_settings_of_a_file_idle_and_says_so(tmp_path):
     file.write_text("optimizer:\n  muon_momentum: 0.9\n")
     with pytest.raises(UserError, match=r"optimizer\.muon_momentum: 0\.9 would not be used"):
         validate(load_config(file))
+
+
+def test_a_rollback_needs_saves_by_steps_or_by_the_clock():
+    rollback = "watch.on_spike=rollback"
+    validate(load_config(None, [rollback]))
+    validate(load_config(None, [rollback, "checkpoint.every_minutes=0", "checkpoint.every=10"]))
+    with refused("watch.on_spike", "checkpoint.every", "checkpoint.every_minutes"):
+        validate(load_config(None, [rollback, "checkpoint.every_minutes=0"]))
