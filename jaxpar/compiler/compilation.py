@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.typed import record_from_plain
@@ -88,7 +88,7 @@ class Compilation:
 
     def save(self, path: Path) -> None:
         """Write compressed JSON; a concurrent reader sees the old file or the new one."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        partial = path.with_name(f"{path.name}.{uuid4().hex}")
         partial.write_bytes(gzip.compress(self.to_json().encode(), compresslevel=6))
         partial.replace(path)
 

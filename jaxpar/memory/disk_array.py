@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
+from uuid import uuid4
 
 import jax
 import numpy as np
@@ -18,6 +21,11 @@ from jax.sharding import NamedSharding
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 from jaxpar.hardware.host import PINNED
+
+SCRATCH = ".offloaded-state-"
+"""How the name of a file begins, until it is unlinked."""
+STALE_S = 3600.0
+"""Age from which a file that still has its name is of a process that was killed."""
 
 type _Place = tuple[tuple[int, int], ...]
 """Which part of the whole array: first and last index along each dim."""
@@ -140,16 +148,39 @@ def _region(place: _Place) -> Region:
     return tuple(slice(*ends) for ends in place)
 
 
+def remove_stale(folder: Path) -> None:
+    """Remove files that a process left in `folder` when it was killed between making and unlinking one.
+
+    A file has its name for a moment only, so an old one belongs to no process that is alive. Its age is by the clock of
+    the file system, which may be that of another machine. Raises `UserError` if the folder cannot be written to.
+    """
+    with _reported(folder, 0):
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=folder, prefix=SCRATCH) as made_now:
+            now = os.fstat(made_now.fileno()).st_mtime
+        for path in folder.glob(f"{SCRATCH}*"):
+            with suppress(FileNotFoundError):  # Another process of the job may be faster.
+                if now - path.stat().st_mtime > STALE_S:
+                    path.unlink()
+
+
 def _scratch(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory-maps an unlinked file for an array."""
     size = int(np.prod(shape)) * dtype.itemsize
-    try:
+    with _reported(folder, size):
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f".resting-state-{os.getpid()}"
-        with path.open("w+b") as file:
+        # Process ids repeat across the containers that share a folder.
+        path = folder / f"{SCRATCH}{uuid4().hex}"
+        with path.open("x+b") as file:
             path.unlink()
             os.posix_fallocate(file.fileno(), 0, size)
             return np.memmap(file, np.uint8, "r+", shape=(size,)).view(dtype).reshape(shape)
+
+
+@contextmanager
+def _reported(folder: Path, size: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(
             f"memory.offload_dir: {folder} cannot take {size / 2**20:.1f} MiB more of master weights and moments "

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp\Z")
+_TEMPORARY = re.compile(r"\..+\.(\d+|[0-9a-f]{32})\.tmp\Z")  # Earlier releases wrote the process id.
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -18,7 +19,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         OSError: The file cannot be written; an old file at `path` is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Process ids repeat across the machines and containers that share a folder.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(content)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.memory.disk_array import DiskArray, check_whole, offload_folder
+from jaxpar.memory.disk_array import DiskArray, check_whole, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
@@ -69,6 +69,7 @@ class OnDisk(OnDevice):
 
     def adopted(self, state: TrainState) -> TrainState:
         """`state` with master weights and moments in new files; an array may be given as a function that makes it."""
+        remove_stale(self.folder)
         like = self.layout.abstract_state(self.mesh)
         on_disk = jax.tree.map(self._to_file, (like.master, like.optimizer), (state.master, state.optimizer))
         for weight in jax.tree.leaves(on_disk[0]):

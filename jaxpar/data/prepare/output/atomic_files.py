@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
@@ -18,7 +19,7 @@ TEMPORARY = ".tmp"
 @contextmanager
 def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file that appears at `path` once it is complete, and, if `durable`, is on the disk. Raises `OSError`."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY}")
     try:
         with open(temporary, "wb") as file:
             yield file
