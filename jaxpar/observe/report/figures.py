@@ -70,6 +70,12 @@ def tokens(run: RunRecord) -> float | None:
     return float(run.last_step * run.config.data.batch_size * run.config.data.sequence_length)
 
 
+def last_evaluation(run: RunRecord) -> float | None:
+    """The step of the last held-out loss, where the run went on after it; it is not the loss of the last step then."""
+    evaluated = points(run, "eval_loss")
+    return float(evaluated[-1][0]) if evaluated and evaluated[-1][0] < run.last_step else None
+
+
 def gain(run: RunRecord) -> float | None:
     """How far the last held-out loss is below the baseline."""
     loss, baseline = last("eval_loss")(run), run.baseline
@@ -98,6 +104,7 @@ FIGURES = (
     Figure("tokens", tokens, count),
     Figure("training loss, last", last("loss"), nats),
     Figure("held-out loss, last", last("eval_loss"), nats),
+    Figure("step of the last held-out loss", last_evaluation, count),
     Figure("held-out loss, best", least("eval_loss"), nats),
     Figure("baseline", lambda run: run.baseline, nats),
     Figure("baseline less held-out loss", gain, nats, relative=False),

@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxpar.observe.html import cards, document, notes, table
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
-from jaxpar.observe.report.figures import FIGURES, figure_rows, gain
+from jaxpar.observe.report.figures import FIGURES, figure_rows, gain, last_evaluation
 from jaxpar.observe.report.run_record import RunRecord
 
 _STYLE = Path(__file__).with_name("page.css")
@@ -94,6 +94,8 @@ def _card_figures(run: RunRecord) -> list[tuple[str, str]]:
         name = _CARDS[figure.name]
         if figure.value is gain and value < 0:
             value, name = -value, "above the baseline"
+        if figure.name.startswith(("held-out", "baseline")) and (step := last_evaluation(run)) is not None:
+            name = f"{name}, step {step:.0f}"
         shown.append((figure.words(value), name))
     return shown
 

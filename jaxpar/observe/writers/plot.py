@@ -79,11 +79,12 @@ def draw(curves: Curves) -> bytes:
     if curves.train:
         axes.plot(*zip(*curves.train, strict=True), color="#4c78a8", linewidth=1.3, label="train")
     if curves.held_out:
-        label = f"held-out, last {curves.held_out[-1][1]:.4f}"
+        step, loss = curves.held_out[-1]
+        label = f"held-out, {loss:.4f} after step {step}"
         axes.plot(*zip(*curves.held_out, strict=True), color="#d9532c", marker="o", markersize=4, label=label)
     if curves.baseline is not None:
         axes.axhline(
-            curves.baseline, color="#555555", linewidth=1, linestyle="--", label=f"baseline, {curves.baseline:.4f}"
+            curves.baseline, color="#555555", linewidth=1, linestyle="--", label=f"bigram, {curves.baseline:.4f}"
         )
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=curves.title)
     axes.grid(alpha=0.25)

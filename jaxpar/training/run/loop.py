@@ -17,16 +17,15 @@ from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.distributed import liveness
 from jaxpar.layout.given_plan import PLANNED
-from jaxpar.model.flops import mfu
 from jaxpar.observe.amounts import mebibytes
-from jaxpar.observe.events import Listener, Listeners, RunInfo, StepRecord, Summary
-from jaxpar.observe.files import strict_json
-from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
+from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
+from jaxpar.observe.memory import memory_kind, peak_bytes
 from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.spikes import Spike
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.run.plan_table import plan_rows
+from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.sampling import sample_heldout
 from jaxpar.training.run.save_clock import SaveClock
@@ -56,14 +55,14 @@ class _Loop:
         self.config, self.timer = trainer.config, trainer.timer
         self.folder = RunFolder(self.config)
         self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
-        self.tokens, self.skipped = 0, 0
+        self.progress = Progress()
         self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners)
         self.logged = 0
         """Last step that was logged; 0 before the first of this process."""
         self.clock = SaveClock(self.config.checkpoint.every_minutes)
         self.baseline: float | None = None
-        self.eval_loss: float | None = None
-        self.last_loss = float("nan")
+        self.compiled: set[str] = set()
+        """What this process has compiled so far."""
 
     def run(self) -> Summary:
         try:
@@ -116,6 +115,7 @@ class _Loop:
                     profile.before_step(number)
                 with step_annotation(number):
                     metrics = self.trainer.step()
+                self.progress.dispatched(self.trainer.last_pairs)
                 if profile is not None:
                     if profile.ends_with(number):
                         liveness.at("writing a profile")
@@ -145,9 +145,7 @@ class _Loop:
         state, facts = restored
         self.trainer.state = saved.incoming(state)
         liveness.restarted()
-        self.tokens, self.skipped = facts["tokens"], facts["skipped"]
-        self.last_loss = float("nan") if facts["loss"] is None else facts["loss"]
-        self.eval_loss = facts["eval_loss"]
+        self.progress.restore(facts)
         if "lookout" in facts:
             self.monitor.restore(facts["lookout"])
             self.trainer.left_out = tuple(facts["left_out"])
@@ -197,6 +195,8 @@ class _Loop:
         if first > config.run.steps:
             self.listeners.message(f"All {first - 1} steps are done; only the end of the run was left undone.")
             return
+        if "compiled" not in vars(trainer):
+            self._compiling("the training step")
         liveness.at("compiling the step")
         trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
         need = trainer.predicted_bytes
@@ -214,6 +214,7 @@ class _Loop:
         Returns the step that the run has reached: `number`, or that of the checkpoint to which it went back.
         """
         spike = self._account(number, metrics)
+        self.saves.tell_complete()
         if spike is not None and (checkpoint := self._roll_back(number, spike)):
             return checkpoint
         if self.clock.looks(number):
@@ -258,10 +259,9 @@ class _Loop:
         turn = self.timer.turn()
         liveness.stepped(turn.seconds)
         self.monitor.step(number, turn)
+        self.progress.counted(int(tokens), applied=bool(finite))
         if finite:
-            self.tokens += int(tokens)
             return self.monitor.loss(float(loss))
-        self.skipped += 1
         liveness.at(f"looking into step {number}")
         weights = self.trainer.functions.residency.readable(self.trainer.state.master)
         self.monitor.skipped(number, metrics, weights, self.saves.newest)
@@ -273,51 +273,32 @@ class _Loop:
         config, last = self.config, self.config.run.steps
         lap = self.timer.lap(number - self.logged if self.logged else None)
         self.logged = number
-        self.last_loss = float(metrics.loss)
         data_wait = self.monitor.logged(number)
-        evaluated = None
         every = config.evaluation.every
         if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
-            liveness.at(f"evaluating after step {number}")
-            with self.timer.paused():
-                evaluated = self.eval_loss = self.trainer.evaluate()
-                self.listeners.evaluation(number, evaluated, self.baseline)
-        tokens = config.data.batch_size * config.data.sequence_length
-        peak, devices = self.trainer.peak_flops, self.trainer.plan.axes.devices
-        seconds, muon_rate = lap.step_seconds, metrics.muon_learning_rate
-        self.listeners.step(
-            StepRecord(
-                step=number,
-                loss=self.last_loss,
-                grad_norm=float(metrics.grad_norm),
-                learning_rate=float(metrics.learning_rate),
-                muon_learning_rate=None if muon_rate is None else float(muon_rate),
-                tokens_per_second=tokens / seconds,
-                tokens_per_second_per_device=tokens / seconds / devices,
-                step_time_s=seconds,
-                mfu=None if peak is None else mfu(self.trainer.flops_per_step(), seconds, devices, peak),
-                memory_bytes=bytes_in_use(),
-                eta_s=(last - number) * seconds,
-                skipped_steps=self.skipped,
-                loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
-                eval_loss=evaluated,
-                memory_kind=memory_kind(),
-                memory_peak_bytes=peak_bytes(),
-                memory_limit_bytes=limit_bytes(),
-                epochs=self.trainer.epochs(number),
-                data_wait=data_wait,
-            )
-        )
-        self.saves.tell_complete()
+            self._evaluate(number)
+        self.listeners.step(self.progress.record(self.trainer, number, metrics, lap, data_wait))
         if save:
             liveness.at(f"saving step {number}")
             with self.timer.paused():
                 self._save(number, int(metrics.skipped_in_row), must=stop or number == last)
 
+    def _evaluate(self, number: int) -> None:
+        self._compiling("the evaluation")
+        liveness.at(f"evaluating after step {number}")
+        with self.timer.paused():
+            loss = self.trainer.evaluate()
+            self.progress.evaluated(number, loss)
+            self.listeners.evaluation(number, loss, self.baseline)
+
+    def _compiling(self, what: str) -> None:
+        """Announce what is compiled now, unless this process has compiled it before."""
+        if what not in self.compiled:
+            self.compiled.add(what)
+            self.listeners.message(f"Compiling {what} ...")
+
     def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
-        facts = strict_json(
-            {"tokens": self.tokens, "skipped": self.skipped, "loss": self.last_loss, "eval_loss": self.eval_loss}
-        )
+        facts = self.progress.facts()
         facts |= {SKIPPED_IN_ROW: skipped_in_row}
         facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
@@ -331,13 +312,14 @@ class _Loop:
         trainer, timer, config = self.trainer, self.timer, self.config
         finished = trainer.steps_done >= config.run.steps
         if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
+            self._compiling("the model for a sample")
             self.listeners.sample(*sample_heldout(trainer))
         summary = Summary(
             steps=trainer.steps_done,
-            loss=self.last_loss,
-            eval_loss=self.eval_loss,
+            loss=self.progress.loss,
+            eval_loss=self.progress.heldout_loss(trainer.steps_done),
             baseline_loss=self.baseline,
-            tokens=self.tokens,
+            tokens=self.progress.tokens,
             train_seconds=timer.train_seconds,
             compile_seconds=timer.compile_seconds,
             first_step_seconds=timer.first_step_seconds or 0.0,

@@ -202,7 +202,17 @@ def _zero_words(layout: StepLayout) -> str:
 
 
 def _why(reason: str, rejected: dict[str, str]) -> str:
-    return "; ".join([reason, *(f"not {name}: {why}" for name, why in rejected.items())])
+    """The reason for a choice, and against each of the others; names with one reason share a clause."""
+    names: dict[str, list[str]] = {}
+    for name, why in rejected.items():
+        names.setdefault(why, []).append(name)
+    clauses = (f"not {', '.join(which)}: {why if len(which) == 1 else _plural(why)}" for why, which in names.items())
+    return "; ".join([reason, *clauses])
+
+
+def _plural(why: str) -> str:
+    """A reason that begins with "it", of several."""
+    return f"each {why.removeprefix('it ')}" if why.startswith("it ") else why
 
 
 def _count(number: int) -> str:

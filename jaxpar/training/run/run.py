@@ -228,11 +228,11 @@ class Run:
         for index in range(self.config.evaluation.batches):
             yield batch_rows(self.data.heldout, index, self.config.data.batch_size, own)
 
-    def flops_per_step(self) -> float:
-        """Model FLOPs of the last step: the mask's pairs are counted in its batch."""
+    def flops(self, steps: int, pairs: Pairs) -> float:
+        """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""
         data = self.config.data
-        tokens = data.batch_size * data.sequence_length
-        return flops_per_step(self.config.model, tokens, self.last_pairs, self.data.vocab)
+        tokens = steps * data.batch_size * data.sequence_length
+        return flops_per_step(self.config.model, tokens, pairs, self.data.vocab)
 
     @property
     def peak_flops(self) -> float | None:

@@ -49,6 +49,15 @@ def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert difference[-8:] == ["a", "b", "run.steps", "60", "40", "optimizer.name", "adamw", "muon"]
 
 
+def test_a_held_out_loss_of_an_earlier_step_has_its_step_beside_it(tmp_path: Path) -> None:
+    current, behind = write_run(tmp_path / "current"), write_run(tmp_path / "behind", until=46)
+    assert "step of the last held-out loss" not in words(page_of(current))
+    page = words(page_of(behind))
+    assert "held-out loss, step 40" in page and "above the baseline, step 40" in page
+    (rows,) = [{row[0]: row[1:] for row in figure_rows(read_runs([behind]))}]
+    assert rows["step of the last held-out loss"] == ("40",)
+
+
 def test_mixtures_that_differ_are_told_source_by_source(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", sources={"web": 1.0, "code": 3.0})
     second, third = write_run(tmp_path / "b", sources={"web": 1.0, "books": 2.0}), write_run(tmp_path / "c")

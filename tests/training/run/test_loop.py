@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import resource
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,17 @@ import pytest
 
 from jaxpar.checkpoint import CheckpointError
 from jaxpar.observe.events import Listener, StepRecord
+from jaxpar.observe.writers.jsonl import JsonLines
+from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.training.errors import TrainingError
+from jaxpar.training.run.run import Run
+from jaxpar.training.step.forward_backward import StepMetrics
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
     Heard,
+    SharingTrainer,
     fit,
     folder_of,
     losses,
@@ -38,6 +45,8 @@ class Compilations(Listener):
     def __init__(self) -> None:
         self.count = 0
         self.after_step: dict[int, int] = {}
+        self.announced: dict[str, int] = {}
+        self.evaluated: list[int] = []
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
     def _hear(self, event: str, duration: float, **_: Any) -> None:
@@ -46,11 +55,19 @@ class Compilations(Listener):
     def step(self, record: StepRecord) -> None:
         self.after_step[record.step] = self.count
 
+    def message(self, text: str) -> None:
+        if text.startswith("Compiling "):
+            assert text not in self.announced, "twice"
+            self.announced[text] = self.count
+
+    def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
+        self.evaluated.append(self.count)
+
     def close(self) -> None:
         jax.monitoring.unregister_event_duration_listener(self._hear)
 
 
-def test_nothing_is_compiled_after_the_second_step(tmp_path: Path):
+def test_nothing_is_compiled_after_the_second_step_and_what_is_was_announced(tmp_path: Path):
     config = run_config(
         tmp_path, 5, parallel=MESH, evaluation={"every": 1, "batches": 2}, checkpoint={"every": 1}, model={"tied": True}
     )
@@ -60,6 +77,42 @@ def test_nothing_is_compiled_after_the_second_step(tmp_path: Path):
     assert heard.saves == [1, 2, 3, 4, 5]
     assert compilations.after_step[1] > 0, "the counter hears nothing"
     assert compilations.count == compilations.after_step[2]
+    step, evaluation = (compilations.announced[f"Compiling the {what} ..."] for what in ("training step", "evaluation"))
+    assert step < evaluation < compilations.evaluated[0]
+
+
+def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Run, "peak_flops", 1e12)
+    config = run_config(tmp_path, 6, parallel=MESH, run={"log_every": 2})
+    trainer = make_trainer(config)
+    pairs = [pairs for _, pairs in itertools.islice(trainer._placed_batches(0), 7)]
+    assert len({tuple(each.values()) for each in pairs}) > 1, "batches whose documents differ"
+    _, heard = fit(config)
+    done = 0
+    for record in heard.records:
+        steps = record.step - done
+        together = sum((Counter(each) for each in pairs[done : record.step]), Counter())
+        flops = trainer.flops(steps, together)
+        assert record.mfu == pytest.approx(flops / (steps * record.step_time_s * 8 * 1e12), rel=1e-9)
+        done = record.step
+    assert done == 6
+
+
+def test_a_held_out_loss_is_that_of_the_last_step_or_none(tmp_path: Path):
+    evaluated = {"every": 2, "batches": 1}
+    config = run_config(tmp_path, 4, parallel=MESH, evaluation=evaluated)
+    summary, heard = fit(config, SummaryFile())
+    assert summary.eval_loss == heard.evaluations[-1][1]
+    (folder_of(config) / "summary.json").unlink()
+    again, heard = fit(config)  # only the end of the run was left undone
+    assert (again.eval_loss, heard.evaluations) == (summary.eval_loss, [])
+    stopped, heard = fit(run_config(tmp_path, 9, parallel=MESH, evaluation=evaluated), SignalAfter(6))
+    assert (stopped.steps, stopped.eval_loss, heard.evaluations[-1][0]) == (7, None, 6)
+    resumed, _ = fit(run_config(tmp_path, 9, parallel=MESH, evaluation={"batches": 0}), SummaryFile())
+    assert (resumed.steps, resumed.eval_loss) == (9, None)
+    assert json.loads((folder_of(config) / "summary.json").read_text())["eval_loss"] is None
 
 
 def test_evaluations_that_are_asked_for_and_cannot_be_are_told(tmp_path: Path):
@@ -187,28 +240,32 @@ def test_sigterm_during_the_last_step_lets_the_run_end(tmp_path: Path):
     assert not any("SIGTERM" in message for message in heard.messages)
 
 
-def test_a_checkpoint_is_told_of_when_it_is_complete_and_not_only_when_the_next_one_begins(tmp_path: Path):
-    class SlowDevice(Listener):
-        """Step 3 takes until the checkpoint of step 2 is written."""
+def test_a_checkpoint_that_is_complete_is_told_of_before_a_later_step_is_logged(tmp_path: Path):
+    class Ear(Listener):
+        now = 0
 
         def __init__(self) -> None:
-            self.now = 0
             self.told: dict[int, int] = {}
 
         def step(self, record: StepRecord) -> None:
             self.now = record.step
-            writing = [thread for thread in threading.enumerate() if thread.name == "checkpoint-2"]
-            if record.step == 3:
-                for thread in writing:
-                    thread.join()
 
         def saved(self, step: int, path: str) -> None:
             assert (Path(path) / "manifest.json").exists()
             self.told[step] = self.now
 
-    slow = SlowDevice()
-    fit(run_config(tmp_path, 5, parallel=MESH, checkpoint={"every": 2}), slow)
-    assert slow.told == {2: 3, 4: 5, 5: 5}
+    class SlowDevice(SharingTrainer):
+        """Each step takes until the checkpoint before it is written."""
+
+        def step(self) -> StepMetrics:
+            for thread in threading.enumerate():
+                if thread.name.startswith("checkpoint-"):
+                    thread.join()
+            return super().step()
+
+    config, ear = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2}), Ear()
+    SlowDevice(config, jax.devices()[:8]).fit([JsonLines(), ear])
+    assert ear.told == {2: 2, 4: 4, 6: 6}
 
 
 class Broken(Listener):

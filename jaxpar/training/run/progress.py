@@ -1,0 +1,99 @@
+"""What the steps of a run add up to: tokens, losses and model FLOPs, and the record of a logged step."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+from jaxpar.model.flops import Pairs, mfu
+from jaxpar.observe.events import StepRecord
+from jaxpar.observe.files import strict_json
+from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
+from jaxpar.observe.timer import Lap
+from jaxpar.training.run.run import Run
+from jaxpar.training.step.forward_backward import StepMetrics
+
+
+class Progress:
+    """The counters of a run, which continue from a checkpoint."""
+
+    def __init__(self) -> None:
+        self.tokens, self.skipped = 0, 0
+        self.loss = float("nan")
+        """Training loss of the last logged step."""
+        self._evaluated: tuple[int, float] | None = None
+        """Step and held-out loss of the last evaluation."""
+        self._start_lap()
+
+    def _start_lap(self) -> None:
+        self._under_way: deque[Pairs] = deque()
+        """Pairs of each step that was dispatched and not yet counted."""
+        self._pairs: Counter[int | None] = Counter()
+        """Pairs of the steps since the last record."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps for `restore`."""
+        step, loss = self._evaluated or (None, None)
+        facts = {"tokens": self.tokens, "skipped": self.skipped, "loss": self.loss}
+        return strict_json({**facts, "eval_step": step, "eval_loss": loss})
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Continue from the facts of a checkpoint."""
+        self._start_lap()
+        self.tokens, self.skipped = facts["tokens"], facts["skipped"]
+        self.loss = float("nan") if facts["loss"] is None else facts["loss"]
+        # Checkpoints of earlier releases do not have the step of their held-out loss.
+        known = facts.get("eval_step") is not None and facts["eval_loss"] is not None
+        self._evaluated = (facts["eval_step"], facts["eval_loss"]) if known else None
+
+    def dispatched(self, pairs: Pairs) -> None:
+        """A step was dispatched, in whose batch the mask keeps `pairs`."""
+        self._under_way.append(pairs)
+
+    def counted(self, tokens: int, *, applied: bool) -> None:
+        """The earliest of the dispatched steps is done: it had so many tokens, and was applied or skipped."""
+        self._pairs.update(self._under_way.popleft())
+        if applied:
+            self.tokens += tokens
+        else:
+            self.skipped += 1
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Held-out data was evaluated after `step`."""
+        self._evaluated = step, loss
+
+    def heldout_loss(self, step: int) -> float | None:
+        """The held-out loss after `step`; None where that step was not evaluated."""
+        return self._evaluated[1] if self._evaluated is not None and self._evaluated[0] == step else None
+
+    def record(self, trainer: Run, number: int, metrics: StepMetrics, lap: Lap, data_wait: float) -> StepRecord:
+        """The record of step `number`, and of the steps of `lap`, which ends with it."""
+        config, seconds = trainer.config, lap.step_seconds
+        tokens = config.data.batch_size * config.data.sequence_length
+        peak, devices = trainer.peak_flops, trainer.plan.axes.devices
+        flops = trainer.flops(lap.steps, self._pairs)
+        self._pairs.clear()
+        self.loss = float(metrics.loss)
+        muon_rate = metrics.muon_learning_rate
+        return StepRecord(
+            step=number,
+            loss=self.loss,
+            grad_norm=float(metrics.grad_norm),
+            learning_rate=float(metrics.learning_rate),
+            muon_learning_rate=None if muon_rate is None else float(muon_rate),
+            tokens_per_second=tokens / seconds,
+            tokens_per_second_per_device=tokens / seconds / devices,
+            step_time_s=seconds,
+            mfu=None if peak is None else mfu(flops, lap.seconds, devices, peak),
+            memory_bytes=bytes_in_use(),
+            eta_s=(config.run.steps - number) * seconds,
+            skipped_steps=self.skipped,
+            loss_scale=float(metrics.loss_scale) if config.precision.compute == "float16" else None,
+            eval_loss=self.heldout_loss(number),
+            memory_kind=memory_kind(),
+            memory_peak_bytes=peak_bytes(),
+            memory_limit_bytes=limit_bytes(),
+            epochs=trainer.epochs(number),
+            data_wait=data_wait,
+        )
