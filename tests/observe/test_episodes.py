@@ -13,6 +13,18 @@ def test_the_first_of_each_kind_is_told_and_again_after_it_was_quiet():
     assert episodes.counts == {"slow": 6, "spike": 1}
 
 
+def test_episodes_of_a_kind_that_is_kept_apart_begin_at_most_once_in_that_time():
+    now = 0.0
+    episodes = Episodes(quiet=10, apart_s={"slow": 3600.0}, clock=lambda: now)
+    told = []
+    for step in range(0, 3000, 100):  # thirty times in an hour and a quarter
+        now += 150.0
+        told += [step] if episodes.begins("slow", step) else []
+        assert episodes.begins("spike", step)
+    assert told == [0, 2400]
+    assert episodes.counts == {"slow": 30, "spike": 30}
+
+
 def test_a_run_that_went_back_far_begins_anew():
     episodes = Episodes(quiet=10)
     assert episodes.begins("spike", 100)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from rich import box
@@ -28,7 +30,7 @@ FILES = (
 """What a run's folder may hold, with a description."""
 
 HEADER_EVERY = 25
-PLAIN_WIDTH = 100
+PLAIN_WIDTH = 120
 
 
 class ConsoleView(Listener):
@@ -38,21 +40,22 @@ class ConsoleView(Listener):
     several listeners, so that the files that it lists at the end exist.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, now: Callable[[], datetime] = datetime.now) -> None:
         if console is None:
             # Without a terminal rich assumes 80 columns, too few for the plan's reasons.
             console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-        self._console = console
+        self._console, self._now = console, now
+        self._steps: int | None = None
         self._folder = Path()
         self._titles: list[str] = []
         self._lines_since_header = 0
         self._progress: Progress | None = None
 
     def start(self, info: RunInfo) -> None:
-        self._folder = Path(info.folder)
+        self._folder, self._steps = Path(info.folder), info.steps
         self._console.print(self._plan_table(info.rows))
         if info.baseline_loss is not None:
-            self._line(f"Baseline: a held-out loss of {info.baseline_loss:.4f} nats per token")
+            self._line(f"Baseline: a bigram model, with a held-out loss of {info.baseline_loss:.4f} nats per token")
         if 1 < info.first_step <= info.steps:
             self._line(f"Continuing with step {info.first_step} of {info.steps}")
         if self._console.is_terminal:
@@ -69,7 +72,7 @@ class ConsoleView(Listener):
             self._progress.start()
 
     def step(self, record: StepRecord) -> None:
-        columns = _columns(record)
+        columns = _columns(record, self._clock_time(), self._steps)
         titles = [title for title, _, _ in columns]
         if titles != self._titles or self._lines_since_header >= HEADER_EVERY:
             self._titles, self._lines_since_header = titles, 0
@@ -80,12 +83,12 @@ class ConsoleView(Listener):
             self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
-        self._line(f"{step:>7}{loss:>8.4f}  held-out{_against(loss, baseline)}", "cyan")
+        self._line(f"{self._clock_time()}{step:>8}  held-out loss {loss:.4f}{_against(loss, baseline)}", "cyan")
 
     def saved(self, step: int, path: str) -> None:
         place = Path(path)
         shown = place.relative_to(self._folder) if place.is_relative_to(self._folder) else place
-        self._line(f"{step:>7}  saved {shown}", "dim")
+        self._line(f"{self._clock_time()}{step:>8}  saved {shown}", "dim")
 
     def message(self, text: str) -> None:
         self._line(f"- {self._printable(text)}", "bold")
@@ -122,6 +125,9 @@ class ConsoleView(Listener):
             if (self._folder / name).exists():
                 self._line(f"  {name:<18}{what.format(path=self._folder / name, folder=self._folder)}")
 
+    def _clock_time(self) -> str:
+        return f"{self._now():%H:%M:%S}"
+
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
@@ -147,19 +153,23 @@ class ConsoleView(Listener):
         return shown.encode(self._console.encoding, "replace").decode(self._console.encoding)
 
 
-def _columns(record: StepRecord) -> list[tuple[str, int, str]]:
-    """(title, width, value) of a step's line; at most 79 characters in all."""
-    columns = [
-        ("step", 7, str(record.step)),
+def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str, int, str]]:
+    """(title, width, value) of a step's line; at most 112 characters in all. `steps` are those of the whole run."""
+    columns = [("time", 8, time), ("step", 8, str(record.step))]
+    if steps is not None:
+        columns.append(("done", 7, f"{record.step / steps:.1%}"))
+    columns += [
         ("loss", 8, f"{record.loss:.4f}"),
         ("grad norm", 10, _norm(record.grad_norm)),
         ("lr", 9, f"{record.learning_rate:.2e}"),
-        ("tokens/s", 9, _count(record.tokens_per_second)),
     ]
-    if record.muon_learning_rate is None:
-        columns.append(("/device", 8, _count(record.tokens_per_second_per_device)))
-    else:  # There is no room for both.
-        columns.insert(4, ("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
+    if record.muon_learning_rate is not None:
+        columns.append(("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
+    columns += [
+        ("s/step", 9, f"{record.step_time_s:#.3g}"),
+        ("tokens/s", 9, _count(record.tokens_per_second)),
+        ("/device", 8, _count(record.tokens_per_second_per_device)),
+    ]
     if record.mfu is not None:
         columns.append(("MFU", 6, f"{record.mfu:.1%}"))
     if record.memory_bytes is not None:
@@ -182,7 +192,7 @@ def _against(loss: float, baseline: float | None) -> str:
     if baseline is None:
         return ""
     side = "below" if loss < baseline else "above"
-    return f", {abs(baseline - loss):.4f} {side} the baseline of {baseline:.4f}"
+    return f", {abs(baseline - loss):.4f} {side} the bigram baseline of {baseline:.4f}"
 
 
 def _norm(value: float) -> str:

@@ -35,6 +35,9 @@ PACE = "pace"
 """Topic of the notes in which the processes of a job report their pace."""
 WAIT_STEPS, WAIT_SECONDS = 10, 5.0
 """The least number of steps, and of seconds, over which a wait for data is judged."""
+SLOW_APART_S = 3600.0
+"""Slow steps and paces are reported at most once in this time: on a machine with other work they come again and
+again."""
 WORDS: dict[str, str] = {
     "not_finite": "steps that were not finite",
     "loss_spike": "loss spikes",
@@ -52,7 +55,7 @@ class AnomalyMonitor:
         self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
         self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
         self._slow, self._pace = SlowSteps(self._watch.slow_step), Pace(self._watch.slow_pace)
-        self._episodes = Episodes(quiet=LAST)
+        self._episodes = Episodes(quiet=LAST, apart_s=dict.fromkeys(("slow_step", "slow_pace"), SLOW_APART_S))
         self._told: dict[str, int] = {}
         self._rollbacks = 0
         self._warm_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from rich.console import Console
 from jaxpar.observe.writers.console import ConsoleView
 from tests.observe.records import record, run_info, summary
 
+NOW = datetime(2026, 11, 23, 9, 8, 7)
 
-def view(terminal: bool = False, width: int = 80, encoding: str = "utf-8") -> tuple[ConsoleView, io.TextIOWrapper]:
+
+def view(terminal: bool = False, width: int = 120, encoding: str = "utf-8") -> tuple[ConsoleView, io.TextIOWrapper]:
     screen = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    return ConsoleView(Console(file=screen, force_terminal=terminal, width=width)), screen
+    return ConsoleView(Console(file=screen, force_terminal=terminal, width=width), now=lambda: NOW), screen
 
 
 def text(screen: io.TextIOWrapper) -> str:
@@ -49,7 +52,8 @@ def test_the_run_is_told_whole(tmp_path: Path) -> None:
     whole_run(shown, tmp_path)
     printed = text(screen)
     for part in ("fsdp 2 x tensor 4", "as written", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
-                 "12.00 GiB", "1:15", "0.4000 below the baseline of 2.3000", "saved checkpoints/20",
+                 "12.00 GiB", "1:15", "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
+                 "Baseline: a bigram model, with a held-out loss of 2.3000",
                  "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
                  "peak 3.00 GiB on the fullest device", "predicted 2.00 GiB per device"):  # fmt: skip
         assert part in printed, part
@@ -57,17 +61,17 @@ def test_the_run_is_told_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("muon_learning_rate", [None, 2e-2])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_lines_fit_80_columns(tmp_path: Path, terminal: bool, muon_learning_rate: float | None) -> None:
+def test_lines_fit_120_columns(tmp_path: Path, terminal: bool, muon_learning_rate: float | None) -> None:
     shown, screen = view(terminal)
-    shown.start(run_info(tmp_path))
+    shown.start(run_info(tmp_path, steps=1_000_000))
     memory = dict.fromkeys(("memory_bytes", "memory_peak_bytes", "memory_limit_bytes"), 100 * 2**30 - 2**28)
-    shown.step(record(1_000_000, loss=12.3456, mfu=0.5, **memory, eta_s=9 * 86400.0, grad_norm=1e-9,
+    shown.step(record(1_000_000, loss=12.3456, mfu=0.5, step_time_s=1234.5, **memory, eta_s=9 * 86400.0, grad_norm=1e-9,
                       muon_learning_rate=muon_learning_rate))  # fmt: skip
     shown.evaluation(1_000_000, 12.5, 12.75)
     shown.close()
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text(screen)).replace("\r", "\n").splitlines()
     assert any("1000000" in line for line in lines)
-    assert max(len(line) for line in lines) <= 80
+    assert max(len(line) for line in lines) <= 120
 
 
 def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
@@ -97,7 +101,22 @@ def test_under_muon_a_line_has_both_learning_rates() -> None:
     shown.step(record(1))
     assert "muon lr" not in text(screen)
     shown.step(record(2, muon_learning_rate=2e-2))
-    assert re.search(r" lr muon lr tokens/s .*\n.* 3\.00e-04 2\.0e-02 ", text(screen))
+    assert re.search(r" lr muon lr +s/step .*\n.* 3\.00e-04 2\.0e-02 ", text(screen))
+
+
+def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp_path: Path) -> None:
+    shown, screen = view()
+    shown.start(run_info(tmp_path, steps=400))
+    shown.step(record(50, step_time_s=0.5))
+    shown.evaluation(50, 1.9, 2.3)
+    shown.saved(50, str(tmp_path / "checkpoints" / "00000050"))
+    title, line, *others = text(screen).splitlines()[-4:]
+    found = dict(zip(title.replace("grad norm", "grad-norm").split(), line.split(), strict=True))
+    assert {name: found[name] for name in ("time", "step", "done", "s/step")} == {
+        "time": "09:08:07", "step": "50", "done": "12.5%", "s/step": "0.500"
+    }  # fmt: skip
+    for other, words in zip(others, ("held-out loss 1.9000", "saved checkpoints/00000050"), strict=True):
+        assert other.startswith(line[:16]) and words in other
 
 
 def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -> None:
