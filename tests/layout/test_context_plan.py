@@ -11,9 +11,10 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.training.run import run
 from jaxpar.training.run.plan_table import plan_rows
@@ -50,6 +51,17 @@ def test_a_trainer_looks_at_the_nodes_that_it_runs_on(monkeypatch: pytest.Monkey
 
 def test_groups_that_the_user_names_may_span_nodes() -> None:
     assert plan_of(config_of(context=8, context_strategy="usp", ulysses=4), node_devices=2).ulysses == 4
+
+
+def test_block_sizes_that_no_layer_uses_are_named() -> None:
+    config = small(attention={"query_block": 64})
+    plan = plan_of(config)
+    assert (plan.attention.name, unused_blocks(plan, config.attention)) == ("xla", [])
+    on_gpu = replace(plan, attention=Choice("cudnn", "", {}))
+    assert unused_blocks(on_gpu, config.attention) == ["attention.query_block: 64"]
+    assert unused_blocks(on_gpu, small().attention) == []
+    kinds = {"local": Choice("cudnn", "", {}), "global": Choice("xla", "", {})}
+    assert unused_blocks(replace(on_gpu, kind_attention=kinds), config.attention) == []
 
 
 HOPPER = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0")

@@ -20,17 +20,24 @@ class _Owner:
     key: str
     prefixes: tuple[str, ...]
     """How the keys begin."""
-    used: Callable[[str], bool]
+    used: Callable[[Any], bool]
     needed: str
     """The value that uses them, in words."""
 
 
 _OWNERS = (
+    _Owner("optimizer", "name", ("beta", "epsilon"), lambda name: name in ("adamw", "muon"), "adamw or muon"),
     _Owner("optimizer", "name", ("muon_",), lambda name: name == "muon", "muon"),
     _Owner("optimizer", "name", ("lion_",), lambda name: name == "lion", "lion"),
     _Owner("optimizer", "name", ("adafactor_",), lambda name: name == "adafactor", "adafactor"),
+    _Owner("optimizer", "schedule", ("decay_fraction",), lambda shape: shape == "wsd", "wsd"),
+    _Owner(
+        "optimizer", "schedule", ("final_fraction",), lambda schedule: schedule != "constant", "cosine, linear or wsd"
+    ),
     _Owner("attention", "backend", ("query_block", "kv_block"), lambda name: name in ("xla", "auto"), "xla"),
     _Owner("precision", "compute", ("loss_scale",), lambda dtype: dtype == "float16", "float16"),
+    _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
+    _Owner("watch", "on_spike", ("skip_batches", "max_rollbacks"), lambda what: what == "rollback", "rollback"),
 )
 
 

@@ -18,7 +18,7 @@ from jaxpar.attention import (
 )
 from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.context import neighbours
-from jaxpar.config import Config, UserError
+from jaxpar.config import AttentionConfig, Config, UserError
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
@@ -84,6 +84,16 @@ def check_attention(plan: Plan, config: Config, device: Device, node_devices: in
         choose_backend(backends[kind].name, own, f"plan.kind_attention.{kind}" if kind else "plan.attention")
     served = replace(widest(requests), ulysses=plan.ulysses)
     choose_context_strategy(plan.context_strategy.name, served, key="plan.context_strategy")
+
+
+def unused_blocks(plan: Plan, config: AttentionConfig) -> list[str]:
+    """Of `attention.query_block` and `kv_block`, those that were set though no layer's attention has blocks."""
+    choices = plan.kind_attention.values() or [plan.attention]
+    if any(choice.name == "xla" for choice in choices):
+        return []
+    usual = AttentionConfig()
+    set_here = [key for key in ("query_block", "kv_block") if getattr(config, key) != getattr(usual, key)]
+    return [f"attention.{key}: {getattr(config, key)}" for key in set_here]
 
 
 def _traffic_words(strategy: str, request: AttentionRequest, layout: ContextLayout) -> str:

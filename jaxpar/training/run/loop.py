@@ -16,6 +16,7 @@ from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.distributed import liveness
+from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
 from jaxpar.observe.amounts import mebibytes
 from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
@@ -180,6 +181,8 @@ class _Loop:
             self.listeners.message(
                 f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
             )
+        if unused := unused_blocks(trainer.plan, config.attention):
+            self.listeners.message(f"{' and '.join(unused)} is not used: no layer's attention is computed by xla.")
         if otherwise and not any(line.startswith(PLANNED) for line in changes):
             self.listeners.message(
                 f"The plan differs from that of the last start, though its inputs are the same: {self.folder.path} "

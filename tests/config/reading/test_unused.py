@@ -46,8 +46,26 @@ def test_a_setting_that_is_ignored_is_one_sentence(overrides, sentence):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (["optimizer.name=lion", "optimizer.beta2=0.98"], "optimizer.name: adamw or muon"),
+        (["optimizer.name=adafactor", "optimizer.epsilon=0.001"], "optimizer.name: adamw or muon"),
+        (["optimizer.decay_fraction=0.5"], "optimizer.schedule: wsd"),
+        (["optimizer.schedule=constant", "optimizer.final_fraction=0.5"], "optimizer.schedule: cosine, linear or wsd"),
+        (["evaluation.sample_temperature=0.5"], "evaluation.sample_tokens: above 0"),
+        (["watch.max_rollbacks=5"], "watch.on_spike: rollback"),
+    ],
+)
+def test_a_setting_that_another_one_switches_off_is_refused(overrides, needed):
+    with refused(overrides[-1].replace("=", ": "), "would not be used", needed):
+        validate(load_config(None, overrides))
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
+        ["optimizer.name=muon", "optimizer.beta2=0.9"],
+        ["evaluation.sample_tokens=8", "evaluation.sample_temperature=0"],
         ["optimizer.name=muon", "optimizer.muon_momentum=0.9"],
         ["attention.backend=xla", "attention.kv_block=256"],
         ["attention.query_block=256"],
