@@ -44,8 +44,8 @@ class Progress:
         self.tokens, self.skipped = facts["tokens"], facts["skipped"]
         self.loss = float("nan") if facts["loss"] is None else facts["loss"]
         # Checkpoints of earlier releases do not have the step of their held-out loss.
-        known = facts.get("eval_step") is not None and facts["eval_loss"] is not None
-        self._evaluated = (facts["eval_step"], facts["eval_loss"]) if known else None
+        step, loss = facts.get("eval_step"), facts["eval_loss"]
+        self._evaluated = None if step is None or loss is None else (step, loss)
 
     def dispatched(self, pairs: Pairs) -> None:
         """A step was dispatched, in whose batch the mask keeps `pairs`."""
