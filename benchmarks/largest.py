@@ -98,7 +98,7 @@ def measure(config: str, cluster: Cluster, tier: str) -> dict[str, Any]:
         "disk_bytes": back if tier == "file" else 0,
         "to_device_bytes": there,
         "from_device_bytes": back,
-        "link_seconds": max(there, back) / cluster.gpu.pcie.bandwidth,
+        "link_seconds": max(there, back) / cluster.gpu.host.bandwidth,
     }
 
 

@@ -75,15 +75,37 @@ CPU = replace(
 )  # fmt: skip
 """What virtual devices reach of nominal numbers: guesses, until `jaxpar.plan calibrate` has measured."""
 
+
+def _units(model: HardwareModel, gpu: str, clock_ghz: float) -> HardwareModel:
+    """The shares of `model` with the multiprocessors of `gpu`, at its highest clock rate."""
+    count = gpu_named(gpu).multiprocessors
+    return replace(model, multiprocessors=count, exponentials=16 * count * clock_ghz * 1e9)
+
+
+_CARD = replace(AMPERE, float8_share=HOPPER.float8_share)
+"""GPUs whose tensor cores are fed from registers, as an A100's are, and multiply in float8 too."""
+
 _MODELS = {
     "v100-32": VOLTA, "a100-40": AMPERE, "a100-80": AMPERE, "a800": AMPERE, "h100": HOPPER, "h800": HOPPER,
     "h200": HOPPER, "b200": BLACKWELL, "cpu": CPU,
+    "gh200": HOPPER, "h20": _units(HOPPER, "h20", 1.98), "gb200": _units(BLACKWELL, "gb200", 2.062),
+    "a10g": _units(AMPERE, "a10g", 1.71), "l4": _units(_CARD, "l4", 2.04), "l40s": _units(_CARD, "l40s", 2.52),
+    "rtx4090": _units(_CARD, "rtx4090", 2.52), "rtx5090": _units(_CARD, "rtx5090", 2.407),
 }  # fmt: skip
 
+_A100_REACHES = "what an A100 reaches, and an H100 in float8"
 UNFITTED = {
     "v100-32": "no run on a V100 was at hand: what an A100 reaches, and node_share from all-reduces on V100",
     "h200": "no run on an H200 was at hand: what an H100 reaches",
+    "gh200": "no run on a GH200 was at hand: what an H100 reaches",
+    "h20": "no run on an H20 was at hand: what an H100 reaches",
     "b200": "no run on a B200 was at hand: what an H100 reaches",
+    "gb200": "no run on a GB200 was at hand: what an H100 reaches",
+    "a10g": "no run on an A10G was at hand: what an A100 reaches",
+    "l4": f"no run on an L4 was at hand: {_A100_REACHES}",
+    "l40s": f"no run on an L40S was at hand: {_A100_REACHES}",
+    "rtx4090": f"no run on an RTX 4090 was at hand: {_A100_REACHES}",
+    "rtx5090": f"no run on an RTX 5090 was at hand: {_A100_REACHES}",
 }
 """GPUs that use the shares of another kind, and why."""
 

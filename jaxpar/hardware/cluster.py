@@ -19,7 +19,7 @@ from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.links import GIGA, Link
 
 HOST_MEMORY = 2**40
-"""Default bytes of a host's memory for its GPUs."""
+"""Default bytes of a host's memory for its GPUs, where it is not on their module (`GPU.host_bytes`)."""
 FORM = "expected gpu:hosts x gpus, as in h100:1x8, or the path of a .yaml file"
 
 
@@ -190,7 +190,7 @@ def parse_cluster(text: str) -> Cluster:
         gpu = gpu_named(found[1])
     except UserError as error:
         raise UserError(f"cluster {quoted(text)}: {error}") from None
-    return Cluster(f"{gpu.short}:{hosts}x{gpus}", gpus, (_group(gpu.short, gpu, hosts, _Levels(), text),))
+    return Cluster(f"{gpu.short}:{hosts}x{gpus}", gpus, (_group(gpu.short, gpu, hosts, gpus, _Levels(), text),))
 
 
 @dataclass(frozen=True)
@@ -241,13 +241,16 @@ def read_cluster(path: Path) -> Cluster:
             if key in lines:
                 raise UserError(f"{place(key)}: {key}: with groups, each group has its own")
         where = lambda key: place("groups")
-        groups = [_read_group(name, f"groups.{name}.", group, where, path) for name, group in written.groups.items()]
+        groups = [
+            _read_group(name, f"groups.{name}.", group, written.gpus_per_host, where, path)
+            for name, group in written.groups.items()
+        ]
     else:
         for key in ("gpu", "hosts"):
             if key not in lines:
                 raise UserError(f"{named(path)}: the key {key} is missing")
         alone = _WrittenGroup(written.gpu, written.hosts, written.levels, written.host_memory)
-        groups = [_read_group(written.gpu, "", alone, place, path)]
+        groups = [_read_group(written.gpu, "", alone, written.gpus_per_host, place, path)]
     gpus = written.gpus_per_host * sum(group.hosts for group in groups)
     if gpus > RANKS:
         raise UserError(f"{place('gpus_per_host')}: gpus_per_host: makes {gpus} GPUs; expected at most {RANKS}")
@@ -266,7 +269,9 @@ def read_cluster(path: Path) -> Cluster:
     return Cluster(written.name or path.stem, written.gpus_per_host, tuple(groups), measured, between)
 
 
-def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[[str], str], path: Path) -> Group:
+def _read_group(
+    name: str, prefix: str, written: _WrittenGroup, gpus: int, place: Callable[[str], str], path: Path
+) -> Group:
     """A group with its numbers checked; `prefix` comes before its keys, and `place` says where a key stands."""
     _positive(written.hosts, f"{prefix}hosts", place("hosts"), RANKS)
     for level, numbers in vars(written.levels).items():
@@ -277,11 +282,13 @@ def _read_group(name: str, prefix: str, written: _WrittenGroup, place: Callable[
         gpu = gpu_named(written.gpu)
     except UserError as error:
         raise UserError(f"{place('gpu')}: {prefix}gpu: {error}") from None
-    group = _group(name, gpu, written.hosts, written.levels, str(path))
+    group = _group(name, gpu, written.hosts, gpus, written.levels, str(path))
     return group if written.host_memory is None else replace(group, host_memory=int(written.host_memory * 2**30))
 
 
-def _group(name: str, gpu: GPU, hosts: int, levels: _Levels, source: str) -> Group:
+def _group(name: str, gpu: GPU, hosts: int, gpus: int, levels: _Levels, source: str) -> Group:
+    """Hosts of so many GPUs each; what `levels` leaves open is that of the GPU."""
+
     def link(usual: Link, numbers: _Numbers | None) -> Link:
         return usual if numbers is None else usual.with_bandwidth(numbers.bandwidth, numbers.latency, source)
 
@@ -289,9 +296,10 @@ def _group(name: str, gpu: GPU, hosts: int, levels: _Levels, source: str) -> Gro
         name=name,
         gpu=gpu,
         hosts=hosts,
-        node=link(gpu.nvlink, levels.node),
+        node=link(gpu.node, levels.node),
         network=link(gpu.network, levels.network),
-        host=link(gpu.pcie, levels.host),
+        host=link(gpu.host, levels.host),
+        host_memory=HOST_MEMORY if gpu.host_bytes is None else gpus * gpu.host_bytes,
     )
 
 

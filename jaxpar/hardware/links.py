@@ -38,8 +38,13 @@ def nvlink(generation: int, total_gigabytes: float, source: str) -> Link:
     return Link(f"NVLink {generation}", total_gigabytes / 2 * GIGA, 3.4 * MICRO, source)
 
 
+def nvlink_c2c(total_gigabytes: float, source: str) -> Link:
+    """NVLink between GPU and CPU of one module; `total_gigabytes` per second, both directions together."""
+    return replace(nvlink(0, total_gigabytes, source), name="NVLink-C2C")
+
+
 def pcie(generation: int) -> Link:
-    """Sixteen lanes of PCI Express to the host."""
+    """Sixteen lanes of PCI Express, to the host and, without NVLink, to the other cards in it."""
     per_direction = {3: 16.0, 4: 32.0, 5: 64.0}[generation]
     return Link(f"PCIe {generation} x16", per_direction * GIGA, 5.7 * MICRO, f"PCI Express {generation}.0, 16 lanes")
 

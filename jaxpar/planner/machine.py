@@ -43,8 +43,9 @@ def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) ->
         device_bytes=memory // devices,
         hbm_bandwidth=bandwidth,
         compute_capability=(0, 0),
-        nvlink=link,
-        pcie=link,
+        multiprocessors=1,
+        node=link,
+        host=link,
         network=link,
         source="this machine; nominal",
     )

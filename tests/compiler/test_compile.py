@@ -15,7 +15,7 @@ from jaxpar.compiler.program.hlo.records import leaves
 from jaxpar.config import UserError, load_config, with_overrides
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.xla_flags import xla_flags
-from tests.compiler.inspected import CACHE, CLUSTER, hsdp, wide
+from tests.compiler.inspected import CACHE, CLUSTER, hsdp, inspected, wide
 from tests.compiler.program.programs import strictly
 from tests.sentences import refused
 
@@ -97,6 +97,17 @@ def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
     else:
         assert "mosaic kernel" in made.notes[0] and "__cudnn$fmha" not in made.program and "mosaic_gpu" in made.program
     assert Compilation.from_json(made.to_json()) == made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("short", "said"), [("l4", "an L4"), ("h20", "an H20")])
+def test_gpus_that_no_run_was_measured_on_are_compiled_for_and_timed(short: str, said: str):
+    """A card without NVLink, and a Hopper with few multiprocessors."""
+    analysis, report = inspected(wide(model={"layers": 2}, parallel={"fsdp": 2}), f"{short}:1x2")
+    assert (analysis.compilation.gpu, report.fits) == (short, True)
+    assert "__cublas$gemm" in analysis.compilation.program
+    assert any(f"no run on {said} was at hand" in note for note in report.notes)
+    assert report.collectives and all(one.seconds > 0 for one in report.collectives)
 
 
 def test_a_compile_that_takes_too_long_is_ended_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

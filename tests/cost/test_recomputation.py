@@ -105,7 +105,7 @@ def test_times_that_are_of_nothing_are_refused(measured: dict[str, float], said:
 def test_a_gpu_without_a_model_has_the_shares_of_the_nearest_and_is_said_to():
     hopper = CLUSTER.gpu
     assert borrowed(hopper) is None
-    for capability, model, name in (((9, 2), HOPPER, "H100"), ((8, 6), AMPERE, "A100")):
+    for capability, model, name in (((9, 2), HOPPER, "H100"), ((8, 5), AMPERE, "A100")):
         unknown = replace(hopper, short="new", name="New-GPU", compute_capability=capability)
         assert nearest_hardware(unknown) == model
         said = borrowed(unknown) or ""

@@ -98,7 +98,7 @@ def resting_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, s
     gpu = gpu_of(device_kind)
     cost = ""
     if gpu is not None:
-        cost = f", {max(there, back) / gpu.pcie.bandwidth:.2f} s at the least over {gpu.pcie.name}"
+        cost = f", {max(there, back) / gpu.host.bandwidth:.2f} s at the least over {gpu.host.name}"
     stays = state_bytes(layout) - offloaded_state_bytes(layout)
     beside = f", and {mebibytes(stays)} stay on the device" if layout.plan.resident_weights else ""
     value = mebibytes(offloaded_state_bytes(layout))

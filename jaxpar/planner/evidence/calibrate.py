@@ -90,7 +90,7 @@ def calibrate(output: Path, devices: int, sizes: Sizes = FULL) -> dict[str, Any]
     else:
         model |= {"memory_share": bandwidth / gpu.hbm_bandwidth}
         if links["bandwidth"]:
-            model |= {"node_share": links["bandwidth"] / gpu.nvlink.bandwidth}
+            model |= {"node_share": links["bandwidth"] / gpu.node.bandwidth}
     profile = {
         "device": found[0].device_kind,
         "devices": len(found),

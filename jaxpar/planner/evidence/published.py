@@ -288,7 +288,7 @@ def _cluster(cell: _Cells, kind: str, devices: int, gigabits: str) -> Cluster:
     network = gpu.network
     if gigabits:
         network = network.with_bandwidth(cell.positive("inter_node_gbps_per_gpu") / 8, None, cell.place)
-    group = Group(gpu.short, gpu, -(-devices // per_host), gpu.nvlink, network, gpu.pcie)
+    group = Group(gpu.short, gpu, -(-devices // per_host), gpu.node, network, gpu.host)
     return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,))
 
 

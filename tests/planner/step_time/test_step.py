@@ -185,6 +185,8 @@ def test_every_gpu_of_the_catalogue_has_a_model_within_its_datasheet():
     for gpu in GPUS:
         model = hardware_of(gpu)
         assert 0 < model.matmul_share <= 1 and 0 < model.memory_share <= 1 and 0 < model.network_share <= 1
+        assert model.multiprocessors == gpu.multiprocessors
+        assert ("float8" in gpu.peaks) == (model.float8_share > 0)
     with pytest.raises(UserError, match="no time model was fitted"):
         hardware_of(replace(gpu_named("h100"), short="x100", name="X100"))
 
