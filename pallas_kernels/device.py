@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 from jax.experimental.pallas import triton as plgpu
 
 
@@ -20,3 +21,9 @@ def target() -> Target:
         return Target("cpu", None)
     capability = plgpu.get_gpu_info().compute_capability
     return Target("gpu", capability / 10 if capability else None)
+
+
+def multiprocessors() -> int:
+    """Streaming multiprocessors of the GPU that is traced for: 132 of an H100 SXM, 78 of an H20."""
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.local_devices()[0].core_count if described is None else described.num_cores

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
@@ -213,3 +214,15 @@ def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
     x = jnp.ones((1, 4, 1, 64), jnp.bfloat16)
     with pytest.raises(ValueError, match="scale above 0, got -1"):
         forward(Settings(Mask(), -1.0, interpret=True), x, x, x, KernelTokens(indices, indices))
+
+
+@pytest.mark.parametrize("cores", [132, 78])
+def test_there_is_a_program_for_each_multiprocessor_of_the_gpu(cores: int) -> None:
+    """An H100 has 132 and an H20 78; more programs than that would wait for their turn, with tiles of their own."""
+    device = AbstractDevice(device_kind="NVIDIA H20", num_cores=cores, platform="gpu")
+    q = jax.ShapeDtypeStruct((2, 8192, 8, 128), jnp.bfloat16)
+    rows = jax.ShapeDtypeStruct((2, 8192), jnp.int32)
+    asked = lambda q, rows: KERNELS.forward(Settings(Mask(), 0.1), q, q, q, KernelTokens(rows, rows, rows, rows, None))
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        program = str(jax.make_jaxpr(asked)(q, rows))
+    assert f"grid=({cores},)" in program

@@ -23,11 +23,12 @@ from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_lim
 from pallas_kernels.attention.mosaic.forward import forward_kernel
 from pallas_kernels.attention.mosaic.schedule import TILE
 from pallas_kernels.attention.mosaic.scores import Scores
-from pallas_kernels.attention.mosaic.tiles import MULTIPROCESSORS, TABLE, Tiles
+from pallas_kernels.attention.mosaic.tiles import TABLE, Tiles
 from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.attention.work import FORWARD, multiplies
+from pallas_kernels.device import multiprocessors
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_over, varying_axes
 
@@ -134,10 +135,11 @@ def _static(settings: Settings) -> tuple[Limits, Scores, dict]:
     """What the settings mean to a kernel: limits, scores, and how it is launched."""
     if settings.scale <= 0.0:
         raise ValueError(f"attention by 'mosaic' needs a scale above 0, got {settings.scale}")
-    launch = {"matmuls": matmuls.OnDevice, "programs": MULTIPROCESSORS, "interpret": None}
     if settings.interpret:  # one program, for the simulator runs one after the other without saying so to its races
         simulator = plgpu.InterpretGPUParams(detect_races=True)
         launch = {"matmuls": matmuls.Simulated, "programs": 1, "interpret": simulator}
+    else:  # one for each multiprocessor: with fewer programs some idle, with more some wait for their turn
+        launch = {"matmuls": matmuls.OnDevice, "programs": multiprocessors(), "interpret": None}
     return Limits.of(settings.mask), Scores(settings.scale, settings.softcap), launch
 
 

@@ -55,7 +55,3 @@ def tiles(width: int, value_width: int, kind: Kind) -> Tiles:
     found = TABLE[width, value_width]
     forward = FULL.get((width, value_width)) if kind == "full" else None
     return found if forward is None else found._replace(forward=forward)
-
-
-MULTIPROCESSORS = 132
-"""Programs of a launch: one for each multiprocessor of an H100 SXM or H200. With fewer, some wait for their turn."""
