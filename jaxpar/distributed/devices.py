@@ -19,13 +19,14 @@ import jax
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DistributedConfig
+from jaxpar.config.spelling import quoted
 from jaxpar.distributed.initialize import join
 from jaxpar.distributed.job import Job, find_job, visible_gpus
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
-from jaxpar.hardware.xla_flags import check_flags, merged, xla_flags
+from jaxpar.hardware.xla_flags import check_flags, merged, options, xla_flags
 
 type Device = Any
 """A `jax.Device`, which type checkers take for a variable."""
@@ -62,8 +63,9 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
     virtual CPU devices. On a machine with one, XLA gets the flags that programs for GPUs are compiled with, except
     those that the user set, and its limit of host memory. Where the configuration or a launcher says so, joins the
-    other processes, which are watched from then on. Does nothing once JAX has looked at its devices. Raises `UserError`
-    when XLA does not know a flag, or when the other processes cannot be reached.
+    other processes, which are watched from then on. Does nothing on CPUs once JAX has looked at its devices. Raises
+    `UserError` when XLA does not know a flag or has read its flags already, or when the other processes cannot be
+    reached.
     """
     job = find_job(distributed, os.environ, host_gpus())
     flags = os.environ.get("XLA_FLAGS", "")
@@ -83,11 +85,16 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
         os.environ["XLA_FLAGS"] = merged(COLLECTIVE_TIMEOUTS, flags)
     else:
         flags = merged(xla_flags(), flags)
-        check_flags(flags)  # XLA ends the process over an unknown one
+        wanted = check_flags(flags)  # XLA ends the process over an unknown one
         if not any(name in os.environ for name in POOL_VARIABLES):
             os.environ[POOL_VARIABLES[0]] = str(POOL_FRACTION)
         raise_pinned_limit(os.environ, _processes_here(job))
         os.environ["XLA_FLAGS"] = flags
+        if options() != wanted:
+            raise UserError(
+                "XLA_FLAGS: JAX was used before jaxpar set the flags for GPUs, so they are not in force; restart "
+                f"Python and make the Trainer before anything uses JAX, or start Python with XLA_FLAGS={quoted(flags)}"
+            )
     if job is not None and not jax.distributed.is_initialized():
         join(job, distributed)
     return job

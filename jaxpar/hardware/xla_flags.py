@@ -43,22 +43,35 @@ def merged(own: tuple[str, ...], theirs: str) -> str:
     return " ".join([*(flag for flag in own if flag_name(flag) not in known), *written])
 
 
+def options() -> str:
+    """The options that this process compiles with, to compare with those of `check_flags`.
+
+    XLA reads `XLA_FLAGS` once, when a process first looks at its devices, compiles or calls this.
+    """
+    from jaxlib import xla_client
+
+    return xla_client.CompileOptions().SerializeAsString().hex()
+
+
 @cache
-def check_flags(flags: str) -> None:
+def check_flags(flags: str) -> str:
     """Ask the installed XLA whether it knows `flags`, text as in `XLA_FLAGS`. Takes a third of a second in a child.
+
+    Returns:
+        The `options` of a process with these flags.
 
     Raises:
         UserError: it does not know a flag, or not the value of one.
     """
     asked = subprocess.run(
-        [sys.executable, "-c", "from jaxlib import _jax; _jax.CompileOptions()"],
+        [sys.executable, "-c", "from jaxlib import _jax; print(_jax.CompileOptions().SerializeAsString().hex())"],
         env=os.environ | {"XLA_FLAGS": flags, "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
         check=False,
     )
     if asked.returncode == 0:
-        return
+        return asked.stdout.strip()
     unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", asked.stderr)
     if unknown is not None:
         raise UserError(f"XLA_FLAGS: the installed XLA does not know {', '.join(unknown[1].split())}")

@@ -18,7 +18,7 @@ from jaxpar.distributed.job import Job
 from jaxpar.hardware import host
 from jaxpar.hardware.host import PINNED_VARIABLE
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
-from jaxpar.hardware.xla_flags import xla_flags
+from jaxpar.hardware.xla_flags import check_flags, xla_flags
 from tests.sentences import refused
 from tests.training.runs import ROOT
 
@@ -27,6 +27,7 @@ from tests.training.runs import ROOT
 def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
     devices.jax.devices()  # XLA reads its flags once: before they are changed here
     monkeypatch.setattr(devices, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "options", lambda: check_flags(os.environ["XLA_FLAGS"]))
     monkeypatch.delenv("JAX_PLATFORMS")
     for name in (*POOL_VARIABLES, PINNED_VARIABLE):
         monkeypatch.setenv(name, "")  # so that what the function sets is taken back
@@ -53,6 +54,53 @@ def test_flags_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch):
 def test_an_unknown_flag_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="does not know --xla_gpu_old=1"):
         flags_after(monkeypatch, "--xla_gpu_old=1")
+
+
+AFTER = """
+import jax, jax.numpy as jnp
+from jaxpar.config import DistributedConfig, UserError
+from jaxpar.distributed import devices
+
+devices.has_gpu = lambda: True
+{before}
+for _ in range(2):  # a second Trainer
+    try:
+        devices.prepare_devices(1, DistributedConfig())
+        print("in force")
+    except UserError as error:
+        print(error)
+    print(float(jnp.ones(3).sum()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "flags", "in_force"),
+    [
+        pytest.param("", "", True, id="nothing before"),
+        pytest.param("jax.devices()", "", False, id="devices"),
+        pytest.param("jnp.ones(3)", "", False, id="an array"),
+        pytest.param("jnp.ones(3)", " ".join(xla_flags()), True, id="an array, with the flags"),
+        pytest.param("jnp.ones(3)", "--xla_gpu_enable_triton_gemm=true", False, id="an array, with one flag"),
+    ],
+)
+def test_flags_that_come_too_late_are_one_sentence(before: str, flags: str, in_force: bool):
+    """In a process of its own with a pretended driver, as in a notebook that used JAX first."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER.format(before=before)],
+        env={**variables, "XLA_FLAGS": flags},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, sum_of_first, second, _ = done.stdout.splitlines()
+    assert first == second and sum_of_first == "3.0"
+    if in_force:
+        assert first == "in force"
+    else:
+        assert first.startswith("XLA_FLAGS: ") and "restart Python" in first
+        assert all(flag in first for flag in (flags or xla_flags()[1], xla_flags()[0]))
 
 
 def test_xla_takes_as_much_memory_as_inspect_promises(monkeypatch: pytest.MonkeyPatch):
