@@ -174,14 +174,17 @@ class Run:
         Raises `UserError` when the data source holds nothing out.
         """
         total = count = 0.0
+        weights = self.evaluated_weights()
         for rows in self.heldout_batches():
-            nll, tokens = self.functions.evaluate(self.evaluated_weights, self.placer(rows))
+            nll, tokens = self.functions.evaluate(weights, self.placer(rows))
             total, count = total + float(nll), count + float(tokens)
         return total / count
 
-    @property
     def evaluated_weights(self) -> Weights:
-        """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`."""
+        """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`.
+
+        An average on disk is read with each call: once for a whole evaluation or sample.
+        """
         average = self.config.evaluation.ema
         return self.functions.residency.readable(self.state.optimizer.average if average else self.state.master)
 

@@ -88,7 +88,7 @@ def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float
     logits_after, put = next_token_logits(step), shardings(step.mesh, step.layout.batch)
     rows, order = trainer.plan.axes.data, row_order(trainer.plan, length)
     draw = np.random.default_rng(trainer.config.run.seed)
-    text = [int(token) for token in start]
+    text, weights = [int(token) for token in start], trainer.evaluated_weights()
     for _ in range(tokens):
         window = text[-length:]
         row = np.zeros(length, np.int32)
@@ -102,9 +102,7 @@ def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float
             name: jax.make_array_from_callback(batch[name].shape, put[name], lambda index, a=batch[name]: a[index])
             for name in put
         }
-        logits = multihost_utils.process_allgather(
-            logits_after(trainer.evaluated_weights, placed, len(window) - 1), tiled=True
-        )
+        logits = multihost_utils.process_allgather(logits_after(weights, placed, len(window) - 1), tiled=True)
         token = _draw(np.asarray(logits, np.float64), temperature, draw)
         if token == trainer.data.separator:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.memory.disk_array import DiskArray
+from jaxpar.training.run.sampling import continue_tokens
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
@@ -66,6 +69,29 @@ def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     of_weights = trainer.evaluate()
     trainer.state = saved._replace(master=saved.optimizer.average)
     assert summary.eval_loss == trainer.evaluate() != of_weights
+
+
+@pytest.mark.long
+def test_an_average_on_disk_is_read_once_for_an_evaluation_and_once_for_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sections = {"memory": {"optimizer_offload": "file"}, "evaluation": {"batches": 3, "ema": True}}
+    trainer = make_trainer(averaged(tmp_path, 3, **sections, parallel={}))
+    arrays = jax.tree.leaves(trainer.state.optimizer.average)
+    assert all(isinstance(array, DiskArray) for array in arrays)
+    rows: Counter[int] = Counter()
+
+    def counted(array: DiskArray, first: int, count: int, read: Any = DiskArray.read) -> Any:
+        rows[id(array)] += count
+        return read(array, first, count)
+
+    monkeypatch.setattr(DiskArray, "read", counted)
+    once = {id(array): array.shape[0] for array in arrays}
+    trainer.evaluate()
+    assert rows == once
+    rows.clear()
+    assert len(continue_tokens(trainer, np.array([1, 2]), 4, 0.0)) == 4
+    assert rows == once
 
 
 @pytest.mark.long
