@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar.config import UserError
+from jaxpar.config.urls import check_input, check_output
 
 MOST_DOCUMENTS = 1_000_000
 """Most documents that `--inspect` shows."""
@@ -87,6 +88,12 @@ def _prepare(options: argparse.Namespace) -> int:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
     if not 0 <= options.documents <= MOST_DOCUMENTS:
         raise UserError(f"--documents {options.documents}: expected from 0 to {MOST_DOCUMENTS}")
+    for pattern in options.input or ():
+        check_input("--input", pattern)
+    for name in ("tokenizer", "inspect", "verify"):
+        path = getattr(options, name)
+        check_input(f"--{name}", None if path is None else str(path))
+    check_output("--out", None if options.out is None else str(options.out))
     from rich.console import Console
 
     from jaxpar.data.prepare import Options, inspect_folder, prepare, verify_folder

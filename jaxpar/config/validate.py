@@ -25,6 +25,7 @@ from jaxpar.config.checks.run import check_distributed, check_run, check_watch
 from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
 from jaxpar.config.checks.values import check_unused, check_values
 from jaxpar.config.schema import Config
+from jaxpar.config.urls import check_paths
 
 
 def validate(config: Config, since: Config | None = None) -> None:
@@ -59,6 +60,7 @@ VOCAB = "vocab"
 
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_values),
+    ((), check_paths),
     ((), check_run),
     ((), check_model),
     ((), check_mesh_axes),
