@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +90,108 @@ def test_the_batch_script_starts_one_process_per_node_with_all_its_gpus(tmp_path
     assert ran[0] == str(ROOT)
     assert ran[ran.index(".venv/bin/python") :] == [".venv/bin/python", "-m", "jaxpar.train", "--config", "a b.yaml"]
     assert "--gpu-bind=none" in ran, "else a task may see a single GPU"
+
+
+SHOWN = '#!/usr/bin/env bash\n{ printf "%s\\n" "$PWD" "${NCCL_DEBUG-}" "$@"; echo .; } >> "$SHOWN"\nexit "${ENDS-0}"\n'
+"""A program that writes down where and with what it was started, and ends as it is told to."""
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    file.chmod(0o755)
+    return file
+
+
+def over_ssh(
+    folder: Path, *arguments: str, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """What launch/ssh.sh prints, and the processes that it started, by an ssh that knows one machine."""
+    program(
+        folder, "ssh", '#!/usr/bin/env bash\necho "on ${@: -2:1}"\ncd /; exec env -u NCCL_DEBUG bash -c "${@: -1}"\n'
+    )
+    python, shown = program(folder, "a python", SHOWN), folder / "shown"
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": str(python), "SHOWN": str(shown), **variables}
+    ran = subprocess.run(
+        [LAUNCH / "ssh.sh", *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    texts = shown.read_text().split("\n.\n")[:-1] if shown.exists() else []
+    return ran, sorted((text.split("\n") for text in texts), key=lambda lines: lines[-1])
+
+
+def test_the_script_for_ssh_starts_one_process_per_host_with_its_number(tmp_path: Path):
+    ran, started = over_ssh(tmp_path, "n1,n2,n3", "--config", "a b.yaml", "--set", "run.name=$x", NCCL_DEBUG="a 'b")
+    assert ran.returncode == 0 and sorted(ran.stdout.splitlines()) == [f"n{n}: on n{n}" for n in (1, 2, 3)]
+    assert [lines[:4] for lines in started] == [[str(ROOT), "a 'b", "-m", "jaxpar.train"]] * 3
+    for number, lines in enumerate(started):
+        file, written = overrides(lines[4:])
+        assert (file, written[0]) == ("a b.yaml", "run.name=$x")
+        config = load_config(None, written[1:]).distributed
+        assert (config.coordinator, config.processes, config.process_id) == ("n1:61448", 3, number)
+
+
+def test_the_script_for_ssh_ends_as_its_processes_do(tmp_path: Path):
+    assert over_ssh(tmp_path, "n1,n2", ENDS="3")[0].returncode == 3
+    ran = subprocess.run([LAUNCH / "ssh.sh", "--config", "a.yaml"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2 and ran.stderr.startswith("usage: launch/ssh.sh HOST,HOST,...")
+
+
+def test_skypilots_task_gives_each_host_its_number(tmp_path: Path):
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+    assert (ROOT / task["setup"].split()[0]).exists() and task["setup"].split()[1] == "train"
+    subprocess.run(["bash", "-n"], input=task["setup"], text=True, check=True)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    program(tmp_path / ".venv/bin", "python", SHOWN)
+    count, gpus = task["num_nodes"], int(task["resources"]["accelerators"].split(":")[1])
+    variables = {
+        "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.7", "SKYPILOT_NUM_NODES": str(count), "SKYPILOT_NODE_RANK": "1",
+        "SKYPILOT_NUM_GPUS_PER_NODE": str(gpus), "SHOWN": str(tmp_path / "shown"), "PATH": os.environ["PATH"],
+    }  # fmt: skip
+    subprocess.run(["bash", "-c", task["run"]], cwd=tmp_path, env=task["envs"] | variables, check=True)
+    lines = (tmp_path / "shown").read_text().splitlines()
+    assert lines[2:4] == ["-m", "jaxpar.train"]
+    file, written = overrides(lines[4:-1])
+    config = load_config(ROOT / file, written)
+    found = config.distributed
+    assert (found.coordinator, found.processes, found.process_id) == ("10.0.0.4:61448", count, 1)
+    assert found.devices_per_process == gpus
+    assert list(task["volumes"]) == [config.run.dir]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(name, the rest) of the instructions of the Dockerfile, in order."""
+    text = re.sub(r"^#.*\n", "", (LAUNCH / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def test_the_commands_of_the_image_find_what_was_copied_before_them(tmp_path: Path):
+    """Shell syntax of each RUN; and the install, without what it fetches, on the files that are there by then."""
+    installed = False
+    for name, rest in instructions():
+        if name == "COPY":
+            *sources, target = rest.split()
+            folder = tmp_path / target
+            for source in sources:
+                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                copy(ROOT / source, folder if (ROOT / source).is_dir() else folder / source)
+        if name != "RUN":
+            continue
+        subprocess.run(["sh", "-n"], input=rest, text=True, check=True)
+        if "pip install" in rest:
+            installed = True
+            project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+            [extras] = re.findall(r"'\.\[(.+)\]'", rest)
+            assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+            files = [project["project"]["readme"], *project["project"]["license-files"], "constraints.txt"]
+            packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+            assert [file for file in (*files, *packages) if not (tmp_path / file).exists()] == []
+            code = "import jaxpar.config, pallas_kernels, jaxpar.train; print(jaxpar.config.__file__)"
+            ran = subprocess.run(
+                [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            assert ran.stdout.startswith(str(tmp_path))
+    assert installed
 
 
 def test_the_image_holds_what_it_starts():
