@@ -28,6 +28,7 @@ from benchmarks.context_tiles import measure_tiles, tiles_table
 from benchmarks.pipeline import one_thread_devices
 from jaxpar.attention.balance import ORDERS
 from jaxpar.config import UserError
+from jaxpar.units import MIB, seconds
 
 LENGTHS = (2048, 4096, 8192, 16384)
 GPU_LENGTHS = (32768, 65536, 131072)
@@ -84,7 +85,7 @@ def table(result: Mapping[str, Any]) -> str:
         f"Virtual CPU devices: {machine['cores']} cores of {machine['processor']}, load {machine['load'][0]:.1f} "
         f"({machine['load_before'][0]:.1f} at the start). Cost of programs, not the speed of GPUs.",
         f"context {sizes['context']}, {sizes['heads']} query and {sizes['kv_heads']} KV heads of {sizes['head_dim']}, "
-        f"blocks of {sizes['block']}, {seen}; {result['rounds']} rounds, {result['seconds']:.0f} s in all",
+        f"blocks of {sizes['block']}, {seen}; {result['rounds']} rounds, {seconds(result['seconds'])} in all",
         "",
         f"{'tokens':>8}  {'strategy':12}{'order':12}{'wall s':>8}{'lowest':>8}{'highest':>8}"
         f"{'processor s':>13}{'ratio':>7}{'memory MiB':>12}{'sent MiB':>10}{'busiest':>9}",
@@ -97,7 +98,7 @@ def _row(row: Mapping[str, Any]) -> str:
     named = f"{row['length']:8}  {row['strategy']:12}"
     if "refused" in row:
         return f"{named}refused: {row['refused']}"
-    wall, mib = row["wall_s"], 2**20
+    wall, mib = row["wall_s"], MIB
     group = f" {row['ulysses']}" if row["strategy"] == "usp" else ""
     text = f"{row['length']:8}  {row['strategy'] + group:12}{row['order']:12}{wall['median']:8.3f}{wall['lowest']:8.3f}"
     text += f"{wall['highest']:8.3f}{row['processor_s']['median']:13.3f}{row['processor_ratio']:7.2f}"

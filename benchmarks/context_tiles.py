@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpar.units import GIB, percent
+
 ROOT = Path(__file__).parent.parent
 
 CASES: Mapping[str, tuple[str, ...]] = {
@@ -63,9 +65,9 @@ def tiles_table(result: Mapping[str, Any]) -> str:
         if "refused" in row:
             lines.append(f"{named}refused: {row['refused']}")
             continue
-        mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
-        predicted = "-" if row["predicted_bytes"] is None else f"{row['predicted_bytes'] / 2**30:.2f}"
-        peak = f"{row['peak_bytes'] / 2**30:.2f}" if row["memory_kind"] == "device" else "-"
+        mfu = "-" if row["mfu"] is None else percent(row["mfu"])
+        predicted = "-" if row["predicted_bytes"] is None else f"{row['predicted_bytes'] / GIB:.2f}"
+        peak = f"{row['peak_bytes'] / GIB:.2f}" if row["memory_kind"] == "device" else "-"
         lines.append(
             f"{named}{row['tokens_per_second']:10,.0f}{row['step_time_s']:9.3f}{mfu:>8}{predicted:>15}{peak:>10}"
         )

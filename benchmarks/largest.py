@@ -26,6 +26,7 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.state_storage import streamed_bytes
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.units import GIB, GIGA, seconds, size
 
 TIERS = {
     "none": ("memory.optimizer_offload=none",),
@@ -74,10 +75,8 @@ def measure(config: str, cluster: Cluster, tier: str) -> dict[str, Any]:
         if layers not in reports:
             analysis = Analysis(compile_step(configured(layers), cluster), cluster)
             reports[layers] = make_report(analysis, Path(config).stem)
-            asked = reports[layers].allocated_bytes / 2**30
-            print(
-                f"{tier}, {layers} layers: {asked:.2f} GiB ({reports[layers].compile_seconds:.0f} s)", file=sys.stderr
-            )
+            asked, took = size(reports[layers].allocated_bytes, 2), seconds(reports[layers].compile_seconds)
+            print(f"{tier}, {layers} layers: {asked} ({took})", file=sys.stderr)
         return reports[layers].allocated_bytes
 
     needs(FIRST)
@@ -117,10 +116,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         if not row["layers"]:
             lines.append(f"{row['tier']:8}{'none fits':>7}")
             continue
-        device, host, disk = (row[name] / 2**30 for name in ("allocated_bytes", "host_bytes", "disk_bytes"))
-        refused = "host full" if row["refused_bytes"] is None else f"{row['refused_bytes'] / 2**30:.2f}"
+        device, host, disk = (row[name] / GIB for name in ("allocated_bytes", "host_bytes", "disk_bytes"))
+        refused = "host full" if row["refused_bytes"] is None else f"{row['refused_bytes'] / GIB:.2f}"
         lines.append(
-            f"{row['tier']:8}{row['layers']:7}{row['parameters'] / 1e9:11.2f}B{device:12.2f}{refused:>10}"
+            f"{row['tier']:8}{row['layers']:7}{row['parameters'] / GIGA:11.2f}B{device:12.2f}{refused:>10}"
             f"{host:10.1f}{disk:10.1f}{row['link_seconds']:13.2f}"
         )
     return "\n".join(lines)

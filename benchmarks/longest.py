@@ -25,6 +25,7 @@ from jaxpar.compiler.compile import compile_step, plan_for
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.units import GIB, seconds, size
 
 CLUSTERS = ("h100:1x1", "h100:1x8", "h100:4x8")
 SHARDS = ((1, 1), (1, 4), (2, 1))
@@ -114,7 +115,7 @@ class Measurements:
         report = self.report(layout, length)
         verdict = "fits" if report.fits else "does not fit"
         what = f"{Path(self.config).stem} on {self.cluster.name}, {layout.name}, {length:,} tokens"
-        print(f"{what}: {_gib(report.allocated_bytes)}, {verdict} ({report.compile_seconds:.0f} s)", file=sys.stderr)
+        print(f"{what}: {size(report.allocated_bytes)}, {verdict} ({seconds(report.compile_seconds)})", file=sys.stderr)
         return report.fits
 
     def report(self, layout: Layout, length: int) -> Report:
@@ -206,19 +207,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         named = f"{row['gpus']:4}  {model:12}"
         if "length" in row:
             held, state = row["classes"][row["limit"]], row["classes"]["optimizer"]
-            limit = f"{_word(row['limit'])} {_gib(held)}" + (f" (state {_gib(state)})" if held != state else "")
+            limit = f"{_word(row['limit'])} {size(held)}" + (f" (state {size(state)})" if held != state else "")
             lines.append(
-                f"{named}{row['layout']:34}{row['length']:12,}{row['allocated_bytes'] / 2**30:10.1f}"
-                f"{row['gpu_host_bytes'] / 2**30:10.1f}  {limit:30}{published:>9}"
+                f"{named}{row['layout']:34}{row['length']:12,}{row['allocated_bytes'] / GIB:10.1f}"
+                f"{row['gpu_host_bytes'] / GIB:10.1f}  {limit:30}{published:>9}"
             )
             if row["host_bytes"] > HOST_BYTES:
-                notes.append(f"{row['cluster']}: {_gib(row['host_bytes'])} in each host, more than 2 TB")
+                notes.append(f"{row['cluster']}: {size(row['host_bytes'])} in each host, more than 2 TB")
         else:
             lines.append(f"{named}{'none of those tried fits':34}{'-':>12}{'':20}  {'':30}{published:>9}")
         for other in row["others"]:
             why = other.get("why") or (
-                f"{_gib(other['allocated_bytes'])} of {_gib(other['usable_bytes'])} at {other['length']:,} tokens, "
-                f"most of it {_word(other['limit'])} ({_gib(other['classes'][other['limit']])})"
+                f"{size(other['allocated_bytes'])} of {size(other['usable_bytes'])} at {other['length']:,} tokens, "
+                f"most of it {_word(other['limit'])} ({size(other['classes'][other['limit']])})"
             )
             notes.append(f"{row['cluster']} {model} {other['layout']}: {why}")
     return "\n".join([*lines, "", *notes])
@@ -226,10 +227,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _word(memory_class: str) -> str:
     return memory_class.replace("_", " ")
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
 
 
 if __name__ == "__main__":

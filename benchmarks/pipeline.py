@@ -27,6 +27,7 @@ from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.pipeline.schedules import SCHEDULES
+from jaxpar.units import MILLI, seconds
 
 NAMES = [name for name, family in SCHEDULES.items() if not family.one_rank]
 
@@ -82,13 +83,14 @@ def table(result: Mapping[str, Any]) -> str:
         f"({machine['load_before'][0]:.1f} at the start). Structure of ticks, not the speed of GPUs.",
         f"pipe {sizes['pipe']}, {sizes['microbatches']} microbatches of {sizes['rows'] * sizes['sequence']} tokens, "
         f"{sizes['layers']} layers, embed {sizes['embed']}, vocabulary {sizes['vocab']}; "
-        f"{result['rounds']} rounds, {result['compile_s']:.0f} s compiling and {result['measure_s']:.0f} s measuring",
+        f"{result['rounds']} rounds, {seconds(result['compile_s'])} compiling and "
+        f"{seconds(result['measure_s'])} measuring",
         "",
         f"{'one action, ms':42}{'wall':>9}{'lowest':>9}{'highest':>9}   {'processor':>9}{'lowest':>9}{'highest':>9}",
     ]
     for name, clocks in result["actions_s"].items():
         found = [
-            "".join(f"{clocks[clock][key] * 1e3:9.2f}" for key in ("median", "lowest", "highest"))
+            "".join(f"{clocks[clock][key] / MILLI:9.2f}" for key in ("median", "lowest", "highest"))
             for clock in ("wall", "processor")
         ]
         lines.append(f"{name:42}" + "   ".join(found))
@@ -108,8 +110,8 @@ def _row(row: Mapping[str, Any]) -> str:
     for clock in ("wall", "processor"):
         found = row[clock]
         spread = f"{found['ratio_of_rounds']['lowest']:.2f}-{found['ratio_of_rounds']['highest']:.2f}"
-        executed = found["executed_s"]["median"] * 1e3
-        text += f"{found['predicted_s'] * 1e3:11.1f}{executed:10.1f}{found['ratio']:7.3f}{spread:>12}"
+        executed = found["executed_s"]["median"] / MILLI
+        text += f"{found['predicted_s'] / MILLI:11.1f}{executed:10.1f}{found['ratio']:7.3f}{spread:>12}"
     return text
 
 

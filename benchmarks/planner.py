@@ -33,6 +33,7 @@ from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.evidence.published import Run, read_runs
 from jaxpar.planner.evidence.validate import HELD_OUT, Judged, Report, judge, report
+from jaxpar.units import KILO, MICRO, MILLI, percent
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "planner.md"
@@ -230,11 +231,11 @@ def collectives_table(path: Path) -> list[str]:
                 if r["gpu"] == gpu and int(r["n_gpus"]) == ranks
             ]
             ring = network.ring(ranks, 1)
-            errors = [abs(ring.reduce(size) * 1e6 / time - 1) for size, time in own]
+            errors = [abs(ring.reduce(size) / MICRO / time - 1) for size, time in own]
             size, time = own[-1]
             lines.append(
-                f"| {gpu} | {ranks} | {100 * float(np.median(errors)):.1f}% | {time / 1e3:.2f} ms | "
-                f"{ring.reduce(size) * 1e3:.2f} ms |"
+                f"| {gpu} | {ranks} | {percent(float(np.median(errors)))} | {time / KILO:.2f} ms | "
+                f"{ring.reduce(size) / MILLI:.2f} ms |"
             )
     return lines
 
@@ -272,7 +273,7 @@ def errors_table(parts: Mapping[str, Report]) -> list[str]:
             errors = part.overall if name is None else part.sources.get(name)
             shown = errors is not None and errors.median_error is not None and errors.p90_error is not None
             cells += (
-                [str(errors.rows), f"{100 * errors.median_error:.1f}%", f"{100 * errors.p90_error:.1f}%"]
+                [str(errors.rows), percent(errors.median_error), percent(errors.p90_error)]
                 if shown and errors is not None and errors.median_error is not None and errors.p90_error is not None
                 else ["", "", ""]
             )
@@ -316,10 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_written(found), file=sys.stderr, flush=True)
     reports = {name: report(part) for name, part in judged.items()}
     whole = report(CURRENT.judge(runs + memory))
-    again = 100 * (report(found.judge(runs)).overall.median_error or 0)
+    again = report(found.judge(runs)).overall.median_error or 0
     parts = [
         "### What a GPU reaches", "", *parameters_table(CURRENT), "",
-        f"Fitted anew, the median over sources is {again:.1f}%. GPUs whose shares are those of a neighbour: "
+        f"Fitted anew, the median over sources is {percent(again)}. GPUs whose shares are those of a neighbour: "
         + "; ".join(f"{gpu}: {why}" for gpu, why in UNFITTED.items()) + ".", "",
         "Rows whose prediction moves by 0.1% or more when a parameter moves by a tenth, and the sources they are of. "
         "Parameters that one source alone decides begin, and stay when that source is left out, at what others "

@@ -18,6 +18,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.step_time.model import StepTime, step_time
+from jaxpar.units import GIB, TERA, TIB, percent
 
 LLAMA_175B = ModelConfig(
     layers=96, embed=12288, heads=96, kv_heads=96, head_dim=128, mlp=32768, vocab=32004, norm="rmsnorm",
@@ -28,7 +29,7 @@ BATCH = 256
 """Sequences of a step: that of the artifact's scripts on 256 GPUs (the paper's table does not repeat it)."""
 LONG = 32768
 """Sequence length of the cases whose time is broken down."""
-FREE = 74 * 2**30
+FREE = 74 * GIB
 """Bytes of a device that a layout may take by the closed form; the largest measured peak is 68 GiB allocated."""
 
 
@@ -117,7 +118,7 @@ def published_cases() -> list[str]:
     cluster = parse_cluster("h800:32x8")
     lines = [
         f"256 H800, {BATCH} sequences a step. Layouts of published systems are the fastest that fit by Megatron's "
-        f"closed form of memory, {FREE / 2**30:g} GiB of a GPU and {cluster.groups[0].host_memory / 2**40:g} TiB "
+        f"closed form of memory, {FREE / GIB:g} GiB of a GPU and {cluster.groups[0].host_memory / TIB:g} TiB "
         "of a host's memory; jaxpar's are those of `jaxpar.plan`:", "",
         "| model | system | layout | on a host | predicted MFU | published | error | tokens/s/GPU | published "
         "| error |",
@@ -134,7 +135,7 @@ def published_cases() -> list[str]:
             shown[what] = found
         time = found.time
         lines.append(
-            f"| {model} | {what} | {_named(found.layout)} | {found.host / 2**40:.2f} TiB | {100 * time.mfu:.1f}% | "
+            f"| {model} | {what} | {_named(found.layout)} | {found.host / TIB:.2f} TiB | {percent(time.mfu)} | "
             f"{_against(100 * time.mfu, None if mfu is None else 100 * mfu, '%')} | "
             f"{time.tokens_per_s_per_gpu:.0f} | {_against(time.tokens_per_s_per_gpu, speed, '')} |"
         )
@@ -162,9 +163,9 @@ def _llama_405b() -> list[str]:
         ("jaxpar, if it had float8", "float8", float8),
     )  # fmt: skip
     for what, precision, found in rows:
-        tflops = found.time.mfu * cluster.gpu.training_peak / 1e12
+        tflops = found.time.mfu * cluster.gpu.training_peak / TERA
         lines.append(
-            f"| {what} | {precision} | {_named(found.layout)} | {found.host / 2**40:.2f} TiB | {tflops:.0f} | "
+            f"| {what} | {precision} | {_named(found.layout)} | {found.host / TIB:.2f} TiB | {tflops:.0f} | "
             f"{found.time.tokens_per_s_per_gpu:.0f} |"
         )
     return lines

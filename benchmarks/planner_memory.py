@@ -22,11 +22,11 @@ from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.config import UserError, load_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.units import GIB, percent
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "planner.md"
 BEGIN, END = "<!-- benchmarks.planner_memory: begin -->", "<!-- benchmarks.planner_memory: end -->"
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    told = f"The median error is {100 * statistics.median(errors):.1f}%, the worst {100 * max(errors):.1f}%."
+    told = f"The median error is {percent(statistics.median(errors))}, the worst {percent(max(errors))}."
     print(told)
     if options.write:
         PAGE.write_text(with_table(PAGE.read_text(), [*lines, "", told]))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config import UserError, config_to_dict, load_config
+from jaxpar.units import MILLI, percent, size
 
 ROOT = Path(__file__).parent.parent
 
@@ -74,8 +75,8 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
         peak = max((run["peak_bytes"] or 0) for run in runs)
         host = next((run["host_share"] for run in runs if "host_share" in run), None)
         lines.append(
-            f"{side:10}{rate:12,.0f}{seconds * 1e3:10.1f}{'-' if share is None else f'{share:.1%}':>8}"
-            f"{f'{peak / 2**30:.2f} GiB' if peak else '-':>12}{'-' if host is None else f'{host:.1%}':>8}"
+            f"{side:10}{rate:12,.0f}{seconds / MILLI:10.1f}{'-' if share is None else percent(share):>8}"
+            f"{size(peak) if peak else '-':>12}{'-' if host is None else percent(host):>8}"
         )
     if len(medians) == 2:
         lines.append(f"jaxpar runs at {medians['jaxpar'] / medians['PyTorch']:.2f} x PyTorch's tokens/s")

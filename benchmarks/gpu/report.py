@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpar.units import GIB, GIGA, MILLI, percent, seconds, size
+
 
 def table(result: Mapping[str, Any]) -> str:
     """The whole result, skipped items included."""
     rows = result["rows"]
     of = lambda kind: [row for row in rows if row["kind"] == kind]
     device = result["device"]
-    lines = [f"{device['count']} x {device['device']}; {result['seconds']:.0f} s in all"]
+    lines = [f"{device['count']} x {device['device']}; {seconds(result['seconds'])} in all"]
     if result["dry_run"]:
         lines.append("DRY RUN: tiny shapes, to see that the suite runs; no number here means anything.")
     sections = (
@@ -68,7 +70,7 @@ def _tiles(rows: list[dict[str, Any]]) -> list[str]:
             lines.append(head + _why_not(entry or {}))
             continue
         verdict = "stays" if best is entry else f"should be {best['tile']}, {best['of_entry']:.2f} of its time"
-        lines.append(f"{head}{entry['seconds'] * 1e3:8.3f} ms  {entry['tile']} {verdict}")
+        lines.append(f"{head}{entry['seconds'] / MILLI:8.3f} ms  {entry['tile']} {verdict}")
     return lines
 
 
@@ -80,8 +82,8 @@ def _cross_entropy(row: Mapping[str, Any]) -> str:
     head = f"{row['by']:22}"
     if "seconds" not in row:
         return head + _why_not(row)
-    gib = row["temporary_bytes"] / 2**30
-    return f"{head}{row['seconds'] * 1e3:10.2f} ms{row['tflops']:8.0f} TFLOP/s{gib:8.2f} GiB of temporaries"
+    gib = row["temporary_bytes"] / GIB
+    return f"{head}{row['seconds'] / MILLI:10.2f} ms{row['tflops']:8.0f} TFLOP/s{gib:8.2f} GiB of temporaries"
 
 
 def _bits(row: Mapping[str, Any]) -> str:
@@ -94,11 +96,11 @@ def _step(row: Mapping[str, Any]) -> str:
     head = f"{row['name']:14}" + (f"state: {row['tier']:6}" if "tier" in row else "")
     if "step_time_s" not in row:
         return head + _why_not(row)
-    mfu = "-" if row["mfu"] is None else f"{row['mfu']:.1%}"
-    peak = f"{row['peak_bytes'] / 2**30:.1f} GiB" + ("" if row["memory_kind"] == "device" else " (of the process)")
+    mfu = "-" if row["mfu"] is None else percent(row["mfu"])
+    peak = size(row["peak_bytes"]) + ("" if row["memory_kind"] == "device" else " (of the process)")
     return (
-        f"{head}{row['parameters'] / 1e9:7.2f}B{row['tokens_per_second']:12,.0f} tokens/s"
-        f"{row['step_time_s'] * 1e3:11.1f} ms  MFU {mfu}  peak {peak}  attention: {row['attention']}"
+        f"{head}{row['parameters'] / GIGA:7.2f}B{row['tokens_per_second']:12,.0f} tokens/s"
+        f"{row['step_time_s'] / MILLI:11.1f} ms  MFU {mfu}  peak {peak}  attention: {row['attention']}"
     )
 
 

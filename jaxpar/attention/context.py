@@ -17,10 +17,11 @@ from jaxpar.attention.ring import ring, ring_steps
 from jaxpar.attention.row import ContextLayout, Order
 from jaxpar.attention.ulysses import exchanges, repeats, usp
 from jaxpar.config.plan import Choice
+from jaxpar.units import GIB, size
 from pallas_kernels.attention import cudnn
 from pallas_kernels.masks import Mask
 
-GATHERED_AT_MOST = 1 << 30
+GATHERED_AT_MOST = GIB
 """Bytes of gathered keys and values of one layer above which `auto` uses a ring instead."""
 
 
@@ -126,10 +127,10 @@ def preference(request: AttentionRequest, backend: str) -> tuple[str, str]:
     if whole and exchanges(request.heads, request.context) is None:
         return "ulysses", "each rank attends over whole rows, which cuDNN can"
     gathered = 2 * request.key_bytes * request.context
-    size = f"{gathered / 2**20:,.0f} MiB of gathered keys and values in a layer"
+    held = f"{size(gathered)} of gathered keys and values in a layer"
     if gathered < GATHERED_AT_MOST:
-        return "allgather", f"there are only {size}"
-    return "ring", f"it holds two blocks of keys and values instead of {size}"
+        return "allgather", f"there are only {held}"
+    return "ring", f"it holds two blocks of keys and values instead of {held}"
 
 
 def context_layout(name: str, order: Order | Literal["auto"], request: AttentionRequest) -> ContextLayout:

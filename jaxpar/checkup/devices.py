@@ -17,6 +17,7 @@ from jaxpar.config import Config, UserError, resolve_axes
 from jaxpar.config.axes import axis_sizes
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.units import rate, seconds, size
 
 ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
 """Float32 values per device in the timed sum: 64 MiB on a GPU."""
@@ -66,7 +67,7 @@ def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
     statistics = [device.memory_stats() for device in own]
     limits = [found["bytes_limit"] for found in statistics if found and "bytes_limit" in found]
     if limits:
-        yield Finding("memory", "ok", f"{min(limits) / 2**30:.1f} GiB of each device for programs")
+        yield Finding("memory", "ok", f"{size(min(limits))} of each device for programs")
 
 
 def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:
@@ -92,15 +93,14 @@ def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:
     began = time.perf_counter()
     for _ in range(REPEATS):
         large(ranks).block_until_ready()
-    seconds = (time.perf_counter() - began) / REPEATS
-    size = elements * 4
+    took, summed = (time.perf_counter() - began) / REPEATS, elements * 4
     # A ring sends and receives twice the array, but for one part of it.
-    speed = 2 * size * (count - 1) / count / seconds / 1e9
+    speed = 2 * summed * (count - 1) / count / took
     between = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     yield Finding(
         "collectives", "ok",
-        f"sums and a ring over {count} devices{between} are right; {size / 2**20:g} MiB are summed in "
-        f"{seconds * 1e3:.3g} ms ({speed:.3g} GB/s per device)",
+        f"sums and a ring over {count} devices{between} are right; {size(summed)} are summed in "
+        f"{seconds(took)} ({rate(speed)} per device)",
     )  # fmt: skip
 
 

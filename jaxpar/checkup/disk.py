@@ -16,11 +16,12 @@ from pathlib import Path
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config
 from jaxpar.layers.counting import parameter_count
+from jaxpar.units import MEGA, MIB, rate, size
 
-TRIED_BYTES = 64 * 2**20
+TRIED_BYTES = 64 * MIB
 BYTES_PER_WEIGHT = 12
 """Master weights and both moments in float32."""
-SLOW_BYTES_PER_S = 50e6
+SLOW_BYTES_PER_S = 50 * MEGA
 EXCHANGES = 2
 """How often `_shared` exchanges texts; every process must exchange equally often."""
 
@@ -42,7 +43,7 @@ def check_disk(config: Config, exchange: Callable[[str], list[str]], process: in
             exchange("")
         yield Finding("run.dir", "fail", f"{folder} cannot be written ({error.strerror})", "choose another run.dir")
         return
-    speeds = f"{TRIED_BYTES / write_s / 1e6:.0f} MB/s written and flushed, {TRIED_BYTES / read_s / 1e6:.0f} MB/s read"
+    speeds = f"{rate(TRIED_BYTES / write_s)} written and flushed, {rate(TRIED_BYTES / read_s)} read"
     slow = TRIED_BYTES / write_s < SLOW_BYTES_PER_S
     yield Finding(
         "run.dir", "warn" if slow else "ok", f"{folder}: {speeds}",
@@ -61,7 +62,7 @@ def _existing(folder: Path) -> Path:
 
 def _try_out(file: Path) -> tuple[float, float]:
     """Seconds to write and to read so many random bytes. Raises `OSError` if the bytes read are different."""
-    data = secrets.token_bytes(2**20)
+    data = secrets.token_bytes(MIB)
     digest = hashlib.blake2b()
     began = time.perf_counter()
     with open(file, "wb") as out:
@@ -75,7 +76,7 @@ def _try_out(file: Path) -> tuple[float, float]:
     written = time.perf_counter()
     found = hashlib.blake2b()
     with open(file, "rb", buffering=0) as back:
-        while piece := back.read(2**20):
+        while piece := back.read(MIB):
             found.update(piece)
     read = time.perf_counter()
     if found.digest() != digest.digest():
@@ -113,18 +114,10 @@ def _room(folder: Path, config: Config) -> Finding:
     each = parameter_count(model, padded=True) * BYTES_PER_WEIGHT
     wanted, free = each * (config.checkpoint.keep_last + 1), shutil.disk_usage(folder).free
     text = (
-        f"{_size(free)} free; a checkpoint takes about {_size(each)}, and checkpoint.keep_last "
-        f"({config.checkpoint.keep_last}) and the one being written {_size(wanted)}"
+        f"{size(free)} free; a checkpoint takes about {size(each)}, and checkpoint.keep_last "
+        f"({config.checkpoint.keep_last}) and the one being written {size(wanted)}"
     )
     if free >= wanted:
         return Finding("room", "ok", text)
     mend = "free space, choose another run.dir, or lower checkpoint.keep_last"
     return Finding("room", "fail" if free < each else "warn", text, mend)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

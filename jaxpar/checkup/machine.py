@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.checkup.finding import Finding
+from jaxpar.units import GIB, size
 
 LEAST_DRIVER = {12: 525, 13: 580}
 """The first branch of the driver that runs programs of a CUDA release: NVIDIA's table of CUDA compatibility."""
@@ -19,7 +20,7 @@ IN_USE_MIB = 512
 """Memory in use on a GPU above which another program is assumed."""
 
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_SHARED_BYTES = 2**30
+LEAST_SHARED_BYTES = GIB
 """NCCL's transport inside a host uses shared memory; containers have 64 MiB by default."""
 
 
@@ -92,17 +93,17 @@ def _host(gpus: int) -> Iterator[Finding]:
     memory = _memory()
     available, total = memory.get("MemAvailable", 0), memory.get("MemTotal", 0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    text = f"{cores} cores for this process, {available / 2**30:.1f} of {total / 2**30:.1f} GiB of memory free"
+    text = f"{cores} cores for this process, {size(available)} of {size(total)} of memory free"
     few = gpus and cores < 2 * gpus
     yield Finding(
         "host", "warn" if few else "ok", text,
         f"{gpus} GPUs need more cores: --cpus-per-task in Slurm, limits in Kubernetes" if few else "",
     )  # fmt: skip
     if gpus > 1 and SHARED_MEMORY.is_dir():
-        size = shutil.disk_usage(SHARED_MEMORY).total
-        if size < LEAST_SHARED_BYTES:
+        shared = shutil.disk_usage(SHARED_MEMORY).total
+        if shared < LEAST_SHARED_BYTES:
             yield Finding(
-                "shared memory", "warn", f"{size / 2**20:.0f} MiB, which several GPUs share for NCCL",
+                "shared memory", "warn", f"{size(shared)}, which several GPUs share for NCCL",
                 "docker run --shm-size 16g; in Kubernetes an emptyDir of medium Memory at /dev/shm",
             )  # fmt: skip
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.checkup.finding import Finding, worst
+from jaxpar.units import seconds
 
 WORDS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("WRONG", "bold red")}
 PLAIN_WIDTH = 110
@@ -23,7 +24,7 @@ def as_json(findings: Sequence[Finding]) -> str:
     return json.dumps({"status": worst(findings), "findings": [asdict(finding) for finding in findings]}, indent=1)
 
 
-def show(findings: Sequence[Finding], seconds: float, console: Console | None = None) -> None:
+def show(findings: Sequence[Finding], took: float, console: Console | None = None) -> None:
     """Print a line per finding, then how to fix the problems."""
     if console is None:
         console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
@@ -41,7 +42,7 @@ def show(findings: Sequence[Finding], seconds: float, console: Console | None = 
         console.print(Text("\nTo fix", "bold"))
         for finding in mends:
             console.print(Text(f"  {finding.check}: {finding.mend}", WORDS[finding.status][1]), soft_wrap=True)
-    console.print(Text(f"\n{_verdict(findings)} ({seconds:.0f} s)", "bold"), soft_wrap=True)
+    console.print(Text(f"\n{_verdict(findings)} ({seconds(took)})", "bold"), soft_wrap=True)
 
 
 def _verdict(findings: Sequence[Finding]) -> str:

@@ -10,6 +10,7 @@ from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig
 from jaxpar.distributed.devices import Device
 from jaxpar.training.run.run import Run
+from jaxpar.units import seconds
 
 VOCAB = 64
 STEPS = 4
@@ -34,7 +35,7 @@ def check_step(devices: Sequence[Device]) -> Iterator[Finding]:
     losses = [float(trainer.step().loss)]
     began = time.perf_counter()
     losses += [float(trainer.step().loss) for _ in range(STEPS - 1)]
-    milliseconds = (time.perf_counter() - began) / (STEPS - 1) * 1e3
+    each = (time.perf_counter() - began) / (STEPS - 1)
     nothing = math.log(VOCAB)
     if not all(map(math.isfinite, losses)) or abs(losses[0] - nothing) > TOLERANCE:
         yield Finding(
@@ -44,6 +45,6 @@ def check_step(devices: Sequence[Device]) -> Iterator[Finding]:
         return
     yield Finding(
         "step", "ok",
-        f"a tiny model compiled in {trainer.timer.compile_seconds:.1f} s, {milliseconds:.3g} ms per step, "
+        f"a tiny model compiled in {seconds(trainer.timer.compile_seconds)}, {seconds(each)} per step, "
         f"loss {losses[0]:.3f} (uniform predictions: {nothing:.3f}) to {losses[-1]:.3f}",
     )  # fmt: skip

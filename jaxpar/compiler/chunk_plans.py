@@ -31,7 +31,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.fraction import kept_bytes
 from jaxpar.memory.layer_shape import activation_bytes, layer_shapes
 from jaxpar.memory.remat import runs_by_kind
-from jaxpar.observe.amounts import seconds, size
+from jaxpar.units import seconds, size
 
 UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 OPTIMIZER, LAYERS = "master weights and moments", "weights and gradients of layers"

@@ -45,3 +45,8 @@ def one_of(words: Iterable[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def spaced(name: str) -> str:
+    """`saved_activations` with spaces."""
+    return name.replace("_", " ")

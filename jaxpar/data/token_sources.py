@@ -17,6 +17,7 @@ from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
+from jaxpar.units import percent
 
 ROOM = 0.05
 """How much larger a model's vocabulary may be than the tokenizer's: published models reserve further tokens."""
@@ -54,7 +55,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     if config.sources is None:
         told = ", ".join(f"{path}: {sizes[path]} to train on" for path in folders)
     else:
-        told = "; ".join(f"{weights[path] / total:.1%} {path}: {sizes[path]}" for path in folders)
+        told = "; ".join(f"{percent(weights[path], total)} {path}: {sizes[path]}" for path in folders)
     return Data(
         train=_train(config, folders, weights, seed),
         heldout=None if heldout is None else heldout_rows(heldout, config, "the held-out data"),

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxpar.units import seconds
+
 MOST_NAMED = 4
 """The most processes that a sentence names one by one."""
 
@@ -141,5 +143,5 @@ def _was(signs: Sequence[Sign]) -> str:
     return f"{'it was' if len(signs) == 1 else 'they were'} {' or '.join(places[:MOST_NAMED])}"
 
 
-def _ago(seconds: float) -> str:
-    return f"last heard of {seconds:.1f} s ago"
+def _ago(since: float) -> str:
+    return f"last heard of {seconds(since)} ago"

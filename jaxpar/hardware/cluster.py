@@ -16,9 +16,10 @@ from jaxpar.config.reading.typed import checked, field_types
 from jaxpar.config.reading.yaml_text import Located, parse_document
 from jaxpar.config.spelling import did_you_mean, named, quoted
 from jaxpar.hardware.catalogue import GPU, gpu_named
-from jaxpar.hardware.links import GIGA, Link
+from jaxpar.hardware.links import Link
+from jaxpar.units import GIB, TIB, rate
 
-HOST_MEMORY = 2**40
+HOST_MEMORY = TIB
 """Default bytes of a host's memory for its GPUs, where it is not on their module (`GPU.host_bytes`)."""
 FORM = "expected gpu:hosts x gpus, as in h100:1x8, or the path of a .yaml file"
 
@@ -161,12 +162,10 @@ class Cluster:
         lines = []
         for group in self.groups:
             links = (("in a host", group.node), ("between hosts", group.network), ("to host memory", group.host))
-            shown = ", ".join(
-                f"{where} {link.bandwidth / GIGA:g} GB/s ({link.name}: {link.source})" for where, link in links
-            )
+            shown = ", ".join(f"{where} {rate(link.bandwidth)} ({link.name}: {link.source})" for where, link in links)
             lines.append(f"{group.hosts} x {self.gpus_per_host} {group.gpu.name}; per GPU and direction: {shown}")
         if self.written_between is not None and len(self.groups) > 1:
-            lines.append(f"between groups: {self.between.bandwidth / GIGA:g} GB/s ({self.between.source})")
+            lines.append(f"between groups: {rate(self.between.bandwidth)} ({self.between.source})")
         return "\n".join(lines)
 
 
@@ -283,7 +282,7 @@ def _read_group(
     except UserError as error:
         raise UserError(f"{place('gpu')}: {prefix}gpu: {error}") from None
     group = _group(name, gpu, written.hosts, gpus, written.levels, str(path))
-    return group if written.host_memory is None else replace(group, host_memory=int(written.host_memory * 2**30))
+    return group if written.host_memory is None else replace(group, host_memory=int(written.host_memory * GIB))
 
 
 def _group(name: str, gpu: GPU, hosts: int, gpus: int, levels: _Levels, source: str) -> Group:

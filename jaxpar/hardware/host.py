@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.units import GIB
 
 PINNED = "pinned_host"
 """JAX's name of the host memory that devices copy to and from directly, as in shardings."""
@@ -64,15 +65,15 @@ def group_limits(own: Path, mounted: Path) -> Iterator[int]:
 def raise_pinned_limit(environment: MutableMapping[str, str], processes: int) -> None:
     """Let XLA pin a process's share of the host's memory, for so many processes on it, unless the user set a limit."""
     if PINNED_VARIABLE not in environment and not _preallocated(environment):
-        environment[PINNED_VARIABLE] = str(max(1, int(PINNED_SHARE * host_memory() / processes / 2**30)))
+        environment[PINNED_VARIABLE] = str(max(1, int(PINNED_SHARE * host_memory() / processes / GIB)))
 
 
 def pinned_limit(environment: Mapping[str, str]) -> int:
     """The most bytes of host memory that XLA pins in a process with this environment."""
     said = environment.get(PINNED_VARIABLE, "")
     if said.strip().isdigit():
-        return int(said) * 2**30
-    return (PREALLOCATED_GIB if _preallocated(environment) else PINNED_GIB) * 2**30
+        return int(said) * GIB
+    return (PREALLOCATED_GIB if _preallocated(environment) else PINNED_GIB) * GIB
 
 
 def _preallocated(environment: Mapping[str, str]) -> bool:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-GIGA = 1e9
-MICRO = 1e-6
+from jaxpar.units import GIGA, MEGA, MICRO
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Link:
 
     def with_bandwidth(self, gigabytes: float, latency_us: float | None, source: str) -> Link:
         """This level with a user's numbers: GB/s per GPU and direction, and microseconds."""
-        latency = self.latency if latency_us is None else latency_us / 1e6
+        latency = self.latency if latency_us is None else latency_us / MEGA
         return replace(self, bandwidth=gigabytes * GIGA, latency=latency, source=source)
 
 

@@ -13,7 +13,7 @@ from jaxpar.layout.memory.room import Room, memory_room
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.pareto import NothingFits, cheapest_of_kinds, layer_frontier, point_of
 from jaxpar.memory.remat import Treatment, joined
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import size
 
 ESTIMATED = 0.92
 """Share of the memory that may be planned for: XLA begins to recompute by itself at 0.95 of what it may use, and the
@@ -56,12 +56,12 @@ def auto_runs(
     ]
     beside = ""
     if host_limit is not None:
-        free = mebibytes(max(0, host_limit - room.host_bytes))
+        free = size(max(0, host_limit - room.host_bytes), 2)
         beside = f" beside the {free} of host memory that there are for them (memory.host_limit)"
     raise UserError(
-        f"memory.remat: auto finds nothing that fits: activations take {mebibytes(least * room.units)} at "
-        f"least{beside}, and of the {mebibytes(room.usable_bytes)} that may be planned for on a device "
-        f"{mebibytes(max(0, room.left_bytes))} are left for them; {', '.join(ways)}, or shard over more devices"
+        f"memory.remat: auto finds nothing that fits: activations take {size(least * room.units, 2)} at "
+        f"least{beside}, and of the {size(room.usable_bytes, 2)} that may be planned for on a device "
+        f"{size(max(0, room.left_bytes), 2)} are left for them; {', '.join(ways)}, or shard over more devices"
     )
 
 

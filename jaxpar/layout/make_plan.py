@@ -28,7 +28,7 @@ from jaxpar.memory.fraction import kept_bytes, offload_share
 from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import size
 
 
 def resolve_config(config: Config, devices: int, *, validated: bool = False) -> Config:
@@ -171,7 +171,7 @@ def _partly_offloaded(
     if not offloaded(found):
         raise UserError(
             f"memory.offload_fraction: {fraction:g} moves nothing: no array that a layer keeps has "
-            f"{mebibytes(config.memory.offload_smallest)} or more (memory.offload_smallest), or none is near that "
-            f"share of {mebibytes(unit)}"
+            f"{size(config.memory.offload_smallest)} or more (memory.offload_smallest), or none is near that "
+            f"share of {size(unit)}"
         )
     return found

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 from jaxpar.hardware.host import PINNED
+from jaxpar.units import size
 
 SCRATCH = ".offloaded-state-"
 """How the name of a file begins, until it is unlinked."""
@@ -166,23 +167,23 @@ def remove_stale(folder: Path) -> None:
 
 def _scratch(folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory-maps an unlinked file for an array."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    with _reported(folder, size):
+    wanted = int(np.prod(shape)) * dtype.itemsize
+    with _reported(folder, wanted):
         folder.mkdir(parents=True, exist_ok=True)
         # Process ids repeat across the containers that share a folder.
         path = folder / f"{SCRATCH}{uuid4().hex}"
         with path.open("x+b") as file:
             path.unlink()
-            os.posix_fallocate(file.fileno(), 0, size)
-            return np.memmap(file, np.uint8, "r+", shape=(size,)).view(dtype).reshape(shape)
+            os.posix_fallocate(file.fileno(), 0, wanted)
+            return np.memmap(file, np.uint8, "r+", shape=(wanted,)).view(dtype).reshape(shape)
 
 
 @contextmanager
-def _reported(folder: Path, size: int) -> Iterator[None]:
+def _reported(folder: Path, wanted: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"memory.offload_dir: {folder} cannot take {size / 2**20:.1f} MiB more of master weights and moments "
+            f"memory.offload_dir: {folder} cannot take {size(wanted)} more of master weights and moments "
             f"({error.strerror}); expected a folder on a disk with room for all of them"
         ) from error

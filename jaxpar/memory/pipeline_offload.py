@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
 from jaxpar.memory.layer_shape import LayerShape, inside_numbers, matrix_numbers
+from jaxpar.units import rate, seconds, size
 
 IN_TRANSIT = 4
 """Units that are whole on the device, in the published system."""
@@ -136,8 +137,8 @@ def check_hidden(
     copy = fraction * unit_bytes / bandwidth
     there_are = {"filling": forward, "steady": forward + backward, "draining": backward}[str(most.phase)]
     raise UserError(
-        f"memory.offload_fraction: {fraction:g} of the {unit_bytes / 2**30:.2f} GiB that a microbatch keeps in a chunk "
-        f"takes {copy * 1e3:.2f} ms to the host at {bandwidth / 1e9:g} GB/s, and while the pipeline is {most.phase} "
-        f"there are {there_are * 1e3:.2f} ms ({SLOWER:g} times what is predicted) to hide it in; expected at most "
+        f"memory.offload_fraction: {fraction:g} of the {size(unit_bytes, 2)} that a microbatch keeps in a chunk "
+        f"takes {seconds(copy)} to the host at {rate(bandwidth)}, and while the pipeline is {most.phase} "
+        f"there are {seconds(there_are)} ({SLOWER:g} times what is predicted) to hide it in; expected at most "
         f"{int(most.fraction * 100) / 100:g}"
     )

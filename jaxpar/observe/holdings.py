@@ -13,8 +13,8 @@ import jax
 
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import PINNED, host_memory
-from jaxpar.observe.amounts import size
 from jaxpar.observe.memory import host_peak, resident_bytes, statistic
+from jaxpar.units import size
 
 OTHER = "other arrays"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpar.observe.timer import Turn
+from jaxpar.units import seconds
 
 LAST = 100
 """Steps that a new one is compared with."""
@@ -65,7 +66,7 @@ class SlowSteps:
         if turn.seconds <= self._times * median or turn.seconds <= median + SECONDS:
             return None
         worst = max(PLACES, key=lambda name: getattr(turn, name) - self._median(name))
-        return SlowStep(turn.seconds, median, f"{getattr(turn, worst):.3g} s of it {PLACES[worst]}")
+        return SlowStep(turn.seconds, median, f"{seconds(getattr(turn, worst))} of it {PLACES[worst]}")
 
     def _median(self, name: str) -> float:
         return _median(self._turns, name)
@@ -106,11 +107,11 @@ class Pace:
         if self._best is None or now["seconds"] <= self._best["seconds"]:
             self._best = now
             return None
-        seconds, best = now["seconds"], self._best
-        if seconds <= self._times * best["seconds"] or (seconds - best["seconds"]) * STRETCH <= SECONDS:
+        median, best = now["seconds"], self._best
+        if median <= self._times * best["seconds"] or (median - best["seconds"]) * STRETCH <= SECONDS:
             return None
         worst = max(PLACES, key=lambda name: now[name] - best[name])
-        return SlowPace(STRETCH, seconds, best["seconds"], f"{now[worst]:.3g} s of it {PLACES[worst]}")
+        return SlowPace(STRETCH, median, best["seconds"], f"{seconds(now[worst])} of it {PLACES[worst]}")
 
 
 def _median(turns: Iterable[Turn], name: str) -> float:

@@ -26,6 +26,7 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
+from jaxpar.units import count, percent
 
 DAY = 86400.0
 TOKENS_PER_PARAMETER = 20.0
@@ -119,17 +120,17 @@ class Budget:
     def _print(self, config: Config, costs: Sequence[Cost], best: dict[str, float], without: Mapping[int, str]) -> None:
         console = screen()
         table = Table(
-            title=f"{config.run.name}: {self.tokens:.3g} tokens at {self.price:g} a GPU and hour",
+            title=f"{config.run.name}: {count(self.tokens)} tokens at {self.price:g} a GPU and hour",
             title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1),
         )  # fmt: skip
         buys = () if self.days is None else (f"best size in {self.days:g} days", "its tokens")
         for name in ("GPUs", "days", "cost", "tokens/s", "MFU", *buys, "layout"):
             table.add_column(name, justify="left" if name == "layout" else "right")
         for one in costs:
-            size = () if one.optimal is None else (f"{one.optimal[name]:.3g}" for name in ("parameters", "tokens"))
+            best_size = () if one.optimal is None else (count(one.optimal[name]) for name in ("parameters", "tokens"))
             table.add_row(
                 f"{one.gpus:,}", f"{one.days:,.1f}", f"{one.price:,.0f}", f"{one.tokens_per_s:,.0f}",
-                f"{100 * one.mfu:.1f}%", *size, one.layout,
+                percent(one.mfu), *best_size, one.layout,
             )  # fmt: skip
         console.print(table)
         for gpus, reason in without.items():
@@ -140,8 +141,8 @@ class Budget:
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
         console.print(
-            f"The compute of {self.tokens:.3g} tokens is optimal for {best['parameters']:.3g} parameters on "
-            f"{best['tokens']:.3g} tokens (20 per parameter).",
+            f"The compute of {count(self.tokens)} tokens is optimal for {count(best['parameters'])} parameters on "
+            f"{count(best['tokens'])} tokens (20 per parameter).",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

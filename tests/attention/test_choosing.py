@@ -96,10 +96,10 @@ LONG = replace(HOPPER, sequence=2**20, context=8, rows=1)
     ("request_", "name", "reason"),
     [
         (HOPPER, "allgather", "context is 1"),
-        (replace(HOPPER, context=4, packed=True), "allgather", "4 MiB of gathered keys and values"),
-        (replace(LONG, packed=True), "ring", "instead of 1,024 MiB of gathered"),
+        (replace(HOPPER, context=4, packed=True), "allgather", "4.0 MiB of gathered keys and values"),
+        (replace(LONG, packed=True), "ring", "instead of 1.0 GiB of gathered"),
         (LONG, "ulysses", "which cuDNN can"),
-        (replace(LONG, heads=12), "ring", "instead of 1,024 MiB of gathered"),
+        (replace(LONG, heads=12), "ring", "instead of 1.0 GiB of gathered"),
         (replace(LONG, window=4096), "ring", "only neighbouring ranks"),
         (replace(LONG, packed=True, permutes=False), "allgather", "supports this run"),
     ],

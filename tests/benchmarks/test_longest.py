@@ -71,5 +71,5 @@ def test_the_table_says_what_limits_and_which_hosts_are_too_small() -> None:
     row = {"config": "configs/llama3_8b.yaml", "cluster": "h100:1x8", "gpus": 8, "others": []}
     shown = table([{**row, "layout": "tensor 8", "length": 4_000_000, **memory}, row])
     assert "temporaries 50.0 GiB (state 20.0 GiB)" in shown and "4,000,000" in shown
-    assert "2400.0 GiB in each host, more than 2 TB" in shown
+    assert "2.3 TiB in each host, more than 2 TB" in shown
     assert "none of those tried fits" in shown

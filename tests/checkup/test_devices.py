@@ -32,7 +32,7 @@ def test_a_cpu_where_there_is_a_driver_is_wrong_unless_it_was_asked_for():
 def test_collectives_over_all_devices_are_right():
     [found] = checks.check_collectives(jax.devices())
     assert found.status == "ok"
-    assert found.found.startswith("sums and a ring over 8 devices are right; 0.25 MiB are summed in ")
+    assert found.found.startswith("sums and a ring over 8 devices are right; 256.0 KiB are summed in ")
 
 
 def test_a_wrong_sum_is_seen(monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,6 @@ from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.text import print_report
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.memory import pool_bytes
-from jaxpar.observe.amounts import operations, seconds, size
 from tests.compiler.inspected import hsdp
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
@@ -168,24 +167,6 @@ def test_a_difference_names_what_changed_and_only_that():
     assert gone[0][0].startswith(f"{report.collectives[0].axis} {report.collectives[0].verb}")
     assert gone[0][3].endswith("(-100%)")
     assert memory_rows(report, fewer)[-1][3].endswith("(-50%)")
-
-
-@pytest.mark.parametrize(
-    ("shown", "wanted"),
-    [
-        (size(0), "0 B"),
-        (size(1536), "1.5 KiB"),
-        (size(80 * 2**30), "80.0 GiB"),
-        (seconds(0), "0"),
-        (seconds(9.5e-7), "950 ns"),
-        (seconds(13.8), "13.8 s"),
-        (seconds(0.115), "115 ms"),
-        (operations(3.94e15), "3.94 PFLOP"),
-        (operations(0), "0 FLOP"),
-    ],
-)
-def test_numbers_are_written_for_people(shown: str, wanted: str):
-    assert shown == wanted
 
 
 def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():

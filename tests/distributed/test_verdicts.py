@@ -16,7 +16,7 @@ def sign(
 
 def test_one_that_died_is_named_with_what_it_did_last():
     assert verdicts.died(sign(3)) == (
-        "process 3 on node-3 died (it was in step 12, last heard of 0.5 s ago); the job ends here, and the same "
+        "process 3 on node-3 died (it was in step 12, last heard of 500 ms ago); the job ends here, and the same "
         "command continues it from its newest checkpoint"
     )
 

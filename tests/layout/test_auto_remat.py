@@ -98,7 +98,7 @@ def test_a_share_of_what_auto_keeps_is_refused():
 
 
 def test_too_little_host_memory_is_said():
-    with refused("95.4 MiB of host memory", "memory.host_limit", "of the 27"):
+    with refused("95.37 MiB of host memory", "memory.host_limit", "of the 27"):
         planned("data.sequence_length=16384", "memory.host_limit=100000000", on=SMALLER)
 
 

@@ -134,7 +134,7 @@ def test_the_plan_table_says_what_moves_and_how_the_work_is_shared() -> None:
         run = SmallRun(config_of(**sections, microbatches=2))
         rows[order] = {name: (value, why) for name, value, why in plan_rows(run.step.layout, run.step.mesh, "data")}
     # 4 rows of 32 tokens with 8 heads of 2 in float32 are 8 KiB of keys; 7 hops of keys and values, twice that back.
-    moved = "a device sends 0.1 MiB forward and 0.2 MiB backward"
+    moved = "a device sends 112.0 KiB forward and 224.0 KiB backward"
     assert rows["zigzag"]["context"][0] == "ring"
     value, why = rows["zigzag"]["tokens of a row"]
     assert value == "zigzag" and moved in why and "has 0% more work" in why

@@ -22,10 +22,10 @@ def after(turns: list[Turn], last: Turn):
 @pytest.mark.parametrize(
     ("parts", "where"),
     [
-        ({"batch": 5.0}, "5 s of it waiting for a batch"),
-        ({"dispatch": 5.0}, "5 s of it handing steps to the devices"),
-        ({}, "6 s of it waiting for the devices"),
-        ({"device": 0.5}, "5.5 s of it in the host between steps"),
+        ({"batch": 5.0}, "5.00 s of it waiting for a batch"),
+        ({"dispatch": 5.0}, "5.00 s of it handing steps to the devices"),
+        ({}, "6.00 s of it waiting for the devices"),
+        ({"device": 0.5}, "5.50 s of it in the host between steps"),
     ],
 )
 def test_a_slow_step_says_where_its_time_went(parts: dict[str, float], where: str):
@@ -37,7 +37,7 @@ def test_a_slow_step_says_where_its_time_went(parts: dict[str, float], where: st
 def test_what_is_usual_is_not_what_made_a_step_slow():
     slow = after([turn(2.0, batch=1.9)] * 10, turn(8.0, batch=2.0))
     assert slow is not None
-    assert slow.where == "6 s of it waiting for the devices"
+    assert slow.where == "6.00 s of it waiting for the devices"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_pace_that_became_slower_is_told_for_every_stretch_with_what_it_goes_t
     found = [pace.add(turn(1.6, device=0.9, batch=0.6)) for _ in range(40)]
     slow = [each for each in found if each is not None]
     assert [number for number, each in enumerate(found, 1) if each] == [20, 40]
-    assert (slow[0].seconds, slow[0].best, slow[0].where) == (1.6, 1.0, "0.6 s of it waiting for a batch")
+    assert (slow[0].seconds, slow[0].best, slow[0].where) == (1.6, 1.0, "600 ms of it waiting for a batch")
 
 
 @pytest.mark.parametrize(("best", "now"), [(1.0, 1.4), (0.02, 0.06)], ids=["not half as long again", "a second in all"])

@@ -7,9 +7,8 @@ from itertools import pairwise, product
 from typing import Any
 
 from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
-from jaxpar.observe.amounts import seconds, size
+from jaxpar.units import GIB, MILLI, seconds, size
 
-GIB = 2**30
 BLUE, GREEN, RED, GRAY, INK = "#2f6db3", "#3a8f5c", "#c8452d", "#8a94a0", "#1d2530"
 NEAR = [
     (sign_x * dx, sign_y * dy)
@@ -47,26 +46,24 @@ def _curve(axes: Any, points: tuple[FrontierPoint, ...], color: str, label: str)
 
 
 def _places(points: tuple[FrontierPoint, ...]) -> tuple[list[float], list[float]]:
-    return [point.total_bytes / GIB for point in points], [point.seconds * 1e3 for point in points]
+    return [point.total_bytes / GIB for point in points], [point.seconds / MILLI for point in points]
 
 
 def _room(axes: Any, frontier: RematFrontier) -> None:
     """Draw the memory left for activations, if it is within the picture."""
-    room, most = (
-        frontier.room_bytes / GIB,
-        max(point.total_bytes for point in (*frontier.points, *frontier.presets)) / GIB,
-    )
+    room, left = frontier.room_bytes / GIB, size(frontier.room_bytes)
+    most = max(point.total_bytes for point in (*frontier.points, *frontier.presets)) / GIB
     if room > 1.3 * most:
-        axes.plot([], [], " ", label=f"all of it fits: {room:.1f} GiB are left")
+        axes.plot([], [], " ", label=f"all of it fits: {left} are left")
         return
-    axes.axvline(max(room, 0), color=RED, linewidth=1.2, linestyle="--", label=f"left for activations: {room:.1f} GiB")
+    axes.axvline(max(room, 0), color=RED, linewidth=1.2, linestyle="--", label=f"left for activations: {left}")
     axes.axvspan(max(room, 0), 10 * most, color=RED, alpha=0.05, linewidth=0)
     axes.set_xlim(right=1.05 * max(room, most))
 
 
 def _frame(axes: Any, frontier: RematFrontier) -> None:
     most = max(point.total_bytes for point in (*frontier.points, *frontier.presets)) / GIB
-    slowest = max(point.seconds for point in (*frontier.points, *frontier.host_points)) * 1e3
+    slowest = max(point.seconds for point in (*frontier.points, *frontier.host_points)) / MILLI
     axes.set_xlim(-0.04 * most, max(axes.get_xlim()[1] if frontier.room_bytes / GIB <= 1.3 * most else 0, 1.08 * most))
     axes.set_ylim(-0.06 * slowest, 1.14 * slowest)
     units = "one microbatch" if frontier.units == 1 else f"{frontier.units} units in flight"
@@ -74,7 +71,7 @@ def _frame(axes: Any, frontier: RematFrontier) -> None:
     axes.set_ylabel("recomputation and waiting, per step (ms)")
     mesh = ", ".join(f"{axis} {n}" for axis, n in frontier.axes.items() if n > 1) or "one device"
     axes.set_title(f"{frontier.config} on {frontier.cluster} ({mesh})", loc="left", fontsize=12, fontweight="bold")
-    step = frontier.step_seconds * 1e3
+    step = frontier.step_seconds / MILLI
     right = axes.secondary_yaxis("right", functions=(lambda ms: 100 * ms / step, lambda part: part * step / 100))
     right.set_ylabel("share of the step's time (%)")
     axes.grid(alpha=0.25)
@@ -94,7 +91,7 @@ def _label_presets(figure: Any, axes: Any, frontier: RematFrontier) -> None:
     covered.extend(_along(axes, [(room, axes.get_ylim()[0]), (room, axes.get_ylim()[1])]))
     for point in frontier.presets:
         axes.plot(*_places((point,)), "D", color=INK, markersize=6, zorder=5)
-        covered.extend(_boxes(axes, [(point.total_bytes / GIB, point.seconds * 1e3)], 7))
+        covered.extend(_boxes(axes, [(point.total_bytes / GIB, point.seconds / MILLI)], 7))
     for point in frontier.presets:
         costs = []
         for offset in NEAR:
@@ -112,7 +109,7 @@ def _note(axes: Any, point: FrontierPoint, offset: tuple[float, float]) -> Any:
     """The name of a preset, `offset` points (1/72 inch) from its mark."""
     return axes.annotate(
         f"{point.name}\n{size(point.total_bytes)}, {seconds(point.seconds) if point.seconds else 'no time'}",
-        (point.total_bytes / GIB, point.seconds * 1e3),
+        (point.total_bytes / GIB, point.seconds / MILLI),
         offset,
         textcoords="offset points",
         ha="left" if offset[0] > 0 else "right",

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
 from jaxpar.memory.remat import BASE, LAYER_INPUT, LAYERS, nearest_preset
-from jaxpar.observe.amounts import seconds, share, size
+from jaxpar.units import percent, seconds, size
 
 
 def print_frontier(frontier: RematFrontier, console: Console) -> None:
@@ -97,7 +97,7 @@ def _inside(preset: str, different: Mapping[str, str]) -> str:
 
 
 def _cost(point: FrontierPoint) -> str:
-    again = f"{seconds(point.seconds)} a step ({100 * point.time_share:.1f}%)" if point.seconds else "no time"
+    again = f"{seconds(point.seconds)} a step ({percent(point.time_share)})" if point.seconds else "no time"
     return f"{size(point.total_bytes)} kept on each GPU, {again}"
 
 
@@ -159,7 +159,7 @@ def _cells(point: FrontierPoint) -> tuple[str | Text, ...]:
         size(point.chunk_bytes),
         size(point.total_bytes),
         size(point.host_bytes) if point.host_bytes else "",
-        share(point.flops_share, 1),
+        percent(point.flops_share),
         seconds(point.seconds),
         Text("yes", "green") if point.fits else Text("no", "red"),
         _words_of(point),

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from jaxpar.compiler.report.record import Collective, Report
 from jaxpar.compiler.report.text import lines, print_verdict
-from jaxpar.observe.amounts import operations, seconds, size, words
+from jaxpar.config.spelling import spaced
+from jaxpar.units import operations, percent, seconds, size
 
 type Row = tuple[str, ...]
 
@@ -33,7 +34,7 @@ def print_difference(before: Report, after: Report, console: Console) -> None:
 
 def memory_rows(before: Report, after: Report) -> list[Row]:
     """One row per class, and the peak."""
-    rows = [_row(words(name), before.classes[name], after.classes[name], size) for name in before.classes]
+    rows = [_row(spaced(name), before.classes[name], after.classes[name], size) for name in before.classes]
     return [*rows, _row("peak", before.peak_bytes, after.peak_bytes, size)]
 
 
@@ -54,7 +55,6 @@ def traffic_rows(before: Report, after: Report) -> list[Row]:
 
 def work_rows(before: Report, after: Report) -> list[Row]:
     """FLOPs, recomputation, times, exposed time."""
-    percent = lambda fraction: f"{100 * fraction:.2f}%"
     return [
         _row("matrix products", before.flops, after.flops, operations),
         _row("of it recomputed", before.recompute_flops, after.recompute_flops, operations),
@@ -73,6 +73,6 @@ def _row(name: str, old: float, new: float, show: Callable[[float], str]) -> Row
     if old == new:
         return name, show(old), show(new), "="
     change = new - old
-    relative = f" ({100 * change / old:+.0f}%)" if old else ""
     sign = "+" if change > 0 else "-"
+    relative = f" ({sign}{percent(abs(change), abs(old), digits=0)})" if old else ""
     return name, show(old), show(new), f"{sign}{show(abs(change))}{relative}"

@@ -23,8 +23,9 @@ from jaxpar.compiler.report.pictures import (
 )
 from jaxpar.compiler.report.record import Report
 from jaxpar.compiler.report.text import verdict, warnings
-from jaxpar.observe.amounts import operations, seconds, share, size, words
+from jaxpar.config.spelling import spaced
 from jaxpar.observe.html import Hot, cards, document, notes, table
+from jaxpar.units import operations, percent, seconds, size
 
 _STYLE = Path(__file__).with_name("page.css")
 _SCRIPT = Path(__file__).with_name("page.js")
@@ -55,10 +56,10 @@ def _cards(report: Report) -> str:
     return cards(
         [
             (size(report.peak_bytes), "peak per GPU"),
-            (operations(report.flops), f"matrix products, {share(report.recompute_flops, report.flops)} recomputed"),
+            (operations(report.flops), f"matrix products, {percent(report.recompute_flops, report.flops)} recomputed"),
             (seconds(report.step_seconds), "time of a step, predicted"),
             (
-                f"{100 * report.exposed_fraction:.1f}%",
+                percent(report.exposed_fraction),
                 f"of it waiting for transfers ({seconds(report.exposed_seconds)})",
             ),
         ]
@@ -67,7 +68,7 @@ def _cards(report: Report) -> str:
 
 def _memory(report: Report, timeline: MemoryTimeline) -> str:
     fits = report.device_bytes - report.reserve_bytes
-    rows = [(words(n), size(b), share(b, report.peak_bytes)) for n, b in report.classes.items() if n != "host"]
+    rows = [(spaced(n), size(b), percent(b, report.peak_bytes)) for n, b in report.classes.items() if n != "host"]
     rows.append(("host (pinned)", size(report.host_bytes), ""))
     return (
         "<h2>Memory over the program</h2><p class='dim'>From left to right the ops of the step in their order; "
@@ -116,7 +117,7 @@ def _tables(report: Report) -> str:
         (kind, operations(report.flops_by_kind[kind]) if kind in report.flops_by_kind else "", seconds(time))
         for kind, time in sorted(report.seconds_by_kind.items(), key=lambda item: -item[1])
     ]
-    buffers = [(size(b.bytes), words(b.memory_class), b.shape, b.source or b.name) for b in report.largest_buffers]
+    buffers = [(size(b.bytes), spaced(b.memory_class), b.shape, b.source or b.name) for b in report.largest_buffers]
     heads = ("axis", "collective", "as", "dtype", "link", "times", "sent", "needs", "exposed")
     return (
         "<h2>Transfers per GPU and step</h2>"

@@ -8,7 +8,8 @@ from math import floor, log10
 
 from jaxpar.compiler.report.layer_schedule import LayerSchedule, Span
 from jaxpar.compiler.report.memory_timeline import MemoryTimeline
-from jaxpar.observe.amounts import GIB, seconds, size, words
+from jaxpar.config.spelling import spaced
+from jaxpar.units import GIB, seconds, size
 
 WIDTH, LEFT, RIGHT = 1100, 70, 16
 CLASS_COLORS = {
@@ -95,7 +96,7 @@ def collective_colors(schedules: list[LayerSchedule]) -> dict[str, str]:
 
 def legend(colors: dict[str, str]) -> str:
     """Names beside their colors."""
-    items = (f'<span><i style="background:{color}"></i>{escape(words(name))}</span>' for name, color in colors.items())
+    items = (f'<span><i style="background:{color}"></i>{escape(spaced(name))}</span>' for name, color in colors.items())
     return f'<p class="legend">{"".join(items)}</p>'
 
 

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.compiler.report.record import Report
-from jaxpar.observe.amounts import operations, seconds, share, size, words
+from jaxpar.config.spelling import spaced
+from jaxpar.units import operations, percent, seconds, size
 
 BAR = 36
 ALL_COLUMNS = 100
@@ -99,7 +100,7 @@ def _memory(report: Report) -> Table:
             continue
         filled = round(BAR * count / report.peak_bytes)
         bar = Text("█" * filled or ("▏" if count else ""), COLORS[name])
-        table.add_row(words(name), size(count), share(count, report.peak_bytes), bar)
+        table.add_row(spaced(name), size(count), percent(count, report.peak_bytes), bar)
     table.add_section()
     table.add_row("peak", size(report.peak_bytes), "", "")
     table.add_row("host (pinned)", size(report.host_bytes), "", "")
@@ -150,7 +151,7 @@ def _work(report: Report) -> Table:
         table.add_row(kind, operations(flops) if flops else "", seconds(report.seconds_by_kind[kind]))
     table.add_section()
     table.add_row("all", operations(report.flops), seconds(report.compute_seconds))
-    recomputed = f"{operations(report.recompute_flops)} ({share(report.recompute_flops, report.flops)})"
+    recomputed = f"{operations(report.recompute_flops)} ({percent(report.recompute_flops, report.flops)})"
     table.add_row("of it recomputed", recomputed, "")
     return table
 
@@ -160,12 +161,12 @@ def _buffers(report: Report) -> Table:
     table = _table("Largest buffers at the peak", *columns)
     for buffer in report.largest_buffers:
         made_by = buffer.source or buffer.name
-        table.add_row(size(buffer.bytes), words(buffer.memory_class), buffer.shape, made_by)
+        table.add_row(size(buffer.bytes), spaced(buffer.memory_class), buffer.shape, made_by)
     return table
 
 
 def _waiting(report: Report) -> Text:
-    exposed = f"{seconds(report.exposed_seconds)} ({100 * report.exposed_fraction:.1f}%)"
+    exposed = f"{seconds(report.exposed_seconds)} ({percent(report.exposed_fraction)})"
     return Text.assemble(
         "At the fitted speeds of the GPU and its links, a step takes ",
         (seconds(report.step_seconds), "bold"),

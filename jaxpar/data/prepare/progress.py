@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from jaxpar.units import percent
+
 SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -27,7 +29,7 @@ class Meter:
             self._bar.update(self._task, completed=self._done, told=told)
         elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
-            share = f"{self._what}: {100 * self._done / self._total:.0f}%"
+            share = f"{self._what}: {percent(self._done, self._total, digits=0)}"
             self._console.print(f"{share}, {told}" if told else share, soft_wrap=True)
 
 

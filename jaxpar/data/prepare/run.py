@@ -27,6 +27,7 @@ from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, encode
 from jaxpar.data.tokens.tokenizer_file import end_of_document, load_tokenizer, vocabulary_size
+from jaxpar.units import rate, seconds, size
 
 TOKENIZER = "tokenizer.json"
 _TOLD = 3
@@ -96,8 +97,8 @@ class _Preparation:
             leftover.unlink(missing_ok=True)
         job.unit_folder.mkdir(exist_ok=True)
         job.shard_folder.mkdir(exist_ok=True)
-        size = sum(file.bytes for file in job.inputs)
-        _say(self.console, f"{_count(job.inputs, 'file')}, {_bytes(size)}, in {_count(job.units, 'unit')} of work")
+        whole = size(sum(file.bytes for file in job.inputs))
+        _say(self.console, f"{_count(job.inputs, 'file')}, {whole}, in {_count(job.units, 'unit')} of work")
         self._warn_of_idle_processes()
         self._provide_tokenizer(tokenizer)
         loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
@@ -225,9 +226,9 @@ class _Preparation:
         if index.skipped["broken"]:
             where = self._first_broken(dict(enumerate(records)))
             _say(self.console, f"{index.skipped['broken']:,} broken documents were left out: {where}")
-        seconds = time.monotonic() - self.began
-        size = sum(index.text_bytes_in(split) for split in SPLITS)
-        _say(self.console, f"{_bytes(size)} of text in {seconds:.1f} s, {_bytes(size / seconds)}/s")
+        took = time.monotonic() - self.began
+        text = sum(index.text_bytes_in(split) for split in SPLITS)
+        _say(self.console, f"{size(text)} of text in {seconds(took)}, {rate(text / took)}")
         _say(
             self.console,
             "Train on it: python -m jaxpar.train --config FILE "
@@ -245,10 +246,3 @@ def _count(things: Sized, what: str) -> str:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-
-def _bytes(size: float) -> str:
-    for limit, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= limit:
-            return f"{size / limit:.1f} {unit}"
-    return f"{size:.0f} bytes"

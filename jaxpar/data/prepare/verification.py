@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.data.tokens.token_folder import open_token_folder
+from jaxpar.units import seconds
 
 
 def verify_folder(folder: Path, console: Console) -> None:
@@ -19,7 +20,7 @@ def verify_folder(folder: Path, console: Console) -> None:
     size = sum(size for _, size in files)
     console.print(
         f"{folder}: {len(files)} files and the index, {size:,} bytes, are what was written "
-        f"({time.monotonic() - began:.1f} s)",
+        f"({seconds(time.monotonic() - began)})",
         soft_wrap=True,
         highlight=False,
         markup=False,

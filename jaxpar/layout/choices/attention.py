@@ -26,7 +26,7 @@ from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import recomputed
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import size
 from pallas_kernels.attention import SAVED_NAMES
 
 
@@ -102,7 +102,7 @@ def _traffic_words(strategy: str, request: AttentionRequest, layout: ContextLayo
     (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
     sent = entry.traffic(request, layout)
     return (
-        f"a device sends {mebibytes(round(sent.forward))} forward and {mebibytes(round(sent.backward))} backward per "
+        f"a device sends {size(round(sent.forward))} forward and {size(round(sent.backward))} backward per "
         "layer and microbatch"
     )
 

@@ -12,9 +12,7 @@ from jaxpar.config.plan import LayerRun
 from jaxpar.layers.declared import declare_layer, hidden_names
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, inside_numbers
 from jaxpar.memory.remat import Treatment, joined
-from jaxpar.observe.amounts import mebibytes
-
-GIB = 2**30
+from jaxpar.units import GIB, size
 
 
 def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, ...]:
@@ -45,11 +43,11 @@ class Tiles:
 
 def loss_tiles(config: Config) -> Tiles:
     """As many tiles as make float32 logits of 1 GiB or less, unless the configuration gives a number."""
-    size = 4 * head_tokens(config) * head_columns(config)
-    logits = f"a microbatch has {mebibytes(size)} of logits"
+    bytes_of = 4 * head_tokens(config) * head_columns(config)
+    logits = f"a microbatch has {size(bytes_of)} of logits"
     if config.memory.loss_tiles is not None:
         return Tiles(config.memory.loss_tiles, f"asked for; {logits}")
-    return Tiles(min(-(-size // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
+    return Tiles(min(-(-bytes_of // GIB), _part(config)), f"{logits}, at most 1 GiB at a time")
 
 
 def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -> Tiles:
@@ -71,9 +69,9 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
     first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in kind_models(model).values()}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Tiles(1, "memory.remat keeps hidden activations")
-    size = max(_hidden_bytes(config, own) for own in kind_models(model).values())
-    hidden = f"a layer has {mebibytes(size)} of hidden activations"
-    if size <= GIB:
+    bytes_of = max(_hidden_bytes(config, own) for own in kind_models(model).values())
+    hidden = f"a layer has {size(bytes_of)} of hidden activations"
+    if bytes_of <= GIB:
         return Tiles(1, hidden)
     return Tiles(min(-(-head_tokens(config) // model.embed), _part(config)), hidden)
 

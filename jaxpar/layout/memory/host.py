@@ -11,7 +11,7 @@ from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import size
 
 
 def check_offload(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> None:
@@ -30,7 +30,7 @@ def check_offload(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> N
     each = offloaded_bytes(layout.config, layout.plan)
     if each * len(local) > limit:
         raise UserError(
-            f"memory.remat: offload of {', '.join(names)} takes {mebibytes(each)} of host memory for each of "
-            f"{len(local)} devices, {mebibytes(each * len(local))} in all, and {limit_words(layout.config)} "
-            f"{mebibytes(limit)}; expected fewer names, raise parallel.microbatches, or shard over more machines"
+            f"memory.remat: offload of {', '.join(names)} takes {size(each, 2)} of host memory for each of "
+            f"{len(local)} devices, {size(each * len(local), 2)} in all, and {limit_words(layout.config)} "
+            f"{size(limit, 2)}; expected fewer names, raise parallel.microbatches, or shard over more machines"
         )

@@ -9,7 +9,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.memory.estimate import estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import size
 
 MORE_DEVICES = "shard over more devices (parallel.fsdp with parallel.zero: 3), or choose a smaller model"
 
@@ -85,7 +85,7 @@ def told(search: Search) -> str:
 
 def _shown(fit: Fit) -> str:
     settings = " with ".join(setting.replace("=", ": ", 1) for setting in fit.settings)
-    return f"{settings} (about {mebibytes(fit.bytes)})"
+    return f"{settings} (about {size(fit.bytes, 2)})"
 
 
 def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import seconds, size
 
 
 def streamed_bytes(layout: StepLayout) -> tuple[int, int]:
@@ -62,8 +62,8 @@ def check_resting_state(layout: StepLayout, mesh: Mesh, limit: int | None = None
         free = shutil.disk_usage(_existing(folder)).free if limit is None else limit
         if needed > free:
             raise UserError(
-                f"memory.optimizer_offload: file takes {mebibytes(needed)} on disk for {len(local)} devices, and "
-                f"{folder} has {mebibytes(free)} free; expected memory.offload_dir on a larger disk, or a smaller model"
+                f"memory.optimizer_offload: file takes {size(needed, 2)} on disk for {len(local)} devices, and "
+                f"{folder} has {size(free, 2)} free; expected memory.offload_dir on a larger disk, or a smaller model"
             )
         return
     require_pinned(local[0], "memory.optimizer_offload: host", "none or file")
@@ -72,10 +72,10 @@ def check_resting_state(layout: StepLayout, mesh: Mesh, limit: int | None = None
     if needed + activations > limit:
         devices = f"{len(local)} devices"
         beside = f" with gradients of {layout.plan.host_layers} layers" if layout.plan.host_layers else ""
-        beside += f", and offloaded activations {mebibytes(activations)}" if activations else ""
+        beside += f", and offloaded activations {size(activations, 2)}" if activations else ""
         raise UserError(
-            f"memory.optimizer_offload: host takes {mebibytes(needed)} of host memory for {devices}{beside}, and "
-            f"{limit_words(layout.config)} {mebibytes(limit)}; expected {less_on_the_host(layout)}, or more machines"
+            f"memory.optimizer_offload: host takes {size(needed, 2)} of host memory for {devices}{beside}, and "
+            f"{limit_words(layout.config)} {size(limit, 2)}; expected {less_on_the_host(layout)}, or more machines"
         )
 
 
@@ -94,14 +94,14 @@ def resting_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, s
     where = (
         "pinned host memory" if layout.plan.optimizer_offload != "file" else f"files in {offload_folder(layout.config)}"
     )
-    moved = f"a step moves {mebibytes(there)} to the device and {mebibytes(back)} back"
+    moved = f"a step moves {size(there)} to the device and {size(back)} back"
     gpu = gpu_of(device_kind)
     cost = ""
     if gpu is not None:
-        cost = f", {max(there, back) / gpu.host.bandwidth:.2f} s at the least over {gpu.host.name}"
+        cost = f", {seconds(max(there, back) / gpu.host.bandwidth)} at the least over {gpu.host.name}"
     stays = state_bytes(layout) - offloaded_state_bytes(layout)
-    beside = f", and {mebibytes(stays)} stay on the device" if layout.plan.resident_weights else ""
-    value = mebibytes(offloaded_state_bytes(layout))
+    beside = f", and {size(stays)} stay on the device" if layout.plan.resident_weights else ""
+    value = size(offloaded_state_bytes(layout))
     rows = [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
     if layout.plan.weights_offload == "none":
         return rows
@@ -112,7 +112,7 @@ def resting_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, s
         else "none are in"
     )
     stay = f"layers {away}-{layers - 1} stay" if away < layers else "no layer stays"
-    rows.append(("weights offload", mebibytes(host_gradient_bytes(layout)), f"per device, {first} {where}; {stay}"))
+    rows.append(("weights offload", size(host_gradient_bytes(layout)), f"per device, {first} {where}; {stay}"))
     return rows
 
 

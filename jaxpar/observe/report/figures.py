@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from jaxpar.observe.amounts import seconds, size
 from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.run_record import RunRecord, number
+from jaxpar.units import count, percent, seconds, size
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,9 @@ def nats(value: float) -> str:
     return f"{value:.4f}"
 
 
-def count(value: float) -> str:
-    """A whole number, in thousands and millions where it is large."""
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit * (10 if unit == 'k' else 1):.4g}{unit}"
+def whole(value: float) -> str:
+    """A number of steps."""
     return f"{value:,.0f}"
-
-
-def share(value: float) -> str:
-    """A fraction of 1."""
-    return f"{100 * value:.1f}%"
 
 
 def plain(value: float) -> str:
@@ -100,7 +92,7 @@ def memory_words(run: RunRecord) -> str:
 
 
 FIGURES = (
-    Figure("steps", lambda run: float(run.last_step), count),
+    Figure("steps", lambda run: float(run.last_step), whole),
     Figure("tokens", tokens, count),
     Figure("training loss, last", last("loss"), nats),
     Figure("held-out loss, last", last("eval_loss"), nats),
@@ -109,10 +101,10 @@ FIGURES = (
     Figure("baseline", lambda run: run.baseline, nats),
     Figure("baseline less held-out loss", gain, nats, relative=False),
     Figure("gradient norm, last", last("grad_norm"), plain),
-    Figure("skipped steps", last("skipped_steps"), count),
+    Figure("skipped steps", last("skipped_steps"), whole),
     Figure("time of a step, median", usual("step_time_s"), seconds),
     Figure("tokens per second, median", usual("tokens_per_second"), count),
-    Figure("model FLOPs utilisation, median", usual("mfu"), share, relative=False),
+    Figure("model FLOPs utilisation, median", usual("mfu"), percent, relative=False),
     Figure("compilation", of_summary("compile_seconds"), seconds),
     Figure("time in steps", of_summary("train_seconds"), seconds),
     Figure("memory, peak", of_summary("peak_bytes"), size),
@@ -155,5 +147,5 @@ def _difference(figure: Figure, first: float | None, second: float | None) -> st
     if change == 0:
         return "the same"
     sign = "+" if change > 0 else "-"
-    relative = f" ({100 * change / abs(first):+.1f}%)" if first and figure.relative else ""
+    relative = f" ({sign}{percent(abs(change), abs(first))})" if first and figure.relative else ""
     return f"{sign}{figure.words(abs(change))}{relative}"

@@ -9,11 +9,11 @@ from typing import Any
 
 from jaxpar.config import config_to_dict
 from jaxpar.config.reading.typed import spell
-from jaxpar.observe.amounts import seconds, size
 from jaxpar.observe.html import Hot, table
 from jaxpar.observe.report.curves import points
-from jaxpar.observe.report.figures import host_share, memory_words, share
+from jaxpar.observe.report.figures import host_share, memory_words
 from jaxpar.observe.report.run_record import RunRecord, moment, number
+from jaxpar.units import percent, seconds, size
 
 MOST_EVENTS = 500
 """Most events of a run on the page; of more the first and the last are shown."""
@@ -123,7 +123,7 @@ def _times(run: RunRecord) -> list[str]:
     words = lambda value: "" if value is None else seconds(value)
     return [
         *(words(told[key]) for key in ("compile", "first_step", "steady_step")),
-        "" if own is None else share(own),
+        "" if own is None else percent(own),
         *(words(value) for value in (slowest, told["train"], rest, whole)),
     ]
 

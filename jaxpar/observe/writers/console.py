@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
+from jaxpar.units import GIB, clock, count, percent, seconds, size
 
 FILES = (
     ("config.yaml", "the configuration, every field resolved"),
@@ -104,10 +105,10 @@ class ConsoleView(Listener):
 
     def end(self, summary: Summary) -> None:
         self.close()
-        self._line(f"\nTrained to step {summary.steps} on {_count(summary.tokens)} tokens", "bold")
+        self._line(f"\nTrained to step {summary.steps} on {count(summary.tokens)} tokens", "bold")
         self._line(
-            f"  time      {_clock(summary.train_seconds)} in steps, {summary.steady_step_seconds * 1e3:.4g} ms each; "
-            f"compilation {summary.compile_seconds:.1f} s, first step {summary.first_step_seconds:.2f} s"
+            f"  time      {clock(summary.train_seconds)} in steps, {seconds(summary.steady_step_seconds)} each; "
+            f"compilation {seconds(summary.compile_seconds)}, first step {seconds(summary.first_step_seconds)}"
         )
         self._line(f"  loss      {summary.loss:.4f} in training")
         if summary.eval_loss is not None:
@@ -117,9 +118,9 @@ class ConsoleView(Listener):
             self._line(f"  data      {epochs:.3g} epochs of {source}")
         if summary.peak_bytes is not None:
             whose = "on the fullest device" if summary.memory_kind == "device" else "of host memory in this process"
-            self._line(f"  memory    peak {_bytes(summary.peak_bytes)} {whose}")
+            self._line(f"  memory    peak {size(summary.peak_bytes)} {whose}")
         if summary.predicted_bytes is not None:
-            self._line(f"            predicted {_bytes(summary.predicted_bytes)} per device")
+            self._line(f"            predicted {size(summary.predicted_bytes)} per device")
         self._line(f"\nWhere things are: {self._folder}", "bold")
         for name, what in FILES:
             if (self._folder / name).exists():
@@ -167,25 +168,25 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
         columns.append(("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
     columns += [
         ("s/step", 9, f"{record.step_time_s:#.3g}"),
-        ("tokens/s", 9, _count(record.tokens_per_second)),
-        ("/device", 8, _count(record.tokens_per_second_per_device)),
+        ("tokens/s", 9, count(record.tokens_per_second)),
+        ("/device", 8, count(record.tokens_per_second_per_device)),
     ]
     if record.mfu is not None:
-        columns.append(("MFU", 6, f"{record.mfu:.1%}"))
+        columns.append(("MFU", 6, percent(record.mfu)))
     if record.memory_bytes is not None:
         columns.append(_memory(record, record.memory_bytes))
-    return [*columns, ("ETA", 9, _clock(record.eta_s))]
+    return [*columns, ("ETA", 9, clock(record.eta_s))]
 
 
 def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:
     """In use, the peak so far and the limit of the fullest device; or this process's host memory."""
     peak, limit = record.memory_peak_bytes, record.memory_limit_bytes
     if record.memory_kind == "host":
-        return "host mem", 13, _bytes(in_use)
+        return "host mem", 13, size(in_use)
     if peak is None or limit is None:
-        return "memory", 13, _bytes(in_use)
-    used = [f"{value / 2**30:.{1 if value < 100 * 2**30 else 0}f}" for value in (in_use, peak)]
-    return "GiB/peak/max", 13, f"{used[0]}/{used[1]}/{limit / 2**30:.0f}"
+        return "memory", 13, size(in_use)
+    used = [f"{value / GIB:.{1 if value < 100 * GIB else 0}f}" for value in (in_use, peak)]
+    return "GiB/peak/max", 13, f"{used[0]}/{used[1]}/{limit / GIB:.0f}"
 
 
 def _against(loss: float, baseline: float | None) -> str:
@@ -197,24 +198,3 @@ def _against(loss: float, baseline: float | None) -> str:
 
 def _norm(value: float) -> str:
     return f"{value:.3f}" if 0.001 <= value < 1000 else f"{value:.2e}"
-
-
-def _count(value: float) -> str:
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            scaled = value / limit
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{unit}"
-    return f"{value:.0f}"
-
-
-def _bytes(value: int) -> str:
-    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d {hour:02}:{minute:02}"
-    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -10,10 +10,11 @@ from math import floor, log10
 
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.drawing.colors import color, hexadecimal, ink
-from jaxpar.pipeline.drawing.words import kind_name, number, percent, title
+from jaxpar.pipeline.drawing.words import kind_name, number, title
 from jaxpar.pipeline.timing.per_chunk import Number
 from jaxpar.pipeline.timing.simulate import Simulation
 from jaxpar.pipeline.timing.timelines import Event
+from jaxpar.units import percent
 
 LEFT, RIGHT, TOP, BOTTOM = 72, 92, 82, 84
 """Pixels around the boxes: names of ranks, chunks in flight, title, and axis with legend."""

@@ -11,11 +11,12 @@ from rich.text import Text
 
 from jaxpar.pipeline.drawing.summary import Refused, Summary
 from jaxpar.pipeline.drawing.terminal_grid import print_grid
-from jaxpar.pipeline.drawing.words import number, percent, size, title
+from jaxpar.pipeline.drawing.words import number, title
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.timing.formulas import published_bubble
 from jaxpar.pipeline.timing.simulate import TIMELINES, Mode
 from jaxpar.pipeline.timing.workload import Workload
+from jaxpar.units import percent, size
 
 PLAIN_WIDTH = 110
 """Width where there is no terminal."""

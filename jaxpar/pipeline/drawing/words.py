@@ -1,4 +1,4 @@
-"""Schedules in words, and readable times, shares and bytes."""
+"""Schedules and their times in words."""
 
 from __future__ import annotations
 
@@ -23,16 +23,3 @@ def number(value: Number, digits: int = 4) -> str:
     """At most so many digits after the point, without trailing zeros: `28.5`, `33`, `0.0125`."""
     text = f"{float(value):.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def percent(part: Number) -> str:
-    """`37.5%`."""
-    return f"{100 * float(part):.1f}%"
-
-
-def size(count: Number) -> str:
-    """Bytes in binary units: `51.6 GiB`."""
-    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if count >= 2**power:
-            return f"{float(count / 2**power):.1f} {unit}"
-    return f"{float(count):.0f} B"

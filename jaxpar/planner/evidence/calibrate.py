@@ -29,10 +29,10 @@ from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.observe.amounts import seconds, size
 from jaxpar.planner.profile import check_writable, write_profile
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
+from jaxpar.units import operations, rate, seconds
 
 REPEATS = 5
 
@@ -106,9 +106,9 @@ def calibrate(output: Path, devices: int, sizes: Sizes = FULL) -> dict[str, Any]
                      "collectives": messages, "layer": layer},
     }  # fmt: skip
     write_profile(output, profile)
-    console.print(f"{found[0].device_kind} x {len(found)}: {best / 1e9:,.0f} GFLOP/s in matmuls, "
-                  f"{size(bandwidth)}/s of memory; a message takes {seconds(links['start'])} and "
-                  f"{size(links['bandwidth'])}/s; a layer {seconds(layer['forward_s'])} forward, "
+    console.print(f"{found[0].device_kind} x {len(found)}: {operations(best)}/s in matmuls, "
+                  f"{rate(bandwidth)} of memory; a message takes {seconds(links['start'])} and "
+                  f"{rate(links['bandwidth'])}; a layer {seconds(layer['forward_s'])} forward, "
                   f"{seconds(layer['backward_s'])} backward")  # fmt: skip
     console.print(f"Wrote {output}; plan with --profile {output}")
     return profile

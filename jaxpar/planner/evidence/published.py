@@ -20,6 +20,7 @@ from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import check_sizes
 from jaxpar.planner.layout import Layout, Precision
+from jaxpar.units import GIB, GIGA, operations
 
 COLUMNS = (
     "source", "citation", "row_id", "framework", "gpu", "gpus_per_node", "inter_node_gbps_per_gpu", "n_gpus",
@@ -161,12 +162,12 @@ def _check_units(
     if tokens_per_s is not None and tokens_per_s * flops > peak:
         column = "tokens_per_s_per_gpu" if cell.row["tokens_per_s_per_gpu"] else "step_time_s"
         raise UserError(
-            f"{cell.place}: {column}: {tokens_per_s:.4g} tokens/s of one GPU are {tokens_per_s * flops / 1e12:,.0f} "
-            f"TFLOP/s, and a {gpu.name} has {peak / 1e12:,.0f}: expected tokens/s of one GPU, and seconds"
+            f"{cell.place}: {column}: {tokens_per_s:.4g} tokens/s of one GPU are {operations(tokens_per_s * flops)}/s, "
+            f"and a {gpu.name} has {operations(peak)}/s: expected tokens/s of one GPU, and seconds"
         )
-    if peak_gib is not None and peak_gib * 2**30 > gpu.hbm_bytes:
+    if peak_gib is not None and peak_gib * GIB > gpu.hbm_bytes:
         raise UserError(
-            f"{cell.place}: peak_memory_gib: {peak_gib:g}, and a {gpu.name} has {gpu.hbm_bytes / 2**30:g} GiB: "
+            f"{cell.place}: peak_memory_gib: {peak_gib:g}, and a {gpu.name} has {gpu.hbm_bytes / GIB:g} GiB: "
             "expected GiB of one GPU"
         )
 
@@ -202,7 +203,7 @@ def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
         if not row[column]:
             yield f"{column} {usual}"
     if not row["inter_node_gbps_per_gpu"] and cluster.hosts > 1:
-        yield f"inter_node_gbps_per_gpu {8 * cluster.link(True).bandwidth / 1e9:g}"
+        yield f"inter_node_gbps_per_gpu {8 * cluster.link(True).bandwidth / GIGA:g}"
 
 
 def _months(citation: str) -> float:

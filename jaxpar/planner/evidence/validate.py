@@ -31,6 +31,7 @@ from jaxpar.memory.pipeline_offload import (
 from jaxpar.planner.evidence.published import Run, read_runs
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
+from jaxpar.units import GIB, percent
 
 DATA = Path(__file__).parent / "data"
 PUBLISHED = DATA / "published.csv"
@@ -140,7 +141,7 @@ def judge(run: Run, hardware: HardwareModel | None = None) -> Judged:
             for one in run.layouts
         ]
         time, layout = min(timed, key=lambda pair: pair[0].seconds)
-    memory = None if run.peak_gib is None else published_memory(run, layout) / 2**30
+    memory = None if run.peak_gib is None else published_memory(run, layout) / GIB
     return Judged(run, layout, time, memory)
 
 
@@ -242,9 +243,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _cells(errors: Errors) -> tuple[str, ...]:
-    percent = lambda value: "-" if value is None else f"{100 * value:.1f}%"
+    shown = lambda value: "-" if value is None else percent(value)
     rank = "-" if errors.rank_correlation is None else f"{errors.rank_correlation:.2f}"
     return (
-        str(errors.rows), percent(errors.median_error), percent(errors.p90_error), str(errors.memory_rows),
-        percent(errors.memory_median_error), rank, percent(errors.regret),
+        str(errors.rows), shown(errors.median_error), shown(errors.p90_error), str(errors.memory_rows),
+        shown(errors.memory_median_error), rank, shown(errors.regret),
     )  # fmt: skip

@@ -23,10 +23,10 @@ from jaxpar.compiler.report.record import Collective
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.observe.amounts import seconds, size
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.units import seconds, size
 
 WAITS = ("tensor", "context", "data")
 """Parts of a step's time that wait for messages of the program."""

@@ -18,11 +18,11 @@ from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.hardware.links import Link
-from jaxpar.observe.amounts import seconds, share
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.placement.placement import place, read_bandwidth, traffic_of
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
+from jaxpar.units import percent, seconds
 
 PLACED = 12
 """The least number of layouts that are placed."""
@@ -122,7 +122,7 @@ class Measured:
     def words(self, best: Planned, number: int) -> list[str]:
         """The order of the nodes, and the time that it saves."""
         assert best.order is not None, "it was placed"
-        gain = share(1 - best.candidate.seconds / best.default_seconds, 1.0)
+        gain = percent(1 - best.candidate.seconds / best.default_seconds)
         return [
             f"of the bandwidths in {self.file}: {number} layouts placed and timed again with those of their edges",
             f"the best takes {seconds(best.candidate.seconds)} a step, {gain} less than in the default order "

@@ -29,11 +29,10 @@ from jaxpar.config.spelling import named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.memory.layer_shape import ITEM_BYTES, between_bytes, layer_shapes, matrix_numbers
-from jaxpar.observe.amounts import seconds, share
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.machine import named_cluster
+from jaxpar.units import MEGA, percent, seconds
 
-MEGABYTE = 1e6
 SWAPS = 20_000
 """Swaps that are tried."""
 WARM, COLD = 0.3, 1e-3
@@ -70,7 +69,7 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
         raise UserError(
             f"{named(path)}: expected as many columns as rows, got {len(rows)} rows of {widths or 'no'} columns"
         )
-    matrix = np.array(rows) * MEGABYTE
+    matrix = np.array(rows) * MEGA
     off = ~np.eye(len(rows), dtype=bool)
     if not ((matrix[off] > 0) & np.isfinite(matrix[off])).all():
         raise UserError(f"{named(path)}: expected MB/s above 0 between all nodes")
@@ -235,6 +234,6 @@ def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_js
     gain = placed.default_seconds - placed.seconds
     print(
         f"messages between nodes: {seconds(placed.seconds)} a step, {seconds(placed.default_seconds)} in the default "
-        f"order ({share(gain, placed.default_seconds)} less)"
+        f"order ({percent(gain, placed.default_seconds)} less)"
     )
     print("start processes on the nodes in this order: " + " ".join(map(str, placed.order)))

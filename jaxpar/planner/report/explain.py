@@ -11,8 +11,8 @@ from rich.table import Table
 
 from jaxpar.config.reading.sections import config_difference
 from jaxpar.layout.plan_file import PlanFile, read
-from jaxpar.observe.amounts import seconds, share, size
 from jaxpar.planner.report import words
+from jaxpar.units import percent, seconds, size
 
 
 def print_explanation(path: Path, console: Console) -> None:
@@ -43,7 +43,7 @@ def print_explanation(path: Path, console: Console) -> None:
     ]
     if told:
         rate = f"{seconds(told['step_time_s'])} a step, {told['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
-        lines.append(("predicted", f"{rate}, MFU {100 * told['mfu']:.1f}%, {size(told['peak_bytes'])} of a GPU"))
+        lines.append(("predicted", f"{rate}, MFU {percent(told['mfu'])}, {size(told['peak_bytes'])} of a GPU"))
     for name, said in lines:
         console.print(f"  {name:<11}{said}", highlight=False, soft_wrap=True)
     _print_parts(file, console)
@@ -68,7 +68,7 @@ def _print_parts(file: PlanFile, console: Console) -> None:
         if spent > 0:
             meaning = words.MEANINGS.get(name, name)
             console.print(
-                f"  {name:<14}{seconds(spent):>9} {share(spent, told['step_time_s']):>6}  {meaning}",
+                f"  {name:<14}{seconds(spent):>9} {percent(spent, told['step_time_s']):>6}  {meaning}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
 

@@ -11,6 +11,7 @@ from jaxpar.config import UserError
 from jaxpar.observe.html import POLICY
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Candidate, Planned
+from jaxpar.units import GIB, percent, seconds, size
 
 COLORINGS = ("schedule", "tensor", "pipe", "context", "data", "zero", "microbatch", "context_strategy", "remat", "host")
 
@@ -61,7 +62,7 @@ def write_page(path: Path, plans: Sequence[Planned], met: Sequence[Candidate], n
         "count": f"{len(layouts):,}",
         "options": "".join(f"<option>{escape(option)}</option>" for option in COLORINGS),
         "data": json.dumps(layouts).replace("<", "\\u003c"),
-        "usable": plans[0].usable / 2**30,
+        "usable": plans[0].usable / GIB,
     }
     try:
         path.write_text(text, encoding="utf-8")
@@ -76,8 +77,8 @@ def _described(candidate: Candidate) -> dict[str, object]:
     kept = remat if isinstance(layout.remat, str) else "mixture"
     said = (
         f"{words.axes(layout)}; {layout.microbatch} rows; {schedule}; ZeRO-{layout.zero}; {layout.context_strategy}; "
-        f"remat {remat}; host {host}: {candidate.seconds:.4g} s, MFU {100 * candidate.time.mfu:.1f}%, "
-        f"{candidate.memory.device / 2**30:.1f} GiB"
+        f"remat {remat}; host {host}: {seconds(candidate.seconds)}, MFU {percent(candidate.time.mfu)}, "
+        f"{size(candidate.memory.device)}"
     )
     return {
         **own,
@@ -85,6 +86,6 @@ def _described(candidate: Candidate) -> dict[str, object]:
         "remat": kept,
         "host": host,
         "seconds": candidate.seconds,
-        "gib": candidate.memory.device / 2**30,
+        "gib": candidate.memory.device / GIB,
         "words": said,
     }

@@ -8,13 +8,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jaxpar.config.spelling import spaced
 from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.layout.choices.pipeline import schedule_of
-from jaxpar.observe.amounts import seconds, share, size
-from jaxpar.observe.amounts import words as plain
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Effort, Planned
+from jaxpar.units import percent, seconds, size
 
 
 def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:
@@ -89,7 +89,7 @@ def plan_table(plans: Sequence[Planned]) -> Table:
             words.host(layout),
             seconds(found.seconds),
             f"{found.time.tokens_per_s_per_gpu:,.0f}",
-            f"{100 * found.time.mfu:.1f}%",
+            percent(found.time.mfu),
             size(found.memory.device),
         )
     return table
@@ -137,14 +137,14 @@ def print_best(best: Planned, console: Console) -> None:
     for name, spent in sorted(found.time.breakdown.items(), key=lambda item: -item[1]):
         if spent > 0:
             console.print(
-                f"  {name:<14}{seconds(spent):>9} {share(spent, found.seconds):>6}  {words.MEANINGS[name]}",
+                f"  {name:<14}{seconds(spent):>9} {percent(spent, found.seconds):>6}  {words.MEANINGS[name]}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
     console.print("Memory of a GPU", style="bold")
     for name, taken in found.memory._asdict().items():
         if taken:
             console.print(
-                f"  {plain(name):<18}{size(taken):>10}{'  (pinned, on the host)' if name == 'host' else ''}",
+                f"  {spaced(name):<18}{size(taken):>10}{'  (pinned, on the host)' if name == 'host' else ''}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
     if found.layout.pipe > 1:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from jaxpar.config.axes import AXES
 from jaxpar.memory.remat import nearest_preset
-from jaxpar.observe.amounts import seconds, share, size
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
+from jaxpar.units import percent, seconds, size
 
 MEANINGS = {
     "matmuls": "matrix products",
@@ -101,7 +101,7 @@ def stages(planned: Planned, timer: StepTimer) -> list[str]:
     own = timer.step(layout)  # predicted like the other lengths, without the changes by `--verify` and by placement
     if layout.stage_layers is not None:
         equal = timer.step(replace(layout, stage_layers=None))
-        longer = share(equal.seconds / own.seconds - 1, 1.0)
+        longer = percent(equal.seconds / own.seconds - 1)
         lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")
     elif timer.padded(layout) and (free := replace(timer, padding=False).in_proportion(layout)) is not None:
         lengths, step = free
@@ -111,7 +111,7 @@ def stages(planned: Planned, timer: StepTimer) -> list[str]:
             ]
             lines.append(
                 f"equal, since padding rows of shorter chunks take time: {timer.why_padded(layout)}; if they took "
-                f"none, {' and '.join(held)} would take {share(1 - step.seconds / own.seconds, 1.0)} less time"
+                f"none, {' and '.join(held)} would take {percent(1 - step.seconds / own.seconds)} less time"
             )
     return lines
 
@@ -122,7 +122,7 @@ def limit(planned: Planned) -> str:
     losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
     worst = max(losses, key=losses.__getitem__)
     room = planned.usable - found.memory.device
-    said = f"{MEANINGS[worst]}, {share(losses[worst], found.seconds)} of the step ({CURES[worst]})."
+    said = f"{MEANINGS[worst]}, {percent(losses[worst], found.seconds)} of the step ({CURES[worst]})."
     return f"{said} {size(room)} of the {size(planned.usable)} that may be planned for on a GPU are left."
 
 
@@ -132,4 +132,4 @@ def difference(best: Candidate, other: Candidate) -> str:
     worst = max(lost, key=lost.__getitem__)
     slower = other.seconds / best.seconds - 1
     more = f"{seconds(lost[worst])} more of {MEANINGS[worst]}" if lost[worst] > 0 else "about the same"
-    return f"{share(slower, 1.0)} slower: {more}"
+    return f"{percent(slower)} slower: {more}"

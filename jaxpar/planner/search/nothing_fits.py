@@ -10,6 +10,7 @@ from typing import Protocol
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.units import size
 
 MOST = 65536
 """The largest number of GPUs tried when looking for a cluster that is large enough."""
@@ -44,17 +45,16 @@ def why_none(search: Tried, groups: int, declined: str | None) -> str:
     cluster = search.space.cluster
     if not groups:
         return no_layout(search.space)
-    gib = lambda size: f"{size / 2**30:.1f} GiB"
     device = min(least for activations in _planners(search) for least in activations.smallest())
     takes = (
-        f"it takes at least {gib(device)} of a GPU, and {gib(search.usable)} of its "
-        f"{gib(cluster.device_bytes)} may be planned for"
+        f"it takes at least {size(device)} of a GPU, and {size(search.usable)} of its "
+        f"{size(cluster.device_bytes)} may be planned for"
     )
     if device <= search.usable:
         host = min(kept.memory.host for activations in _planners(search) for kept in activations.options())
         takes = (
-            f"layouts that fit a GPU take at least {gib(host)} of host memory for each GPU, and "
-            f"{gib(search.host_limit)} may be pinned there (memory.host_limit, or host_memory of the cluster)"
+            f"layouts that fit a GPU take at least {size(host)} of host memory for each GPU, and "
+            f"{size(search.host_limit)} may be pinned there (memory.host_limit, or host_memory of the cluster)"
         )
         if host <= search.host_limit and declined is not None:
             takes = f"a run would refuse the layouts that fit: {declined}"

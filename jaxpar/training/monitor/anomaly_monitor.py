@@ -30,6 +30,7 @@ from jaxpar.observe.timer import Turn
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
 from jaxpar.training.step.forward_backward import StepMetrics
+from jaxpar.units import percent, seconds
 
 PACE = "pace"
 """Topic of the notes in which the processes of a job report their pace."""
@@ -82,13 +83,12 @@ class AnomalyMonitor:
         slow, pace = self._slow.add(turn), self._pace.add(turn)
         if slow is not None:
             times = slow.seconds / slow.median
-            text = f"Step {number} took {slow.seconds:.3g} s, {times:.3g} times the median of {slow.median:.3g} s"
+            text = f"Step {number} took {seconds(slow.seconds)}, {times:.3g} times the median of {seconds(slow.median)}"
             self._tell(number, "slow_step", f"{text}; {slow.where}.", seconds=slow.seconds, median=slow.median)
         if pace is not None:
             times = pace.seconds / pace.best
-            text = (
-                f"Steps take {pace.seconds:.3g} s now, {times:.3g} times the {pace.best:.3g} s that they took at best"
-            )
+            best = f"the {seconds(pace.best)} that they took at best"
+            text = f"Steps take {seconds(pace.seconds)} now, {times:.3g} times {best}"
             self._tell(number, "slow_pace", f"{text}; {pace.where}.", seconds=pace.seconds, best=pace.best)
 
     def logged(self, number: int) -> float:
@@ -195,8 +195,8 @@ class AnomalyMonitor:
         if limit is None or wait.batch - wait.longest < max(SECONDS, limit * wait.seconds):
             return  # A single long wait is a slow step.
         text = (
-            f"The devices wait for data: {wait.batch_share:.0%} of the time of the {wait.steps} steps up to {number}, "
-            f"{wait.batch / wait.steps:.3g} s a step."
+            f"The devices wait for data: {percent(wait.batch_share, digits=0)} of the time of the {wait.steps} steps "
+            f"up to {number}, {seconds(wait.batch / wait.steps)} a step."
         )
         self._tell(number, "data_wait", text, share=wait.batch_share, seconds=wait.batch, steps=wait.steps)
 
@@ -220,8 +220,8 @@ class AnomalyMonitor:
         pace, losses = straggler.pace, straggler.pace.losses
         text = (
             f"Process {pace.process} on {pace.host} holds up the job: in the {losses.steps} steps up to {pace.step} "
-            f"the others waited {straggler.seconds:.3g} s for it, {straggler.share:.0%} of the time; it waited "
-            f"{losses.batch:.3g} s of that for batches."
+            f"the others waited {seconds(straggler.seconds)} for it, {percent(straggler.share, digits=0)} of the time; "
+            f"it waited {seconds(losses.batch)} of that for batches."
         )
         facts = {"process": pace.process, "host": pace.host, "seconds": straggler.seconds, "share": straggler.share}
         self._tell(pace.step, "straggler", text, **facts, batch_seconds=losses.batch)

@@ -18,7 +18,6 @@ from jaxpar.config.checks.run import profile_steps
 from jaxpar.distributed import liveness
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
-from jaxpar.observe.amounts import mebibytes
 from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
 from jaxpar.observe.memory import memory_kind, peak_bytes
 from jaxpar.observe.profile import ProfileWindow, step_annotation
@@ -34,6 +33,7 @@ from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
+from jaxpar.units import seconds, size
 
 
 def fit(trainer: Run, listeners: Iterable[Listener]) -> Summary:
@@ -203,8 +203,8 @@ class _Loop:
         liveness.at("compiling the step")
         trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
         need = trainer.predicted_bytes
-        memory = "" if need is None else f"; the step needs {mebibytes(need)} per device"
-        self.listeners.message(f"Compiled in {self.timer.compile_seconds:.1f} s{memory}.")
+        memory = "" if need is None else f"; the step needs {size(need)} per device"
+        self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
 
     def _pauses(self, number: int) -> bool:
         """Whether an evaluation or a save comes before the next step."""

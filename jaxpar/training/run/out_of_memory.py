@@ -23,7 +23,7 @@ from jaxpar.layout.memory.resident import host_gradient_bytes
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import check_resting_state, less_on_the_host
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.observe.amounts import mebibytes
+from jaxpar.units import size
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA's out-of-memory message begins."""
@@ -44,8 +44,8 @@ def check_state_fits(layout: StepLayout, mesh: Mesh) -> None:
     where = "each device" if sharing == 1 else f"this machine's {sharing} devices"
     way_out = MORE_DEVICES if sharing > 1 else told(_search(layout, mesh, limit, None))
     raise UserError(
-        f"parallel: weights and optimizer state take {mebibytes(needed)} on {where}, and there are "
-        f"{mebibytes(limit)}; {way_out}"
+        f"parallel: weights and optimizer state take {size(needed, 2)} on {where}, and there are "
+        f"{size(limit, 2)}; {way_out}"
     )
 
 
@@ -59,9 +59,9 @@ def check_batch_fits(layout: StepLayout, mesh: Mesh) -> None:
     needed = batch * (1 + data.prefetch)
     if needed > host_memory():
         raise UserError(
-            f"data.batch_size x sequence_length: {data.batch_size} x {data.sequence_length} take {mebibytes(batch)} "
-            f"of this machine for a step, {mebibytes(needed)} with data.prefetch ({data.prefetch}), and there are "
-            f"{mebibytes(host_memory())}; expected fewer rows or tokens"
+            f"data.batch_size x sequence_length: {data.batch_size} x {data.sequence_length} take {size(batch, 2)} "
+            f"of this machine for a step, {size(needed, 2)} with data.prefetch ({data.prefetch}), and there are "
+            f"{size(host_memory(), 2)}; expected fewer rows or tokens"
         )
 
 
@@ -73,10 +73,10 @@ def check_step_fits(layout: StepLayout, mesh: Mesh, needed: int | None) -> None:
     limit, sharing = memory_limit(mesh)
     if needed is None or needed * sharing <= limit:
         return
-    shared = f", {mebibytes(needed * sharing)} for this machine's {sharing} devices" if sharing > 1 else ""
+    shared = f", {size(needed * sharing, 2)} for this machine's {sharing} devices" if sharing > 1 else ""
     way_out = told(_search(layout, mesh, limit // sharing, needed))
     raise UserError(
-        f"parallel: the step needs {mebibytes(needed)} per device{shared}, and there are {mebibytes(limit)}; by "
+        f"parallel: the step needs {size(needed, 2)} per device{shared}, and there are {size(limit, 2)}; by "
         f"shapes, {_by_class(estimate_memory(layout.config, layout.plan))}; {way_out}"
     )
 
@@ -107,7 +107,7 @@ def _explanation(layout: StepLayout, mesh: Mesh, error: str, needed: int | None)
     goal = int(ROOM * min(each, total))
     return (
         f"parallel: XLA found no room {found} on a device; the step needs "
-        f"{'' if needed else 'about '}{mebibytes(total)} per device, and there are {mebibytes(each)}; by shapes, "
+        f"{'' if needed else 'about '}{size(total, 2)} per device, and there are {size(each, 2)}; by shapes, "
         f"{_by_class(estimate_memory(layout.config, layout.plan))}; {told(_search(layout, mesh, goal, needed))}"
     )
 
@@ -116,21 +116,21 @@ def _host_explanation(layout: StepLayout, mesh: Mesh, found: str) -> str:
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
     state = 0 if layout.plan.optimizer_offload == "file" else offloaded_state_bytes(layout)
     activations, gradients = offloaded_bytes(layout.config, layout.plan), host_gradient_bytes(layout)
-    of_layers = f", {mebibytes(gradients)} of gradients of {layout.plan.host_layers} layers" if gradients else ""
+    of_layers = f", {size(gradients, 2)} of gradients of {layout.plan.host_layers} layers" if gradients else ""
     return (
         f"memory: XLA found no room {found} in the host's pinned memory; for each of {devices} devices the step keeps "
-        f"there {mebibytes(state)} of master weights and moments{of_layers} and {mebibytes(activations)} of "
-        f"activations, {mebibytes((state + gradients + activations) * devices)} in all, and "
-        f"{limit_words(layout.config)} {mebibytes(host_limit(layout.config, devices))}; expected a larger "
+        f"there {size(state, 2)} of master weights and moments{of_layers} and {size(activations, 2)} of "
+        f"activations, {size((state + gradients + activations) * devices, 2)} in all, and "
+        f"{limit_words(layout.config)} {size(host_limit(layout.config, devices), 2)}; expected a larger "
         f"{PINNED_VARIABLE} where the machine has more, {less_on_the_host(layout)}, fewer offloaded activations, or "
         "more machines"
     )
 
 
-def _readable(size: str) -> str:
+def _readable(asked: str) -> str:
     """`1048576 bytes` in a readable unit; other units stay."""
-    digits = size.removesuffix("bytes").strip()
-    return mebibytes(int(digits)) if digits.isdigit() else size.strip()
+    digits = asked.removesuffix("bytes").strip()
+    return size(int(digits), 2) if digits.isdigit() else asked.strip()
 
 
 def _by_class(estimate: MemoryEstimate) -> str:
@@ -144,7 +144,7 @@ def _by_class(estimate: MemoryEstimate) -> str:
     }
     sizes = estimate._asdict()
     largest = sorted(names, key=lambda name: -sizes[name])
-    return "about " + ", ".join(f"{mebibytes(sizes[name])} of {names[name]}" for name in largest if sizes[name])
+    return "about " + ", ".join(f"{size(sizes[name], 2)} of {names[name]}" for name in largest if sizes[name])
 
 
 def _search(layout: StepLayout, mesh: Mesh, limit: int, needed: int | None) -> Search:

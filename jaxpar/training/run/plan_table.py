@@ -20,10 +20,10 @@ from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
-from jaxpar.observe.amounts import mebibytes
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import row_order
+from jaxpar.units import count, size
 from pallas_kernels.masks import Mask
 
 ZERO_WORDS = (
@@ -45,12 +45,12 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         ("mesh", used, f"{axes.devices} x {mesh.devices.flat[0].device_kind}{_crossings(mesh)}"),
         (
             "parameters",
-            _count(parameter_count(config.model, padded=False)),
+            count(parameter_count(config.model, padded=False)),
             f"{_own_parameters(layout)} per device at rest",
         ),
         ("weights", _bytes(layout, "storage"), f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls"),
         ("ZeRO", str(plan.zero), _zero_words(layout)),
-        ("master, moments", mebibytes(state_bytes(layout)), f"per device, {plan.dtypes.master}"),
+        ("master, moments", size(state_bytes(layout)), f"per device, {plan.dtypes.master}"),
         ("gradients", _bytes(layout, "gradient"), f"per device, accumulated and reduced in {plan.dtypes.gradient}"),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
@@ -119,7 +119,7 @@ def _offload_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     names = offloaded(layout.plan.runs)
     if not names:
         return []
-    total = mebibytes(offloaded_bytes(layout.config, layout.plan))
+    total = size(offloaded_bytes(layout.config, layout.plan))
     return [("offload", total, f"{', '.join(names)} offloaded: {total} in host memory, for each device")]
 
 
@@ -137,7 +137,7 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     slots = layout.program.slots
     between = (slots["arrivals"] + slots["cotangents"] + slots["outputs"]) * sizes.sent
     rooms = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
-    later = f", {slots['kept']} of {mebibytes(sizes.kept)} from B to W" if slots["kept"] else ""
+    later = f", {slots['kept']} of {size(sizes.kept)} from B to W" if slots["kept"] else ""
     longest = sum(stack.rows_per_chunk for stack in layout.order.stacks.values())
     padding = f"; each has memory for {longest} layers" if layout.order.padded else ""
     ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
@@ -155,9 +155,9 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         ),
         (
             "activations",
-            mebibytes(rooms),
-            f"on each pipe rank: room for {slots['stash']} chunks of {mebibytes(sizes.stash)} from F to B{later}, and "
-            f"{mebibytes(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
+            size(rooms),
+            f"on each pipe rank: room for {slots['stash']} chunks of {size(sizes.stash)} from F to B{later}, and "
+            f"{size(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
             f"to {plan.axes.pipe - 1}",
         ),
     ]
@@ -176,11 +176,11 @@ def _crossings(mesh: Mesh) -> str:
 def _own_parameters(layout: StepLayout) -> str:
     storage, axes = layout.placements.storage.layout, layout.plan.axes
     sizes = map_specs(lambda spec, where: prod(local_shape(spec.shape, where, axes)), layout.specs, storage)
-    return _count(sum(jax.tree.leaves(sizes)))
+    return count(sum(jax.tree.leaves(sizes)))
 
 
 def _bytes(layout: StepLayout, role: str) -> str:
-    return mebibytes(bytes_per_device(layout.specs, getattr(layout.placements, role), layout.plan.axes))
+    return size(bytes_per_device(layout.specs, getattr(layout.placements, role), layout.plan.axes))
 
 
 def _zero_words(layout: StepLayout) -> str:
@@ -213,10 +213,3 @@ def _why(reason: str, rejected: dict[str, str]) -> str:
 def _plural(why: str) -> str:
     """A reason that begins with "it", of several."""
     return f"each {why.removeprefix('it ')}" if why.startswith("it ") else why
-
-
-def _count(number: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.2f}{unit}"
-    return str(number)

@@ -67,7 +67,7 @@ def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: f
     if trainer.plan.axes.pipe > 1:
         return _by_windows(trainer, start, tokens, temperature)
     config, length = trainer.config, trainer.config.data.sequence_length
-    sampling, weights = Sampling(temperature=temperature), trainer.evaluated_weights
+    sampling, weights = Sampling(temperature=temperature), trainer.evaluated_weights()
     stop = [] if trainer.data.separator is None else [trainer.data.separator]
     generator = Generator(
         config, trainer.mesh, weights, sampling=sampling, zero=config.parallel.zero, seed=config.run.seed

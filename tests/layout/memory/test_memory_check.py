@@ -16,11 +16,11 @@ from jaxpar.layout.memory.device import memory_limit, needed_bytes
 from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.observe import memory_report
-from jaxpar.observe.amounts import mebibytes
 from jaxpar.training.run import out_of_memory
 from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.train_step import TrainStep
+from jaxpar.units import size
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 
@@ -61,8 +61,8 @@ def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(
     with pytest.raises(UserError) as raised:
         check_step_fits(step.layout, step.mesh, needed)
     text = str(raised.value)
-    assert f"the step needs {mebibytes(needed)} per device, and there are {mebibytes(limit)}" in text
-    assert f"{mebibytes(estimate.saved_activations)} of saved activations" in text
+    assert f"the step needs {size(needed, 2)} per device, and there are {size(limit, 2)}" in text
+    assert f"{size(estimate.saved_activations, 2)} of saved activations" in text
     assert "the nearest that fits: parallel.microbatches: 2 (about " in text
 
 
@@ -75,8 +75,8 @@ def test_virtual_devices_share_the_machines_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (4 * needed - 1, 4))
     with pytest.raises(UserError) as raised:
         check_step_fits(step.layout, step.mesh, needed)
-    total, limit = mebibytes(4 * needed), mebibytes(4 * needed - 1)
-    assert f"{mebibytes(needed)} per device, {total} for this machine's 4 devices, and there are {limit}; by" in str(
+    total, limit = size(4 * needed, 2), size(4 * needed - 1, 2)
+    assert f"{size(needed, 2)} per device, {total} for this machine's 4 devices, and there are {limit}; by" in str(
         raised.value
     )
     assert "the nearest that fits: " in str(raised.value)
@@ -152,7 +152,7 @@ def test_memory_that_runs_out_in_a_step_is_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (needed, 1))
     with pytest.raises(UserError) as raised:
         trainer.step()
-    start = f"parallel: XLA found no room for 3.00 GiB more on a device; the step needs {mebibytes(needed)} per device"
+    start = f"parallel: XLA found no room for 3.00 GiB more on a device; the step needs {size(needed, 2)} per device"
     assert str(raised.value).startswith(start)
     assert "the nearest that fits: " in str(raised.value)
 
@@ -171,7 +171,7 @@ HOST_ERROR = (
 
 def test_host_memory_that_runs_out_is_told_from_a_devices():
     step = SmallRun(small(memory={"optimizer_offload": "host"})).step
-    state = mebibytes(offloaded_state_bytes(step.layout))
+    state = size(offloaded_state_bytes(step.layout), 2)
     with (
         refused("3.00 GiB", "the host's pinned memory", f"{state} of master weights") as raised,
         explained(step.layout, step.mesh),

@@ -25,7 +25,7 @@ def words(page: str) -> str:
 def test_the_page_has_every_part_of_a_run(tmp_path: Path) -> None:
     told = words(page_of(write_run(tmp_path / "first")))
     for part in (
-        "trained to step 60 of 60", f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", "245.8k",
+        "trained to step 60 of 60", f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", "246k",
         "fsdp 2, tensor 2", "not cudnn: it needs <an NVIDIA GPU> & the platform is cpu",
         "predicted per device", "88.0 MiB", "peak of host memory in the process", "3.0 GiB", "not to be compared",
         "compilation", "4.50 s", "host's own part of it", "2.0%",

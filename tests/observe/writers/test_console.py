@@ -52,10 +52,10 @@ def test_the_run_is_told_whole(tmp_path: Path) -> None:
     whole_run(shown, tmp_path)
     printed = text(screen)
     for part in ("fsdp 2 x tensor 4", "as written", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
-                 "12.00 GiB", "1:15", "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
+                 "12.0 GiB", "1:15", "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
                  "Baseline: a bigram model, with a held-out loss of 2.3000",
                  "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
-                 "peak 3.00 GiB on the fullest device", "predicted 2.00 GiB per device"):  # fmt: skip
+                 "peak 3.0 GiB on the fullest device", "predicted 2.0 GiB per device"):  # fmt: skip
         assert part in printed, part
 
 
@@ -125,7 +125,7 @@ def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -
     shown.step(record(1, memory_bytes=round(51.26 * 2**30), **known))
     assert re.search(r" GiB/peak/max .*\n.* 51\.3/62\.1/75 ", text(screen))
     shown.step(record(2, memory_bytes=2**30, memory_kind="host", **known))
-    assert re.search(r" host mem .*\n.* 1\.00 GiB ", text(screen))
+    assert re.search(r" host mem .*\n.* 1\.0 GiB ", text(screen))
 
 
 def test_a_sample_cannot_move_the_cursor_or_be_taken_for_markup(tmp_path: Path) -> None:

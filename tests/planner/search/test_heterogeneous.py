@@ -14,7 +14,6 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.hardware.links import GIGA
 from jaxpar.layout import plan_file
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
@@ -31,6 +30,7 @@ from jaxpar.planner.search.stage_groups import check_stages, stages_by_group
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import ADAMW
 from jaxpar.train import main as train
+from jaxpar.units import GIGA
 from tests.planner.spaces import model_of
 from tests.sentences import refused
 

@@ -120,7 +120,7 @@ def test_a_trainer_refuses_what_the_machine_has_no_room_for_before_it_makes_anyt
         model={"layers": 10_000}, data={"sequence_length": 2**20, "batch_size": 1},
         memory={"remat": offloading("layer_input")[1]},
     )  # fmt: skip
-    with refused("memory.remat", "layer_input", "1250.00 GiB of host memory"):
+    with refused("memory.remat", "layer_input", "1.22 TiB of host memory"):
         Trainer(config, devices=jax.devices()[:1])
 
 

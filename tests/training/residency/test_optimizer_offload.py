@@ -17,11 +17,11 @@ from jaxpar.layout.memory.state_storage import check_resting_state, resting_rows
 from jaxpar.layout.state import weight_states
 from jaxpar.memory import streaming
 from jaxpar.memory.disk_array import DiskArray, in_memory
-from jaxpar.observe.amounts import mebibytes
 from jaxpar.optim.rule import is_stacked
 from jaxpar.training.residency.initial import InitialWeight
 from jaxpar.training.residency.weight_update import weight_updates
 from jaxpar.training.step.train_step import TrainStep
+from jaxpar.units import size
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
@@ -141,7 +141,7 @@ def test_a_machine_without_room_in_memory_is_one_sentence():
     check_resting_state(step.layout, step.mesh, limit=needed)
     with refused(
         "memory.optimizer_offload: host",
-        f"{mebibytes(needed)} of host memory",
+        f"{size(needed, 2)} of host memory",
         "2 devices",
         "expected memory.optimizer_offload: file",
         "more machines",
@@ -151,7 +151,7 @@ def test_a_machine_without_room_in_memory_is_one_sentence():
 
 def test_a_disk_without_room_is_one_sentence():
     step = step_of("file", run={"dir": "/somewhere"})
-    with refused("file takes", "MiB on disk for 2 devices", "/somewhere/", "0.0 MiB free"):
+    with refused("file takes", "MiB on disk for 2 devices", "/somewhere/", "0 B free"):
         check_resting_state(step.layout, step.mesh, limit=0)
 
 
@@ -161,7 +161,7 @@ def test_a_disk_that_fills_up_meanwhile_is_one_sentence(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     step = step_of("file", run={"dir": str(tmp_path)})
-    with refused("memory.offload_dir: ", "0.0 MiB more", "No space left on device"):
+    with refused("memory.offload_dir: ", " KiB more", "No space left on device"):
         step.residency.initial_state()
 
 

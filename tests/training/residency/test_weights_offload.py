@@ -13,8 +13,8 @@ from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes
 from jaxpar.layout.memory.state_storage import check_resting_state, resting_rows, streamed_bytes
 from jaxpar.memory import streaming
-from jaxpar.observe.amounts import mebibytes
 from jaxpar.training.run.out_of_memory import explained
+from jaxpar.units import size
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
@@ -102,7 +102,7 @@ def test_the_plan_says_where_they_rest_and_what_moves():
     optimizer, weights = resting_rows(step.layout, step.mesh.devices.flat[0].device_kind)
     assert optimizer[0] == "optimizer offload"
     gradients = host_gradient_bytes(step.layout)
-    assert weights[:2] == ("weights offload", mebibytes(gradients))
+    assert weights[:2] == ("weights offload", size(gradients))
     assert "weights of layers 0-2 are fetched for each use" in weights[2] and weights[2].endswith("layers 3-3 stay")
     there, back = streamed_bytes(step.layout)
     state, masters = offloaded_state_bytes(step.layout), offloaded_state_bytes(step.layout, master_alone=True)
@@ -141,10 +141,10 @@ def test_pinned_memory_that_runs_out_is_told_with_the_gradients():
     state, gradients = offloaded_state_bytes(step.layout), host_gradient_bytes(step.layout)
     with (
         refused(
-            f"{mebibytes(state)} of master weights and moments",
-            f"{mebibytes(gradients)} of gradients of 4 layers",
-            "0.0 MiB of activations",
-            f"{mebibytes(state + gradients)} in all",
+            f"{size(state, 2)} of master weights and moments",
+            f"{size(gradients, 2)} of gradients of 4 layers",
+            "0 B of activations",
+            f"{size(state + gradients, 2)} in all",
             "memory.weights_resident",
         ),
         explained(step.layout, step.mesh),

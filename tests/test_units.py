@@ -1,0 +1,82 @@
+"""Numbers are written with few digits, in a unit that suits them, and never with an exponent."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent, rate, seconds, size
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (size(0), "0 B"),
+        (size(512), "512 B"),
+        (size(1536), "1.5 KiB"),
+        (size(-3 * MIB), "-3.0 MiB"),
+        (size(51.6 * GIB), "51.6 GiB"),
+        (size(1000 * MIB), "1000.0 MiB"),
+        (size(Fraction(3 * GIB, 2)), "1.5 GiB"),
+        (size(47.734 * GIB, 2), "47.73 GiB"),
+        (size(2**50), "1024.0 TiB"),
+        (seconds(0), "0"),
+        (seconds(1.236), "1.24 s"),
+        (seconds(0.0351), "35.1 ms"),
+        (seconds(4.1e-6), "4.10 us"),
+        (seconds(39.86), "39.9 s"),
+        (seconds(39860), "39,860 s"),
+        (seconds(99.97), "100 s"),  # neither 99.97 nor 100.0
+        (seconds(0.9997), "1.00 s"),
+        (seconds(0.000123), "123 us"),
+        (seconds(3e-11), "0.03 ns"),
+        (seconds(-0.25), "-250 ms"),
+        (clock(75), "1:15"),
+        (clock(7650), "2:07:30"),
+        (clock(3 * 86400 + 4 * 3600), "3d 04:00"),
+        (count(950), "950"),
+        (count(1234), "1.23k"),
+        (count(12345), "12.3k"),
+        (count(999_960), "1.00M"),
+        (count(8_030_261_248), "8.03B"),
+        (count(70.55e9), "70.5B"),
+        (count(405e9), "405B"),
+        (count(15e12), "15.0T"),
+        (operations(3.94e15), "3.94 PFLOP"),
+        (operations(500), "500 FLOP"),
+        (rate(450e9), "450 GB/s"),
+        (rate(25e9), "25 GB/s"),
+        (rate(3.35e12), "3.35 TB/s"),
+        (rate(12.5e6), "12.5 MB/s"),
+        (percent(0.1234), "12.3%"),
+        (percent(1, 8), "12.5%"),
+        (percent(0, 0), "0.0%"),
+        (percent(Fraction(3, 8)), "37.5%"),
+        (percent(0.004567, digits=2), "0.46%"),
+    ],
+)
+def test_numbers_are_written_for_people(written: str, expected: str):
+    assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("25165824", 24 * MIB),
+        ("24MiB", 24 * MIB),
+        ("24 mib", 24 * MIB),
+        ("1.5g", 3 * GIB // 2),
+        (" 6GiB ", 6 * GIB),
+    ],
+)
+def test_sizes_are_read_as_users_type_them(text: str, expected: int):
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "3XB", "1e9", "1..5g", "٣"])
+def test_what_is_no_size_is_refused_with_its_text(text: str):
+    with pytest.raises(ValueError, match="expected bytes") as refused:
+        parse_size(text)
+    assert repr(text) in str(refused.value)
