@@ -18,26 +18,25 @@ of the loss and of the MLP, each in a process of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.context_tiles import measure_tiles, tiles_table
 from benchmarks.pipeline import one_thread_devices
+from benchmarks.results import add_json_file, write_json
 from jaxpar.attention.balance import ORDERS
-from jaxpar.config import UserError
+from jaxpar.cli import Parser, command
 from jaxpar.units import MIB, seconds
 
 LENGTHS = (2048, 4096, 8192, 16384)
 GPU_LENGTHS = (32768, 65536, 131072)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.context", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.context", __doc__)
     parser.add_argument("--lengths", nargs="*", type=int, help=f"tokens of a row (default: {_listed(LENGTHS)}; "
                         f"with --gpu {_listed(GPU_LENGTHS)})")  # fmt: skip
     parser.add_argument("--context", type=int, default=8, help="ranks of a row, each a virtual device")
@@ -49,17 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="store_true", help="a whole step with tiled loss and MLP, on one GPU")
     parser.add_argument("--config", default="configs/llama3_1b.yaml", help="with --gpu: the model")
     parser.add_argument("--steps", type=int, default=5, help="with --gpu: steps that are timed")
-    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    add_json_file(parser)
     options = parser.parse_args(arguments)
-    try:
-        result, shown = _on_gpu(options) if options.gpu else _on_cpu(options)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    result, shown = _on_gpu(options) if options.gpu else _on_cpu(options)
+    write_json(options.json, result)
     print(shown)
-    return 0
 
 
 def _on_gpu(options: argparse.Namespace) -> tuple[dict[str, Any], str]:

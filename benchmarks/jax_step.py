@@ -8,7 +8,6 @@ training loop. `host_share` is the share of a step that the host needs to dispat
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -17,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxpar.config import UserError, load_config
+from jaxpar.cli import Parser, command
+from jaxpar.config import load_config
 
 
 def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, steps: int) -> dict[str, Any]:
@@ -75,22 +75,16 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.jax_step", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", metavar="FILE")
-    parser.add_argument("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[])
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.jax_step", __doc__)
+    parser.add_config()
     parser.add_argument("--warmup", type=int, default=3, help="steps before the clock counts")
     parser.add_argument("--steps", type=int, default=20, help="steps that are timed")
     options = parser.parse_args(arguments)
-    try:
-        result = measure(options.config, options.overrides, warmup=options.warmup, steps=options.steps)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
+    result = measure(options.config, options.overrides, warmup=options.warmup, steps=options.steps)
     print(json.dumps(result))
-    return 0
 
 
 if __name__ == "__main__":

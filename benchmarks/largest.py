@@ -11,17 +11,17 @@ confirm it. Nothing runs, so nothing is timed: the seconds are the bytes over th
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import compile_step, plan_for
 from jaxpar.compiler.report import Analysis, Report, make_report
-from jaxpar.config import Config, UserError, load_config
+from jaxpar.config import Config, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.state_storage import streamed_bytes
@@ -125,25 +125,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.largest", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.largest", __doc__)
     parser.add_argument("--config", default="configs/llama3_8b.yaml", help="the model, whose layers are replaced")
     parser.add_argument("--cluster", default="h100:1x1", help="as for jaxpar.inspect: one GPU")
     parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS), help="what rests where")
-    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    add_json_file(parser)
     options = parser.parse_args(arguments)
-    try:
-        cluster = parse_cluster(options.cluster)
-        rows = [measure(options.config, cluster, tier) for tier in options.tiers]
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    cluster = parse_cluster(options.cluster)
+    rows = [measure(options.config, cluster, tier) for tier in options.tiers]
+    write_json(options.json, rows)
     print(table(rows))
-    return 0
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ instead. Nothing runs, so nothing is timed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.longest_search import furthest
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import compile_step, plan_for
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, UserError, load_config
@@ -171,28 +171,22 @@ def _memory(measured: Measurements, layout: Layout, length: int) -> dict[str, An
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.longest", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.longest", __doc__)
     parser.add_argument("--config", default="configs/llama3_8b.yaml", help="the model")
     parser.add_argument("--smaller", default="configs/llama3_1b.yaml", help="where no row of the former fits")
     parser.add_argument("--clusters", nargs="+", default=list(CLUSTERS), help="as for jaxpar.inspect")
-    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    add_json_file(parser)
     options = parser.parse_args(arguments)
     rows = []
-    try:
-        for cluster in map(parse_cluster, options.clusters):
-            rows.append(measure(options.config, cluster))
-            if "length" not in rows[-1] and options.smaller != options.config:
-                rows.append(measure(options.smaller, cluster))
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    for cluster in map(parse_cluster, options.clusters):
+        rows.append(measure(options.config, cluster))
+        if "length" not in rows[-1] and options.smaller != options.config:
+            rows.append(measure(options.smaller, cluster))
+    write_json(options.json, rows)
     print(table(rows))
-    return 0
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

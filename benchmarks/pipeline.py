@@ -17,15 +17,13 @@ time is their work alone, and only wall time shows ticks, on a machine with an i
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from jaxpar.config import UserError
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.units import MILLI, seconds
 
@@ -35,10 +33,10 @@ WITHIN = 0.10
 """How far executed and predicted times may lie apart."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.pipeline", __doc__)
     parser.add_argument("--pipe", type=int, default=2, help="pipeline stages, each a virtual device")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--layers", type=int, help="default: two for each stage")
@@ -47,22 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         help="schedules to run with branching ticks too (default: 1f1b)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=7, help="turns that each program gets")
     parser.add_argument("--repeats", type=int, default=6, help="actions in a row where a single action is timed")
-    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    add_json_file(parser)
     options = parser.parse_args(arguments)
     one_thread_devices(options.pipe)
     from benchmarks.pipeline_steps import Case, Sizes, measure  # imports JAX, which reads the number of devices once
 
     cases = [*map(Case, options.schedules), *(Case(name, branching=True) for name in options.branching)]
     sizes = Sizes(options.pipe, options.microbatches, options.layers or 2 * options.pipe)
-    try:
-        result = measure(sizes, cases, rounds=options.rounds, repeats=options.repeats)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    result = measure(sizes, cases, rounds=options.rounds, repeats=options.repeats)
+    write_json(options.json, result)
     print(table(result))
-    return 0
 
 
 def one_thread_devices(devices: int) -> None:

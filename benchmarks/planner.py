@@ -12,7 +12,6 @@ fifth, fitted to the rest. `held out` are runs of jaxpar/planner/evidence/data/h
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -27,7 +26,7 @@ from scipy.optimize import least_squares
 
 from benchmarks.planner_cases import published_cases
 from benchmarks.planner_plot import scatter
-from jaxpar.config.errors import UserError
+from jaxpar.cli import Parser, command
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, UNFITTED, HardwareModel, described
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -281,20 +280,16 @@ def errors_table(parts: Mapping[str, Report]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.planner", __doc__)
     parser.add_argument("--data", type=Path, required=True, help="published runs")
     parser.add_argument("--collectives", type=Path, help="all-reduces measured alone")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name} and {PICTURE.name}")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     options = parser.parse_args(arguments)
-    try:
-        everything = read_runs(options.data)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    everything = read_runs(options.data)
     runs = [run for run in everything if run.tokens_per_s_per_gpu is not None]
     memory = [run for run in everything if run.peak_gib is not None]
     rows = behind(runs, CURRENT)
@@ -348,7 +343,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             page = f"{page.rstrip()}\n\n## How good the predictions are\n\n{BEGIN}\n{END}\n"
         before, after = page.split(BEGIN)[0], page.split(END)[1]
         PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
-    return 0
 
 
 if __name__ == "__main__":

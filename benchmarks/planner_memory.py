@@ -10,13 +10,13 @@ table in docs/planner.md.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.config import UserError, load_config
@@ -103,10 +103,10 @@ def with_table(page: str, lines: Sequence[str]) -> str:
     return "\n".join([before + BEGIN, "", *lines, "", END + after])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner_memory", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.planner_memory", __doc__)
     parser.add_argument("--write", action="store_true", help=f"renew the table in {PAGE.name}")
     options = parser.parse_args(arguments)
     lines = [
@@ -114,22 +114,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "|---|---|---|---|---|---|",
     ]
     errors = []
-    try:
-        if options.write:
-            with_table(PAGE.read_text(), [])  # fails on a page without marks before all the compiles
-        for case in CASES:
-            predicted, allocated = compared(case)
-            errors.append(abs(predicted / allocated - 1))
-            lines.append(row(case, predicted, allocated))
-            print(lines[-1], flush=True)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.write:
+        with_table(PAGE.read_text(), [])  # fails on a page without marks before all the compiles
+    for case in CASES:
+        predicted, allocated = compared(case)
+        errors.append(abs(predicted / allocated - 1))
+        lines.append(row(case, predicted, allocated))
+        print(lines[-1], flush=True)
     told = f"The median error is {percent(statistics.median(errors))}, the worst {percent(max(errors))}."
     print(told)
     if options.write:
         PAGE.write_text(with_table(PAGE.read_text(), [*lines, "", told]))
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the command is faster.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -26,6 +25,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from jaxpar.cli import Parser, command
 
 LIBRARY = """
 import json, os, sys, time
@@ -40,10 +41,10 @@ print(time.perf_counter() - began, time.process_time() - used, sum(len(each.ids)
 """Times the call alone."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.prepare", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.prepare", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="turns that each side gets")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--megabytes", type=int, default=48, help="text to encode, at most")
@@ -61,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given = ["--tokenizer", str(tokenizer), "--processes", str(options.processes)]
             sides["prepare"].append(_prepare(source, Path(folder) / str(turn), given))
     print(table(sides, size, options.processes))
-    return 0
 
 
 def table(sides: dict[str, list[tuple[float, float]]], size: int, processes: int) -> str:

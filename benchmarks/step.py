@@ -21,40 +21,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command
 from jaxpar.config import UserError, config_to_dict, load_config
 from jaxpar.units import MILLI, percent, size
 
 ROOT = Path(__file__).parent.parent
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", metavar="FILE")
-    parser.add_argument("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[])
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.step", __doc__)
+    parser.add_config()
     parser.add_argument("--rounds", type=int, default=2, help="turns that each side gets")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--torch", metavar="PYTHON", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--torch-precision", choices=("auto", "bfloat16", "mixed", "float32"), default="auto")
-    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    add_json_file(parser)
     options = parser.parse_args(arguments)
-    try:
-        commands = {"jaxpar": _jaxpar_command(options), "PyTorch": _torch_command(options)}
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
+    commands = {"jaxpar": _jaxpar_command(options), "PyTorch": _torch_command(options)}
     results: dict[str, list[dict[str, Any]]] = {side: [] for side in commands}
     for _ in range(options.rounds):
-        for side, command in commands.items():
-            if command is not None:
-                results[side].append(_run(side, command))
-    text = json.dumps(results, indent=1)
-    if options.json:
-        Path(options.json).write_text(text + "\n")
+        for side, words in commands.items():
+            if words is not None:
+                results[side].append(_run(side, words))
+    write_json(options.json, results)
     print(table(results))
-    return 0
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
@@ -93,7 +87,7 @@ def _jaxpar_command(options: argparse.Namespace) -> list[str]:
         "--steps",
         str(options.steps),
     ]
-    command += [] if options.config is None else ["--config", options.config]
+    command += [] if options.config is None else ["--config", str(options.config)]
     return command + [part for override in options.overrides for part in ("--set", override)]
 
 

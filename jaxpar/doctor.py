@@ -5,46 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from jaxpar.config import UserError, load_config
-from jaxpar.distributed.liveness import depart
+from jaxpar.cli import Parser, command
+from jaxpar.config import load_config
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command()
+def main(arguments: Sequence[str]) -> int:
     """Check from the command line; the exit code: 0 well, 1 something is wrong, 2 the user's mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.doctor",
-        description="Check versions, driver, devices, memory, collectives, the folder of runs and a tiny step, and "
+    parser = Parser(
+        "jaxpar.doctor",
+        "Check versions, driver, devices, memory, collectives, the folder of runs and a tiny step, and "
         "print how to fix problems. Start it as a run is started (srun, mpirun, launch/local.py) to check all hosts.",
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="configuration of the run: its layout, folder and model are checked"
-    )
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a key of the file; may be given many times",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    options = parser.parse_args(arguments)
-    try:
-        return _check(options)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return depart(2, str(error))
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted", file=sys.stderr)
-        return depart(130, "interrupted")
+    parser.add_config("configuration of the run: its layout, folder and model are checked")
+    parser.add_json()
+    return _check(parser.parse_args(arguments))
 
 
 def _check(options: argparse.Namespace) -> int:
-    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
     overrides = options.overrides
     if options.config is None:  # The defaults are for one device; check all that are present.
         overrides = ["parallel.fsdp=-1", *overrides]

@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxpar.cli import Parser, command
 from jaxpar.config import Config, UserError
-from jaxpar.distributed.liveness import depart
 
 if TYPE_CHECKING:
     from jaxpar.training.rate_sweep import Sweep
@@ -22,22 +21,15 @@ EVERY = 10
 """Steps between two printed lines."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command()
+def main(arguments: Sequence[str]) -> int:
     """Find a rate from the command line; returns the exit code: 0 found, 1 no rate can be suggested, 2 a user error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.find_lr",
-        description="Train for a few steps from the initial weights while optimizer.learning_rate rises exponentially, "
+    parser = Parser(
+        "jaxpar.find_lr",
+        "Train for a few steps from the initial weights while optimizer.learning_rate rises exponentially, "
         "and suggest a rate from the losses. The run's own folder is not touched.",
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file; without one, every key has its default")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a key of the file; may be given many times",
-    )
+    parser.add_config()
     parser.add_argument("--low", type=float, default=1e-6, help="first rate (default 1e-6)")
     parser.add_argument("--high", type=float, default=1.0, help="last rate (default 1)")
     parser.add_argument("--steps", type=int, default=120, help="steps of the sweep (default 120)")
@@ -47,15 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         help=f"where {NAME}.png and {NAME}.json go (default: the run's folder with -{NAME} at its end)",
     )
-    options = parser.parse_args(arguments)
-    try:
-        return _find(options)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return depart(2, str(error))
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted", file=sys.stderr)
-        return depart(130, "interrupted")
+    return _find(parser.parse_args(arguments))
 
 
 def _find(options: argparse.Namespace) -> int:
@@ -64,7 +48,6 @@ def _find(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.overrides)
     folder = options.out or Path(config.run.dir).expanduser() / f"{config.run.name}-{NAME}"
     _check_writable(folder)
-    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
     import jax
 
     from jaxpar.training.rate_sweep import sweep_rates

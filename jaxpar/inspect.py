@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxpar.cli import Parser, command, seconds, size, stop
 from jaxpar.config import UserError
 
-CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/clusters.md)"
+WHAT_IS_LEFT = -1  # no size that a user can give
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command()
+def main(arguments: Sequence[str]) -> int | None:
     """Inspect from the command line; returns the exit code: 0 done (fits or not), 2 the user's mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.inspect",
-        description="Compile the training step for a cluster that need not be present, and report whether "
+    parser = Parser(
+        "jaxpar.inspect",
+        "Compile the training step for a cluster that need not be present, and report whether "
         "it fits, what it transfers, and which transfers it waits for (docs/inspect.md).",
     )
-    parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="YAML file")
-    parser.add_argument("--cluster", required=True, help=CLUSTER)
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a key of the file (with --diff of both files); may be given many times",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_config("YAML file", required=True, overridden="of the file (with --diff of both files)")
+    parser.add_cluster()
+    parser.add_json()
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page with memory over time and the schedule")
     parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
     parser.add_argument(
@@ -41,31 +34,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--chunks",
         metavar="SIZE",
+        type=size,
         nargs="?",
-        const="",
+        const=WHAT_IS_LEFT,
         help="compile nothing; print which weights' master weights and moments (or which layers) stay on a GPU, and "
         "what the others move, if SIZE of them (as in 6GiB; by default what is left) may be there",
     )
     parser.add_argument("--picture", metavar="FILE", type=Path, help="with --remat-front: draw it, as .svg or .png")
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=600, help="limit of a compile (default 600)"
-    )
+    words = "limit of a compile (default 600)"
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
-    options = parser.parse_args(arguments)
-    try:
-        return _inspect(options)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted", file=sys.stderr)
-        return 130
+    return _inspect(parser.parse_args(arguments))
 
 
-def _inspect(options: argparse.Namespace) -> int:
+def _inspect(options: argparse.Namespace) -> int | None:
     if options.picture is not None and not options.remat_front:
         raise UserError("--picture: expected --remat-front with it; the page of a compiled step is --html")
-    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
     from jaxpar.compiler.quiet import quiet_screen
 
     with quiet_screen():
@@ -81,11 +65,12 @@ def _inspect(options: argparse.Namespace) -> int:
             if given is not None:
                 raise UserError(f"{name}: expected no {quick} with it, which compiles nothing")
     if options.chunks is not None:
-        ChunkInspection(options.config, options.cluster, options.overrides, options.chunks, options.json).run()
-        return 0
+        budget = None if options.chunks == WHAT_IS_LEFT else options.chunks
+        ChunkInspection(options.config, options.cluster, options.overrides, budget, options.json).run()
+        return None
     if options.remat_front:
         FrontierInspection(options.config, options.cluster, options.overrides, options.json, options.picture).run()
-        return 0
+        return None
     inspection = Inspection(
         config=options.config,
         cluster=options.cluster,
@@ -99,9 +84,7 @@ def _inspect(options: argparse.Namespace) -> int:
     try:
         inspection.run()
     except ProgramError as error:
-        print(f"jaxpar: XLA's program has a part that jaxpar cannot read: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return stop(1, f"XLA's program has a part that jaxpar cannot read: {error}")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from jaxpar.cli import Parser, command, positive, seconds
 from jaxpar.config import UserError
-from jaxpar.config.bounds import SECONDS
 from jaxpar.config.spelling import did_you_mean
 
 EXAMPLES = """\
@@ -32,40 +28,19 @@ docs/planner.md says how times are predicted, and where they are wrong.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports an error in one sentence, like all of jaxpar."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown = re.fullmatch(r"unrecognized arguments: (.+)", message)
-        if unknown:
-            word = unknown[1].split()[0].split("=")[0]
-            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            message = f"there is no argument {word}{did_you_mean(word, (*flags, *COMMANDS))}"
-        raise UserError(message.removeprefix("argument "))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan from the command line; returns the exit code: 0 done, 2 the user's mistake."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain)\b.*")
-    try:
-        if given and given[0] in COMMANDS:
-            COMMANDS[given[0]](given[1:])
-        elif given and not given[0].startswith("-"):
-            raise UserError(f"there is no command {given[0]!r}{did_you_mean(given[0], COMMANDS)}")
-        else:
-            _plan(given)
-        sys.stdout.flush()
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted", file=sys.stderr)
-        return 130
-    return 0
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Plan from the command line; the exit code: 0 done, 2 the user's mistake."""
+    first, *others = arguments or [""]
+    if first in COMMANDS:
+        COMMANDS[first](others)
+    elif first and not first.startswith("-"):
+        raise UserError(f"there is no command {first!r}{did_you_mean(first, COMMANDS)}")
+    else:
+        _plan(arguments)
 
 
-def _plan(given: list[str]) -> None:
+def _plan(given: Sequence[str]) -> None:
     options = _parser().parse_args(given)
     _load()
     from jaxpar.planner.planning import Planning
@@ -86,38 +61,27 @@ def _plan(given: list[str]) -> None:
     ).run()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m jaxpar.plan",
-        description="Find the best layout of a model for a cluster that need not be present, and write plan.json.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    what = "Find the best layout of a model for a cluster that need not be present, and write plan.json."
+    parser = Parser("jaxpar.plan", what, EXAMPLES, COMMANDS)
+    parser.add_config("YAML file; its parallel section is ignored", required=True)
+    parser.add_cluster()
     add = parser.add_argument
-    add("--config", metavar="FILE", type=Path, required=True, help="YAML file; its parallel section is ignored")
-    add(
-        "--cluster", required=True, help="gpu:hosts x gpus, as in h100:4x8; cpu:1x8; or a .yaml file (docs/clusters.md)"
-    )
-    words = "override a key of the file; may be given many times"
-    add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=words)
     words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
     add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
-    add("--top", metavar="N", type=_count, default=5, help="how many layouts (default 5)")
+    add("--top", metavar="N", type=positive, default=5, help="how many layouts (default 5)")
     add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="file of the best plan (plan.json)")
-    add("--json", action="store_true", help="print JSON and nothing else: a list, best first")
+    parser.add_json("print JSON and nothing else: a list, best first")
     add("--html", metavar="FILE", type=Path, help="write a page: time against memory of all timed layouts")
     add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
     add("--show-model", action="store_true", help="print every number behind the times")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
-    add("--timeout", metavar="SECONDS", type=_seconds, default=600, help="for each compile of --verify (default 600)")
+    add("--timeout", metavar="SECONDS", type=seconds, default=600, help="for each compile of --verify (default 600)")
     return parser
 
 
-def _explain(given: list[str]) -> None:
-    parser = _Parser(
-        prog="python -m jaxpar.plan explain", description="Print a plan.json in words.", allow_abbrev=False
-    )
+def _explain(given: Sequence[str]) -> None:
+    parser = Parser("jaxpar.plan explain", "Print a plan.json in words.")
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
     options = parser.parse_args(given)
     _load()
@@ -127,10 +91,8 @@ def _explain(given: list[str]) -> None:
     print_explanation(options.plan, screen())
 
 
-def _compare(given: list[str]) -> None:
-    parser = _Parser(
-        prog="python -m jaxpar.plan compare", description="Print two plans side by side.", allow_abbrev=False
-    )
+def _compare(given: Sequence[str]) -> None:
+    parser = Parser("jaxpar.plan compare", "Print two plans side by side.")
     parser.add_argument("first", metavar="A.json", type=Path)
     parser.add_argument("second", metavar="B.json", type=Path)
     options = parser.parse_args(given)
@@ -141,21 +103,19 @@ def _compare(given: list[str]) -> None:
     print_comparison(options.first, options.second, screen())
 
 
-def _budget(given: list[str]) -> None:
-    parser = _Parser(
-        prog="python -m jaxpar.plan budget",
-        description="Days and costs of a training run against the number of GPUs, with the best layout at each.",
-        allow_abbrev=False,
+def _budget(given: Sequence[str]) -> None:
+    parser = Parser(
+        "jaxpar.plan budget",
+        "Days and costs of a training run against the number of GPUs, with the best layout at each.",
     )
+    parser.add_config("YAML file; its parallel section is ignored", required=True)
+    parser.add_cluster("the kind of host, as in h100:1x8; its number of hosts is ignored")
+    parser.add_json()
     add = parser.add_argument
-    add("--config", metavar="FILE", type=Path, required=True)
-    add("--cluster", required=True, help="the kind of host, as in h100:1x8; its number of hosts is ignored")
-    add("--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[])
     add("--tokens", type=float, required=True, help="to train on, as in 1e12")
     add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
     add("--price", type=float, required=True, help="price of a GPU-hour")
     add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")
-    add("--json", action="store_true")
     options = parser.parse_args(given)
     _load()
     from jaxpar.planner.budget import Budget
@@ -163,14 +123,13 @@ def _budget(given: list[str]) -> None:
     Budget(**vars(options)).run()
 
 
-def _calibrate(given: list[str]) -> None:
-    parser = _Parser(
-        prog="python -m jaxpar.plan calibrate",
-        description="Measure this machine: matmuls by shape, attention, memory, collectives by size and axis, a layer.",
-        allow_abbrev=False,
+def _calibrate(given: Sequence[str]) -> None:
+    parser = Parser(
+        "jaxpar.plan calibrate",
+        "Measure this machine: matmuls by shape, attention, memory, collectives by size and axis, a layer.",
     )
     parser.add_argument("--output", metavar="FILE", type=Path, default=Path("hardware.json"))
-    parser.add_argument("--devices", metavar="N", type=_count, default=8, help="virtual CPU devices (default 8)")
+    parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller shapes")
     options = parser.parse_args(given)
     _load()
@@ -179,17 +138,16 @@ def _calibrate(given: list[str]) -> None:
     calibrate(options.output, options.devices, QUICK if options.quick else FULL)
 
 
-def _place(given: list[str]) -> None:
-    parser = _Parser(
-        prog="python -m jaxpar.plan place",
-        description="Assign nodes to places in the mesh, by simulated annealing over a measured bandwidth matrix.",
-        allow_abbrev=False,
+def _place(given: Sequence[str]) -> None:
+    parser = Parser(
+        "jaxpar.plan place",
+        "Assign nodes to places in the mesh, by simulated annealing over a measured bandwidth matrix.",
     )
     parser.add_argument("--plan", metavar="FILE", type=Path, required=True)
     words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_json()
     options = parser.parse_args(given)
     _load()
     from jaxpar.planner.placement.placement import print_placement
@@ -197,14 +155,10 @@ def _place(given: list[str]) -> None:
     print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
 
 
-def _validate(given: list[str]) -> None:
-    parser = _Parser(
-        prog="python -m jaxpar.plan validate",
-        description="Compare the time model with published runs.",
-        allow_abbrev=False,
-    )
+def _validate(given: Sequence[str]) -> None:
+    parser = Parser("jaxpar.plan validate", "Compare the time model with published runs.")
     parser.add_argument("--data", metavar="CSV", type=Path, required=True)
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_json()
     options = parser.parse_args(given)
     _load()
     from jaxpar.planner.planning import print_validation
@@ -230,22 +184,6 @@ COMMANDS = {
     "validate": _validate,
 }
 """What follows `python -m jaxpar.plan`, in place of options."""
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= SECONDS:
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, at most {SECONDS}, got {text[:40]!r}")
-    return value
-
-
-def _count(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):  # no count has more digits
-        raise argparse.ArgumentTypeError(f"expected a number above 0, of nine digits at most, got {text[:40]!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
 from jaxpar.config.urls import check_input, check_output
 
@@ -21,26 +22,14 @@ line is a JSON object), .parquet (a row). Give the same command again after a ki
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare from the command line; returns the exit code: 0 done, 2 a user error, 130 interrupted."""
-    options = _parser().parse_args(arguments)
-    try:
-        return _prepare(options)
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted; the same command continues it", file=sys.stderr)
-        return 130
+@command("interrupted; the same command continues it")
+def main(arguments: Sequence[str]) -> None:
+    """Prepare from the command line; the exit code: 0 done, 2 a user error, 130 interrupted."""
+    _prepare(_parser().parse_args(arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.prepare",
-        description="Turn text into a folder of tokens to train on, or look at one.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> Parser:
+    parser = Parser("jaxpar.prepare", "Turn text into a folder of tokens to train on, or look at one.", EPILOG)
     what = parser.add_argument_group("what to make")
     what.add_argument(
         "--input", metavar="PATTERN", nargs="+", action="extend", help="files, or patterns such as 'd/*.jsonl'"
@@ -79,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prepare(options: argparse.Namespace) -> int:
+def _prepare(options: argparse.Namespace) -> None:
     asked = [name for name in ("input", "inspect", "verify") if getattr(options, name) is not None]
     if len(asked) != 1:
         raise UserError("expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER")
@@ -124,7 +113,6 @@ def _prepare(options: argparse.Namespace) -> int:
             ),
             console,
         )
-    return 0
 
 
 if __name__ == "__main__":

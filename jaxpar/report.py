@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a report from the command line; returns the exit code: 0 done, 2 a user error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.report",
-        description="Write a page about a run, or about two side by side: curves, plan, memory, time, environment, "
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Write a report from the command line; the exit code: 0 done, 2 a user error."""
+    parser = Parser(
+        "jaxpar.report",
+        "Write a page about a run, or about two side by side: curves, plan, memory, time, environment, "
         "events. It needs no network, and works while the run is going (docs/reports.md).",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run; of two for a comparison")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: report.html in the first folder)")
     options = parser.parse_args(arguments)
-    try:
-        print(f"Page: {_report(options.runs, options.out)}")
-        return 0
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
+    print(f"Page: {_report(options.runs, options.out)}")
 
 
 def _report(folders: list[Path], out: Path | None) -> Path:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn
 
+from jaxpar.cli import Parser, command, positive, size, stop
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import check_regular
-from jaxpar.config.spelling import did_you_mean
 from jaxpar.pipeline.drawing.picture import picture
 from jaxpar.pipeline.drawing.summary import Refused, Summary, compare
 from jaxpar.pipeline.drawing.trace import trace
@@ -29,7 +27,6 @@ MOST_ACTIONS = 200_000
 """More would take minutes, and could not be read."""
 TIMES = ("forward", "backward", "weight", "head", "transfer")
 SIZES = ("stash", "kept", "sent")
-UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 EXAMPLES = """\
 examples:
@@ -50,62 +47,43 @@ schedules (p stages, m microbatches, v chunks a rank):
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports errors in one sentence, as all of jaxpar does."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown = re.fullmatch(r"unrecognized arguments: (.+)", message)
-        if unknown:
-            word = unknown[1].split()[0].split("=")[0]
-            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            message = f"there is no argument {word}{did_you_mean(word, flags)}"
-        raise UserError(message.removeprefix("argument "))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+@command()
+def main(arguments: Sequence[str]) -> int | None:
     """Draw, time and compare from the command line; returns the exit code: 0 done, 2 a user error."""
     try:
         _run(_parser().parse_args(arguments))
-        sys.stdout.flush()
-    except (UserError, ScheduleError) as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("jaxpar: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    except ScheduleError as error:
+        return stop(2, str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     lines = ((f"  {name:<14}{family.needs()}", f"    {family.description}") for name, family in SCHEDULES.items())
-    parser = _Parser(
-        prog="python -m jaxpar.schedule",
-        description="Draw, time and compare pipeline schedules. Needs no devices.",
-        epilog=EXAMPLES + "\n".join(line for pair in lines for line in pair),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = Parser(
+        "jaxpar.schedule",
+        "Draw, time and compare pipeline schedules. Needs no devices.",
+        EXAMPLES + "\n".join(line for pair in lines for line in pair),
     )
     what = parser.add_argument_group("which schedule").add_argument
     what("--name", help="a published schedule; - and _ are alike")
     what("--file", metavar="CSV", type=Path, help="a table: for each rank a line of actions such as 2F0")
     what("--compare", action="store_true", help="all schedules side by side")
-    what("--stages", metavar="P", type=_count, help="pipeline ranks")
-    what("--microbatches", metavar="M", type=_count, help="parts of the batch of a step")
-    what("--virtual", metavar="V", type=_count, help="chunks of layers on each rank (default: the fewest it can have)")
+    what("--stages", metavar="P", type=positive, help="pipeline ranks")
+    what("--microbatches", metavar="M", type=positive, help="parts of the batch of a step")
+    what(
+        "--virtual", metavar="V", type=positive, help="chunks of layers on each rank (default: the fewest it can have)"
+    )
     words = "Times of one microbatch through all layers of a rank, in any unit; bytes as in 24MiB."
     work = parser.add_argument_group("what it has to do", words).add_argument
-    work("--forward", type=_number, metavar="T", default=1, help="F (default 1)")
-    work("--backward", type=_number, metavar="T", default=2, help="the whole backward (default 2)")
-    work("--weight", type=_number, metavar="T", help="the part of the backward that is W (default: half)")
-    work("--head", type=_number, metavar="T", default=0, help="loss and head, with the B of the last chunk (default 0)")
-    work("--transfer", type=_number, metavar="T", default=0, help="from rank to rank (default 0)")
+    work("--forward", type=_time, metavar="T", default=1, help="F (default 1)")
+    work("--backward", type=_time, metavar="T", default=2, help="the whole backward (default 2)")
+    work("--weight", type=_time, metavar="T", help="the part of the backward that is W (default: half)")
+    work("--head", type=_time, metavar="T", default=0, help="loss and head, with the B of the last chunk (default 0)")
+    work("--transfer", type=_time, metavar="T", default=0, help="from rank to rank (default 0)")
     words = "how many times longer each rank takes, as in 1,1,1.2,1; or each chunk, in the order of the model"
-    work("--stage-times", type=_numbers, metavar="X,X,...", help=words)
-    work("--stash", type=_size, default=0, metavar="BYTES", help="what a rank keeps of a microbatch from F to B")
-    work("--kept", type=_size, default=0, metavar="BYTES", help="what it keeps from B to W")
-    work("--sent", type=_size, default=0, metavar="BYTES", help="an activation between ranks")
+    work("--stage-times", type=_times, metavar="X,X,...", help=words)
+    work("--stash", type=size, default=0, metavar="BYTES", help="what a rank keeps of a microbatch from F to B")
+    work("--kept", type=size, default=0, metavar="BYTES", help="what it keeps from B to W")
+    work("--sent", type=size, default=0, metavar="BYTES", help="an activation between ranks")
     show = parser.add_argument_group("what to show").add_argument
     words = "which mode to draw, on the screen and in files (default async); numbers are of all"
     show("--mode", choices=list(TIMELINES), help=words)
@@ -217,13 +195,7 @@ def _workload(options: argparse.Namespace) -> Workload:
     return Workload(stage_times=options.stage_times, **{name: getattr(options, name) for name in (*TIMES, *SIZES)})
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", text.strip()):
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {text}")
-    return int(text)
-
-
-def _number(text: str) -> int | Fraction:
+def _time(text: str) -> int | Fraction:
     """A time, exactly as it is written."""
     if not re.fullmatch(r"\d{0,9}\.?\d{1,9}|\d{1,9}/[1-9]\d{0,8}", text.strip()):
         raise argparse.ArgumentTypeError(f"expected a number from 0 up, as in 1 or 0.05, got {text}")
@@ -231,16 +203,8 @@ def _number(text: str) -> int | Fraction:
     return int(exact) if exact.denominator == 1 else exact
 
 
-def _numbers(text: str) -> tuple[int | Fraction, ...]:
-    return tuple(map(_number, text.split(",")))
-
-
-def _size(text: str) -> int:
-    """Bytes."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected bytes, as in 25165824 or 24MiB, got {text}")
-    return int(Fraction(found[1]) * 2 ** UNITS[found[2]])
+def _times(text: str) -> tuple[int | Fraction, ...]:
+    return tuple(map(_time, text.split(",")))
 
 
 def _write(flag: str, path: Path, text: str) -> None:

@@ -2,60 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxpar.cli import Parser, command, stop
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.reference import help_text
-from jaxpar.distributed.ctrl_c import INTERRUPTED, ends_at_the_second
-from jaxpar.distributed.liveness import depart
+from jaxpar.distributed.ctrl_c import ends_at_the_second
 
 if TYPE_CHECKING:
     from jaxpar.config.plan import Plan
     from jaxpar.layout.plan_file import PlanFile
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had
-    to stop, 2 a user error, 130 interrupted without saving."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.train",
-        description="Train a decoder on the mesh that a YAML file describes. Running it again continues the run.",
-        epilog=help_text(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file; without one, every key has its default")
+@command("interrupted; the same command continues from the newest checkpoint, or from the start where there is none")
+def main(arguments: Sequence[str]) -> int:
+    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had to stop, 2 a
+    user error, 130 interrupted without saving."""
+    what = "Train a decoder on the mesh that a YAML file describes. Running it again continues the run."
+    parser = Parser("jaxpar.train", what, help_text())
+    parser.add_config()
     words = "a plan.json of python -m jaxpar.plan or of a run, in place of --config: its plan is run as it is"
-    parser.add_argument("--plan", metavar="FILE", help=words)
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a key of the file; may be given many times",
-    )
+    parser.add_argument("--plan", metavar="FILE", type=Path, help=words)
     options = parser.parse_args(arguments)
     with ends_at_the_second():
-        try:
-            return _train(options.config, options.plan, options.overrides)
-        except UserError as error:
-            print(f"jaxpar: {error}", file=sys.stderr)
-            return depart(2, str(error))
-        except KeyboardInterrupt:
-            print(
-                "jaxpar: interrupted; the same command continues from the newest checkpoint, or from the start where "
-                "there is none",
-                file=sys.stderr,
-            )
-            return depart(INTERRUPTED, "interrupted")
+        return _train(options.config, options.plan, options.overrides)
 
 
-def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
+def _train(file: Path | None, plan: Path | None, overrides: Sequence[str]) -> int:
     from jaxpar.config import load_config
     from jaxpar.config.reading.overrides import with_overrides
 
@@ -63,9 +39,8 @@ def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
         raise UserError(
             f"--plan {plan}: expected no --config with it; the plan has the configuration, and --set changes it"
         )
-    given = None if plan is None else _given(Path(plan))
+    given = None if plan is None else _given(plan)
     config = load_config(file, overrides) if given is None else with_overrides(given.config, overrides)
-    warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
     chosen = None
     if given is not None:
         _check_given(given, config)
@@ -78,8 +53,7 @@ def _train(file: str | None, plan: str | None, overrides: Sequence[str]) -> int:
     try:
         Trainer(config, plan=chosen).fit()
     except TrainingError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return depart(1, str(error))
+        return stop(1, str(error))
     return 0
 
 

@@ -76,15 +76,15 @@ def percent(part: Number, whole: Number = 1, digits: int = 1) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes as a user types them: `25165824`, `24MiB`, `1.5g`. Units are powers of 1024, with or without `iB`.
+    """Bytes as a user types them: `25165824`, `24MiB`, `1.5g`. Units are powers of 1024; `MB` would be ambiguous.
 
     Raises:
         ValueError: it is no size; says what was expected.
     """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(?:ib)?|b)?", text.strip().lower(), re.ASCII)
     if not found:
         raise ValueError(f"expected bytes, as in 25165824, 24MiB or 6GiB, got {text[:40]!r}")
-    return int(Fraction(found[1]) * 2 ** _POWERS[found[2]])
+    return int(Fraction(found[1]) * 2 ** _POWERS[found[2] or ""])
 
 
 def _three_digits(number: float, units: Units) -> str:

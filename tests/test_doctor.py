@@ -72,7 +72,7 @@ def test_the_screen_says_what_is_wrong_and_how_to_mend_it(capsys: pytest.Capture
         "To fix",
         "driver: bring it up to date",
         "run.dir: choose another run.dir",
-        "1 of 3 checks found something wrong (12.0 s)",
+        "1 of 3 checks found something wrong (12.3 s)",
     ]
 
 

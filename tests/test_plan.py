@@ -168,7 +168,7 @@ def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys:
         (["--cluster", "h110:1x8"], "did you mean h100"),
         (["--cluster", "cpu:8"], "expected cpu:hosts x devices"),
         (["--cluster", "h100:1x8", "--fix", "tensor=5"], "70 would be allowed but for --fix tensor=5"),
-        (["--cluster", "h100:1x8", "--top", "0"], "expected a number above 0"),
+        (["--cluster", "h100:1x8", "--top", "0"], "--top: expected a whole number from 1 up, got '0'"),
         (["--cluster", "h100:1x8", "--htm", "x"], "there is no argument --htm; did you mean --html"),
         (["--cluster", "h100:99999999x8"], "799999992 GPUs; expected at most 1048576"),
         (["--cluster", "h100:1x8", "--timeout", "1e30"], "--timeout: expected seconds above 0, at most 1000000"),

@@ -64,6 +64,7 @@ def test_numbers_are_written_for_people(written: str, expected: str):
     ("text", "expected"),
     [
         ("0", 0),
+        ("512B", 512),
         ("25165824", 24 * MIB),
         ("24MiB", 24 * MIB),
         ("24 mib", 24 * MIB),
@@ -75,7 +76,7 @@ def test_sizes_are_read_as_users_type_them(text: str, expected: int):
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "3XB", "1e9", "1..5g", "٣"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "3XB", "6GB", "1e9", "1..5g", "٣"])
 def test_what_is_no_size_is_refused_with_its_text(text: str):
     with pytest.raises(ValueError, match="expected bytes") as refused:
         parse_size(text)

@@ -12,7 +12,6 @@ or was wrong.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -28,6 +27,8 @@ from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command
 
 ROOT = Path(__file__).parent.parent.parent
 GRACE = 10
@@ -36,14 +37,14 @@ LEAST = 12
 """A part does not start with fewer seconds than a process and its first program take."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command()
+def main(arguments: Sequence[str]) -> int | None:
     """Command line; returns the exit code."""
     names = [part.name for part in PARTS]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = Parser("benchmarks.gpu", __doc__)
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything")
-    parser.add_argument("--json", metavar="FILE", help="also write the results there")
+    add_json_file(parser)
     parser.add_argument("--record", action="store_true", help="enter kernels that were right into verified.json")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine, in this process")
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
@@ -57,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     rows = _dry(parts) if options.dry_run else _in_processes(parts, options.seconds)
     result = _result(rows, options.dry_run, time.monotonic() - began)
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
     print(table(result))
     if options.record:
         try:

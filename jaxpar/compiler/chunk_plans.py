@@ -16,7 +16,7 @@ from rich.console import Console
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.inspection import PLAIN_WIDTH
-from jaxpar.config import Config, UserError, load_config
+from jaxpar.config import Config, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.auto_remat import ESTIMATED
@@ -33,7 +33,6 @@ from jaxpar.memory.layer_shape import activation_bytes, layer_shapes
 from jaxpar.memory.remat import runs_by_kind
 from jaxpar.units import seconds, size
 
-UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 OPTIMIZER, LAYERS = "master weights and moments", "weights and gradients of layers"
 
 
@@ -102,15 +101,14 @@ class ChunkInspection:
     cluster: str
     overrides: Sequence[str] = ()
     """`section.key=value`."""
-    budget: str = ""
-    """Bytes, as in `6GiB`; nothing for what is left."""
+    budget: int | None = None
+    """Bytes; None for what is left."""
     as_json: bool = False
 
     def run(self) -> None:
         """Plan, and print. Raises `UserError` with one sentence."""
-        budget = _bytes(self.budget) if self.budget else None
         config, cluster = load_config(self.config, self.overrides), parse_cluster(self.cluster)
-        plan = make_chunk_plan(config, cluster, self.config.stem, budget)
+        plan = make_chunk_plan(config, cluster, self.config.stem, self.budget)
         if self.as_json:
             print(json.dumps(asdict(plan), indent=2))
             return
@@ -165,11 +163,3 @@ def _ranges(names: Sequence[str]) -> list[str]:
         else:
             found.append((name, number, number))
     return [name if first == last else f"layers {first}-{last}" for name, first, last in found]
-
-
-def _bytes(text: str) -> int:
-    """`6GiB` in bytes."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]iB)?\s*", text)
-    if found is None:
-        raise UserError(f"--chunks {text}: expected bytes, as in 6GiB, 512MiB or 6442450944")
-    return int(float(found[1]) * UNITS[found[2] or ""])

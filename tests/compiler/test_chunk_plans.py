@@ -56,7 +56,7 @@ def test_without_a_budget_all_of_it_moves(capfd: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--chunks", "6GB"], "--chunks 6GB: expected bytes, as in 6GiB"),
+        (["--chunks", "6GB"], "--chunks: expected bytes, as in 25165824, 24MiB or 6GiB, got '6GB'"),
         (["--chunks", "--html", "page.html"], "--html: expected no --chunks with it"),
         (["--chunks", "--remat-front"], "--chunks: expected no --remat-front with it"),
     ],

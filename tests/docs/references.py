@@ -16,7 +16,7 @@ from jaxpar.config.reading.overrides import parse_overrides
 from jaxpar.config.reading.sections import SECTIONS, check_key
 from jaxpar.config.spelling import did_you_mean
 from tests.docs.pages import Page
-from tests.docs.repository import PACKAGES, Repository, flags_of
+from tests.docs.repository import PACKAGES, Repository
 
 ROOTS = ("", "jaxpar/", "tests/", "docs/", "pallas_kernels/", "pallas_kernels/attention/")
 """Folders that a short path may be relative to."""
@@ -159,7 +159,7 @@ def missing_commands(text: str, repository: Repository) -> Iterator[str]:
                 yield f"python -m {program}: there is no such module{did_you_mean(program, repository.modules())}"
             continue
         flags = repository.parser_flags(program, arguments)
-        flags = {"--help", *(flags_of(repository.read(file)) if flags is None else flags)}
+        flags = {"--help", *(repository.flags_in(file) if flags is None else flags)}
         for flag in _flags(_until(arguments, re.compile("--"))):
             if flag not in flags:
                 yield f"{program} {flag}: there is no such argument{did_you_mean(flag, flags)}"

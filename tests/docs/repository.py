@@ -14,6 +14,7 @@ from functools import cache, cached_property
 
 from jaxpar.config.spelling import did_you_mean
 
+SHARED = "jaxpar/cli.py"
 PACKAGES = ("jaxpar", "pallas_kernels", "benchmarks", "tests")
 
 
@@ -62,8 +63,15 @@ class Repository:
         commands = (
             path for path in self.files if re.fullmatch(r"(jaxpar|launch|benchmarks(/gpu)?|tests)/\w+\.py", path)
         )
-        sources = (text for text in map(self.read, commands) if "argparse" in text or "addoption" in text)
-        return frozenset(flag for text in sources for flag in flags_of(text))
+        return frozenset(flag for path in commands for flag in self.flags_in(path))
+
+    def flags_in(self, path: str) -> frozenset[str]:
+        """Flags of the command in a file: its own, and those that `jaxpar/cli.py` adds to every parser."""
+        text = self.read(path)
+        if not re.search(r"argparse|addoption|\bParser\(", text):
+            return frozenset()
+        shared = flags_of(self.read(SHARED)) if SHARED in self.files and "jaxpar.cli" in text else frozenset()
+        return flags_of(text) | shared
 
     @cached_property
     def definitions(self) -> Callable[[str], dict[str, ast.AST]]:

@@ -1,0 +1,181 @@
+"""What all commands have in common: their parser, shared arguments and types, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import select
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from jaxpar.config.bounds import SECONDS
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.distributed.liveness import depart
+from jaxpar.units import parse_size
+
+DEFAULTS = "YAML file; without one, every key has its default"
+CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/clusters.md)"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that reports a mistake as a `UserError` of one sentence, with the nearest right spelling.
+
+    Args:
+        command: what follows `python -m`.
+        description: what the command does. With line ends it is printed as it is.
+        epilog: printed as it is after the arguments.
+        words: what may stand in place of options, for suggestions.
+    """
+
+    def __init__(self, command: str, description: str | None, epilog: str | None = None, words: Iterable[str] = ()):
+        as_it_is = epilog or "\n" in (description or "")
+        super().__init__(
+            prog=f"python -m {command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter if as_it_is else argparse.HelpFormatter,
+            allow_abbrev=False,
+        )
+        self._words = tuple(words)
+        self.register("type", int, whole_number)
+        self.register("type", float, number)
+
+    def add_config(self, help: str = DEFAULTS, *, required: bool = False, overridden: str = "of the file") -> None:
+        """`--config` and `--set`, of which `overridden` are the keys."""
+        self.add_argument("--config", metavar="FILE", type=Path, required=required, help=help)
+        help = f"override a key {overridden}; may be given many times"
+        self.add_argument(
+            "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=help
+        )
+
+    def add_cluster(self, help: str = CLUSTER) -> None:
+        """`--cluster`, required."""
+        self.add_argument("--cluster", required=True, help=help)
+
+    def add_json(self, help: str = "print JSON and nothing else") -> None:
+        """`--json`, a flag."""
+        self.add_argument("--json", action="store_true", help=help)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        # Before anything else: where a required flag is mistyped, argparse would only say that it is missing.
+        for word in takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args):
+            if word.startswith("--") and " " not in word and word.split("=")[0] not in self._flags():
+                self._refuse(word)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        by_name = {"/".join(action.option_strings): action for action in self._actions}
+        if found := re.fullmatch(r"unrecognized arguments: (.+)", message, re.DOTALL):
+            self._refuse(found[1])
+        if found := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from", message, re.DOTALL):
+            choices = tuple(by_name[found[1]].choices or ())
+            message = f"{found[1]}: expected {one_of(choices)}, got {quoted(found[2])}{did_you_mean(found[2], choices)}"
+        raise UserError(message.removeprefix("argument "))
+
+    def _flags(self) -> list[str]:
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
+    def _refuse(self, text: str) -> NoReturn:
+        word = text.split()[0].split("=")[0]
+        raise UserError(f"there is no argument {word}{did_you_mean(word, (*self._flags(), *self._words))}")
+
+
+class Command(Protocol):
+    """The `main` of a command, which returns its exit code."""
+
+    def __call__(self, arguments: Sequence[str] | None = None, /) -> int: ...
+
+
+def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[str]], int | None]], Command]:
+    """Decorates the `main` of a command, and so decides how commands end.
+
+    The decorated function gets the arguments and returns an exit code, or None for 0. A `UserError` is printed in one
+    sentence and ends with 2. Ctrl-C ends with 130, and prints `interrupted`. In a job of several processes the others
+    learn why this one ends.
+    """
+
+    def decorate(main: Callable[[Sequence[str]], int | None]) -> Command:
+        @wraps(main)
+        def run(arguments: Sequence[str] | None = None, /) -> int:
+            warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
+            try:
+                code = main(sys.argv[1:] if arguments is None else arguments)
+                sys.stdout.flush()
+                return code or 0
+            except UserError as error:
+                return stop(2, str(error))
+            except KeyboardInterrupt:
+                print(f"jaxpar: {interrupted}", file=sys.stderr)
+                return depart(130, "interrupted")
+            except BrokenPipeError:
+                if not _reader_is_gone():
+                    raise
+                return 0
+
+        return run
+
+    return decorate
+
+
+def stop(code: int, why: str) -> int:
+    """Prints why the command ends, leaves the job if it is in one, and returns the exit code."""
+    print(f"jaxpar: {why}", file=sys.stderr)
+    return depart(code, why)
+
+
+def _reader_is_gone() -> bool:
+    """Whether a reader of the output, such as `head`, has closed the pipe; what is left of the output is dropped."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
+
+
+def whole_number(text: str) -> int:
+    """Type of an argument, in place of `int`."""
+    return _read(int, text, "a whole number")
+
+
+def number(text: str) -> float:
+    """Type of an argument, in place of `float`."""
+    return _read(float, text, "a number")
+
+
+def positive(text: str) -> int:
+    """Type of an argument: a whole number from 1 up."""
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text.strip(), re.ASCII):  # nothing that is counted has more digits
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {quoted(text, 40)}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Type of an argument: a time limit."""
+    expected = f"seconds above 0, at most {SECONDS}"
+    value = _read(float, text, expected)
+    if not 0 < value <= SECONDS:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {quoted(text, 40)}")
+    return value
+
+
+def size(text: str) -> int:
+    """Type of an argument: bytes."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _read[T](read: Callable[[str], T], text: str, expected: str) -> T:
+    try:
+        return read(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {quoted(text, 40)}") from None
