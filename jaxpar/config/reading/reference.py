@@ -125,7 +125,7 @@ def _kind(key: str, annotation: object) -> str:
     names = [_TYPES.get(name, name) for name in type_names(annotation)]
     if key not in BOUNDS:
         return one_of(names)
-    words = BOUNDS[key].words.replace("at least", "≥").replace("above", ">")
+    words = BOUNDS[key].words.replace("at least", ">=").replace("above", ">")
     return f"{names[0]} {words}" + (", or null" if "null" in names else "")
 
 

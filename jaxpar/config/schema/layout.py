@@ -85,14 +85,14 @@ class MemoryConfig:
         | dict[str, str | int]
         | tuple[dict[str, str | int], ...]
     ) = field(default="gemm_last", hash=False)
-    """A preset: `none` keeps every named activation, `full` only each layer's input, `gemm_last` all that only a matmul
-    could recompute, `selective` all but what attention itself computes; `auto` takes the fastest choice that fits. Or a
+    """A preset: `none` keeps every named activation, `full` only each layer's input, `gemm_last` the outputs of matmuls
+    and attention, `selective` all but what attention itself computes; `auto` takes the fastest choice that fits. Or a
     mapping of `save`, `recompute` or `offload` by name, with `preset` for other names (by default `gemm_last`):
     `{preset: full, layer_input: offload}`. Or a list of mappings, each with `layers: 0-15`, the layers of a chunk that
     it is for. Names: `layer_input` (`save` or `offload`), `attention_input`, `query`, `key`, `value`,
     `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_activated`,
-    `mlp_hidden`; with norms after the blocks `attention_projected`, `mlp_projected`. `docs/memory.md` describes
-    this section."""
+    `mlp_hidden`; with norms after the blocks `attention_projected`, `mlp_projected`. `docs/memory.md` describes this
+    section."""
     offload_fraction: float = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""
     offload_smallest: int = 1048576
