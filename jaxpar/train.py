@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @command("interrupted; the same command continues from the newest checkpoint, or from the start where there is none")
 def main(arguments: Sequence[str]) -> int:
-    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had to stop, 2 a
-    user error, 130 interrupted without saving."""
+    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had to stop, 2
+    a user error, 130 interrupted without saving."""
     what = "Train a decoder on the mesh that a YAML file describes. Running it again continues the run."
     parser = Parser("jaxpar.train", what, help_text())
     parser.add_config()
