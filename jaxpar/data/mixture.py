@@ -115,11 +115,6 @@ class Mixture:
         return {source.name: used[source.identity] / source.rows.rows_per_epoch for source in self._sources}
 
     @property
-    def rows_used(self) -> dict[str, int]:
-        """Name of each source to its rows used before these weights."""
-        return {source.name: self._era.used.get(source.identity, 0) for source in self._sources}
-
-    @property
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must hold to continue: the era, as JSON."""
         return asdict(self._era)

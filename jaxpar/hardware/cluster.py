@@ -117,15 +117,6 @@ class Cluster:
             raise IndexError(f"device {device} of {self.devices}")
         return device // self.gpus_per_host
 
-    def group_of(self, device: int) -> Group:
-        """The group of a GPU."""
-        host = self.host_of(device)
-        for group in self.groups:
-            if host < group.hosts:
-                return group
-            host -= group.hosts
-        raise AssertionError("hosts of the groups add up")
-
     def crosses_nodes(self, devices: Iterable[int]) -> bool:
         """Whether these GPUs sit in more than one host."""
         return len({self.host_of(device) for device in devices}) > 1

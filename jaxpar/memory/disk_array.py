@@ -64,11 +64,6 @@ class DiskArray:
         }
         self._parts = {place: _scratch(folder, self.local_shape, self.dtype) for place in set(self._place_of.values())}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parts, including those of other processes."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
     def read(self, first: int, rows: int | None) -> Parts:
         """Some rows of every part, or all from `first` on."""
         last = None if rows is None else first + rows

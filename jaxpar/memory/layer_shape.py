@@ -118,14 +118,6 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
     }
 
 
-def layer_shape(config: Config, axes: AxisSizes, rows: int) -> LayerShape:
-    """`layer_shapes` of a model whose layers are all alike; else of the kind that makes most, then attends to most."""
-    first, *others = shapes = list(layer_shapes(config, axes, rows).values())
-    if not others:
-        return first
-    return max(shapes, key=lambda shape: (sum(activation_bytes(shape).values()), shape.keys_per_query))
-
-
 def activation_bytes(shape: LayerShape) -> dict[str, int]:
     """Bytes of each named activation of a layer, on one device and for one microbatch, in the order of computation.
 

@@ -68,14 +68,6 @@ class Point:
         """The treatment of each activation, by name."""
         return dict(zip(costs.sizes, self.treatments, strict=True))
 
-    def dominates(self, other: Point) -> bool:
-        """Whether this is nowhere worse than the other; also true if both are equal."""
-        return (
-            self.device_bytes <= other.device_bytes
-            and self.picoseconds <= other.picoseconds
-            and self.host_bytes <= other.host_bytes
-        )
-
 
 def point_of(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> Point:
     """The bytes and the time of one choice."""

@@ -9,13 +9,10 @@ import jax
 from jaxpar.config.axes import AXES
 from pallas_kernels.varying import vary_over, varying_axes
 
-__all__ = ["AXES", "DATA_AXES", "SEQUENCE_AXES", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes"]
+__all__ = ["AXES", "DATA_AXES", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes"]
 
 DATA_AXES = ("replica", "fsdp", "expert")
 """Axes that split the rows of a batch."""
-
-SEQUENCE_AXES = ("context", "tensor")
-"""Axes that split a sequence between blocks; inside attention and the MLP only `context` does."""
 
 SHARD_AXES = ("fsdp", "expert", "context")
 """Axes over which ZeRO shards dense weights, gradients and optimizer state."""

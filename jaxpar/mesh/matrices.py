@@ -8,7 +8,6 @@ every dim whole for its share of the layers, and the inverse exchange returns th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 
 import jax
@@ -28,8 +27,8 @@ def gather_matrices(x: Float[Array, "layers *shard"], layout: PartitionSpec) -> 
     result. With a group of n ranks, share = ceil(layers / n): rank i of the group holds layers i * share and on; places
     past the last layer hold zeros.
 
-    One all-to-all over the group. Sends `share * m * (n - 1) / n` bytes with m the bytes of one whole matrix
-    (`matrix_exchange_bytes`), which is `x * (n - 1) / n` where n divides the layers.
+    One all-to-all over the group. Sends `share * m * (n - 1) / n` bytes with m the bytes of one whole matrix, which is
+    `x * (n - 1) / n` where n divides the layers.
     """
     assert_varies_over(x, mesh_axes_of(layout), f"a shard laid out as {layout}")
     axes = [axes_of_dim(layout, dim) for dim in range(1, x.ndim)]
@@ -67,16 +66,6 @@ def scatter_matrices(
         x = matrices.reshape(share, *split).transpose(order).reshape(prod(sizes), share, *shard)
         x = lax.all_to_all(x, group, split_axis=0, concat_axis=0)
         return x.reshape(-1, *shard)[:layers]
-
-
-def matrix_exchange_bytes(
-    shape: tuple[int, ...], layout: PartitionSpec, axis_sizes: Mapping[str, int], itemsize: int
-) -> int:
-    """Bytes that one device sends in one `gather_matrices` (or `scatter_matrices`) of a weight of global `shape`."""
-    parts = [prod(axis_sizes[axis] for axis in axes_of_dim(layout, dim)) for dim in range(len(shape))]
-    group = prod(parts[1:])
-    share = -(-shape[0] // (parts[0] * group))
-    return share * prod(shape[1:]) * itemsize * (group - 1) // group
 
 
 def _size(axes: tuple[str, ...]) -> int:

@@ -26,7 +26,7 @@ from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
-from jaxpar.mesh.layer_order import LAYERS, Chunk, LayerOrder, with_own_layers
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder, with_own_layers
 from jaxpar.mesh.materialize import materialize
 from jaxpar.mesh.parameters import Arrays, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
@@ -190,10 +190,6 @@ class DecoderStages:
         """Add the gradients of the chunk held in `slot` to those of the whole model: (held emptied, gradients)."""
         held, layers = release(self.loop, held, slot, gradients[LAYERS], chunk)
         return held, gradients | {LAYERS: layers}
-
-    def run_layers(self, weights: Weights, x: jax.Array, batch: Batch) -> Float[Array, "batch part embed"]:
-        """All layers of this rank, which must have one chunk: the whole model where the pipeline has one stage."""
-        return self.loop.run(Chunk(weights[LAYERS], 0, 0), x, self.token_context(batch))
 
     def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence.

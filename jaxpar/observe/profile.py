@@ -23,11 +23,6 @@ class ProfileWindow:
         self.first, self.last, self.folder = first, last, folder
         self._tracing = False
 
-    @property
-    def tracing(self) -> bool:
-        """Whether a trace is being taken now."""
-        return self._tracing
-
     def before_step(self, step: int) -> None:
         """Start the trace if the window begins here; a run that resumes inside the window starts at once."""
         if not self._tracing and self.first <= step <= self.last:

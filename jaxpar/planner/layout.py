@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
-
-type Treatments = Mapping[str, str]
-"""What is done with each named activation of a layer: `save`, `recompute` or `offload` (`jaxpar.memory.remat`)."""
 
 type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
 """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""

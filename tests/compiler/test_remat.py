@@ -18,8 +18,8 @@ from jaxpar.layers.counting import matmul_parameters
 from jaxpar.layout.memory.estimate import chunk_bytes, estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.layer_shape import layer_shape
 from tests.compiler.inspected import assert_planned, inspected
+from tests.memory.shapes import layer_shape
 
 LLAMA = ("configs/llama3_8b.yaml", ("parallel.replica=1",), "h100:1x8")
 GPT = (

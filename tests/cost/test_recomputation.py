@@ -19,8 +19,8 @@ from jaxpar.cost.operations import device_of
 from jaxpar.cost.recomputation import layer_costs, operation_flops
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
-from tests.memory.shapes import changed, shape_of
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes
+from tests.memory.shapes import changed, layer_shape, shape_of
 
 SHAPE = shape_of(rows=2, sequence=1024, embed=512, heads=8, kv_heads=2, head_dim=64, mlp=1536, context=2, tensor=2)
 CLUSTER = parse_cluster("h800:1x8")

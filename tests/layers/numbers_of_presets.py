@@ -25,7 +25,7 @@ from jaxpar.cost.recomputation import layer_costs, operation_flops
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.pipeline_offload import rank_parameters, working_bytes
 from jaxpar.memory.remat import PRESETS as REMATS
 from jaxpar.memory.remat import remat_map
@@ -34,6 +34,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.kept import kept_bytes
 from jaxpar.planner.step_time.model import step_time
 from jaxpar.planner.step_time.update import orthogonal_seconds
+from tests.memory.shapes import layer_shape
 
 MODEL_NAMES = (
     "gpt2-124m", "llama3-1b", "llama3-8b", "llama3-70b", "qwen3-0.6b", "qwen3-8b", "mistral-7b", "gpt3-175b",

@@ -22,11 +22,12 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import step_time
+from tests.memory.shapes import layer_shape
 from tests.reference import decoder64
 from tests.small_run import SmallRun, small
 from tests.traced_bytes import traced_bytes

@@ -15,9 +15,10 @@ from jaxpar.layers.declared import hidden_names
 from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.memory.layer_shape import activation_bytes, layer_shape
+from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import cheap
 from tests.compiler.inspected import inspected
+from tests.memory.shapes import layer_shape
 from tests.sentences import refused
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jaxpar.config.schema import ModelConfig
-from jaxpar.memory.layer_shape import LayerShape
+from jaxpar.config.plan import AxisSizes
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 
 SIZES = ("rows", "sequence", "context", "tensor", "item_bytes")
 
@@ -21,3 +22,9 @@ def changed(shape: LayerShape, **options: Any) -> LayerShape:
     """`shape` with other sizes, or of a model with other options."""
     own = {name: options.pop(name) for name in SIZES if name in options}
     return replace(shape, model=replace(shape.model, **options), **own)
+
+
+def layer_shape(config: Config, axes: AxisSizes, rows: int) -> LayerShape:
+    """A layer of a model whose layers are all alike, on a mesh of `axes`, with so many rows per device."""
+    (shape,) = layer_shapes(config, axes, rows).values()
+    return shape

@@ -8,8 +8,8 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes, layer_shape
-from tests.memory.shapes import changed, shape_of
+from jaxpar.memory.layer_shape import LayerShape, activation_bytes
+from tests.memory.shapes import changed, layer_shape, shape_of
 
 LLAMA_65B = shape_of(
     rows=1, sequence=8192, embed=8192, heads=64, kv_heads=64, head_dim=128, mlp=22016, context=2, tensor=2

@@ -20,9 +20,9 @@ from jaxpar.config.schema import Config, DataConfig
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.costs import LayerCosts, Recomputation
-from jaxpar.memory.layer_shape import layer_shape
 from jaxpar.memory.pareto import NothingFits, Point, alike_frontier, cheapest, layer_frontier, point_of
 from jaxpar.memory.remat import PRESETS, remat_map
+from tests.memory.shapes import layer_shape
 
 type Triple = tuple[int, int, int]
 
@@ -100,13 +100,22 @@ def test_the_cheapest_choice_is_what_trying_everything_finds(costs: LayerCosts, 
     assert sum(n * p.picoseconds for n, p in each) == min(t[1] for t in fitting)
 
 
+def no_worse(point: Point, other: Point) -> bool:
+    """Whether it is nowhere worse than the other."""
+    return (
+        point.device_bytes <= other.device_bytes
+        and point.picoseconds <= other.picoseconds
+        and point.host_bytes <= other.host_bytes
+    )
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
 def test_each_preset_is_searched_and_none_beats_the_front(model: str, preset: str):
     costs = model_costs(model)
     own = point_of(costs, remat_map(preset, costs.sizes))
-    assert any(point.dominates(own) for point in layer_frontier(costs))
-    assert any(point.dominates(own) for point in alike_frontier(costs))
+    assert any(no_worse(point, own) for point in layer_frontier(costs))
+    assert any(no_worse(point, own) for point in alike_frontier(costs))
     runs = cheapest(costs, 32, 32 * own.device_bytes)
     assert sum(n * point_of(costs, treatments).picoseconds for n, treatments in runs) <= 32 * own.picoseconds
 

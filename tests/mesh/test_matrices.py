@@ -1,6 +1,7 @@
 """Shards exchanged into whole matrices and back."""
 
 import re
+from collections.abc import Mapping
 from math import prod
 
 import jax
@@ -11,7 +12,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.axes import AXES
-from jaxpar.mesh.matrices import gather_matrices, matrix_exchange_bytes, scatter_matrices
+from jaxpar.mesh.matrices import gather_matrices, scatter_matrices
+from jaxpar.mesh.rules import axes_of_dim
 
 SIZES = dict.fromkeys(AXES, 1) | {"fsdp": 2, "expert": 2, "tensor": 2}
 CASES = {
@@ -67,6 +69,14 @@ def test_each_rank_gets_whole_matrices_for_its_share_of_the_layers(name, exchang
 @pytest.mark.parametrize("name", CASES)
 def test_the_way_back_restores_the_shards(name, exchanged):
     np.testing.assert_array_equal(exchanged[1][name], weight(CASES[name][0]))
+
+
+def matrix_exchange_bytes(shape: tuple[int, ...], layout: P, axis_sizes: Mapping[str, int], itemsize: int) -> int:
+    """Bytes that one device sends in one `gather_matrices` (or `scatter_matrices`) of a weight of global `shape`."""
+    parts = [prod(axis_sizes[axis] for axis in axes_of_dim(layout, dim)) for dim in range(len(shape))]
+    group = prod(parts[1:])
+    share = -(-shape[0] // (parts[0] * group))
+    return share * prod(shape[1:]) * itemsize * (group - 1) // group
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jaxpar.config import load_config
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.mesh.axes import DATA_AXES, SEQUENCE_AXES, vary, varying_axes
+from jaxpar.mesh.axes import DATA_AXES, vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
@@ -47,7 +47,7 @@ def temporaries(part: str, tiles: int, tensor: int, *more: str) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-ACTIVATIONS = PartitionSpec(("pipe", *DATA_AXES), SEQUENCE_AXES)
+ACTIVATIONS = PartitionSpec(("pipe", *DATA_AXES), ("context", "tensor"))
 
 
 def arguments(step: TrainStep) -> tuple[Any, Any, Any, Any]:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_storage
 from tests.given_weights import place
@@ -49,7 +50,8 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
     def activations(master: Any, batch: Any) -> jax.Array:
         weights = to_storage(master, run.step.layout.placements)
         microbatch = jax.tree.map(lambda a: a[0], batch)
-        x = stages.run_layers(weights, stages.embed(weights, microbatch), microbatch)
+        chunk = Chunk(weights["layers"], 0, 0)
+        x = stages.loop.run(chunk, stages.embed(weights, microbatch), stages.token_context(microbatch))
         return jax.lax.psum(x, "pipe")  # of size 1
 
     sequence = PartitionSpec(DATA_AXES, ("context", "tensor"))

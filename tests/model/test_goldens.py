@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
@@ -36,7 +37,8 @@ def logits(step: TrainStep) -> Any:
         weights = to_storage(master, step.layout.placements)
         accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in weights.items()}
         microbatch = jax.tree.map(lambda a: a[0], batch)
-        x = stages.run_layers(weights, stages.embed(weights, microbatch), microbatch)
+        chunk = Chunk(weights["layers"], 0, 0)
+        x = stages.loop.run(chunk, stages.embed(weights, microbatch), stages.token_context(microbatch))
         return reduce_sum(vary(stages.logits(weights, accumulators, x)), ("pipe",))
 
     layouts = step.layout.master, step.layout.batch

@@ -21,7 +21,7 @@ def run(window: ProfileWindow, steps: range) -> list[int]:
         window.before_step(step)
         with step_annotation(step):
             result = jnp.ones(8) * step
-        if window.tracing:
+        if window._tracing:
             traced.append(step)
         window.after_step(step, result)
     return traced

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.schedules import SCHEDULES, Action, Kind, Schedule, make_schedule, one_stage, parse_action
+from jaxpar.pipeline.schedules import SCHEDULES, Action, Kind, Schedule, make_schedule, parse_action
 from jaxpar.pipeline.validation import validate
 from tests.pipeline.any_schedule import any_schedule
 from tests.sentences import refused
@@ -31,12 +31,12 @@ def test_what_is_no_action_is_refused_with_an_example(text: str):
 
 
 def test_one_stage_takes_each_microbatch_forward_and_backward_in_turn():
-    schedule = one_stage(3)
+    schedule = make_schedule("one-stage", ranks=1, microbatches=3)
     assert (schedule.ranks, schedule.microbatches) == (1, 3)
     assert [[" ".join(map(str, rank)) for rank in tick] for tick in schedule.ticks] == [
         ["0F0 0B0"], ["0F1 0B1"], ["0F2 0B2"],
     ]  # fmt: skip
-    ((kinds, ticks),) = one_stage(4).runs()
+    ((kinds, ticks),) = make_schedule("one-stage", ranks=1, microbatches=4).runs()
     assert (kinds, len(ticks)) == ({F, B}, 4)
 
 

@@ -3,13 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 
-from jaxpar.pipeline.schedules import Kind, Schedule, make_schedule
+from jaxpar.pipeline.schedules import Action, Kind, Schedule, make_schedule
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.pipeline.transfers import lockstep_transfers
+from jaxpar.pipeline.transfers import receiver, user_of
 from tests.pipeline.any_schedule import any_schedule
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An activation (made by F) or its gradient (made by B) on its way to the rank of the next chunk."""
+
+    action: Action
+    """The action that made it."""
+    source: int
+    """The rank that sends."""
+    target: int
+    """The rank that receives."""
+    sent: int
+    """The tick at whose end it is sent."""
+    used: int
+    """The tick in which the receiver uses it: it has to be kept there from `sent + 1` on."""
+
+
+def lockstep_transfers(schedule: Schedule) -> tuple[Transfer, ...]:
+    """All transfers of the schedule's ticks, by the tick in which they are sent."""
+    when = {action: t for t, tick in enumerate(schedule.ticks) for actions in tick for action in actions}
+    found = []
+    for action, sent in when.items():
+        target, user = receiver(action, schedule), user_of(action, schedule.chunks)
+        if target is not None and user is not None:
+            found.append(Transfer(action, schedule.rank_of[action.chunk], target, sent, when[user]))
+    return tuple(found)
 
 
 def test_1f1b_uses_what_it_receives_in_the_next_tick():

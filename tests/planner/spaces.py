@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from jaxpar.config import Config
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space
+from jaxpar.planner.search.space import Choice, Group, Space
 from tests.small_run import small
 
 
@@ -23,3 +24,13 @@ def search_of(config: Config, cluster: str = "h100:1x8", limit: int | None = Non
     """A search; `limit` is the bytes of a device."""
     held = {name: str(value) for name, value in fixed.items()}
     return Search(Space(config, named_cluster(cluster), held), limit=limit)
+
+
+def choices(space: Space, group: Group) -> Iterator[Choice]:
+    """The choices within a group, one by one."""
+    microbatches = space.config.data.batch_size // (group.data * group.microbatch)
+    for schedule, virtual in space.schedules(group.pipe, microbatches):
+        for zero in space.zeros(group):
+            for strategy in space.strategies(group):
+                for offloaded in space.offloads():
+                    yield Choice(schedule, virtual, zero, strategy, offloaded)

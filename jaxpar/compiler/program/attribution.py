@@ -80,11 +80,6 @@ class Movement:
         return self.kind if self.transfer.channel == "host" else "wire"
 
     @property
-    def combined(self) -> bool:
-        """Whether XLA combined several transfers."""
-        return len(self.parts) > 1
-
-    @property
     def collectives(self) -> tuple[str | None, ...]:
         """The different collectives of the parts, in order."""
         return tuple(dict.fromkeys(part.collective for part in self.parts))

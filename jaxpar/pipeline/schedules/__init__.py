@@ -1,7 +1,7 @@
 """Published schedules: generators by family, and the registry that names them."""
 
 from jaxpar.pipeline.actions import Action, Kind, parse_action
-from jaxpar.pipeline.schedules.registry import SCHEDULES, Family, check_sizes, make_schedule, one_stage, schedule_name
+from jaxpar.pipeline.schedules.registry import SCHEDULES, Family, check_sizes, make_schedule, schedule_name
 from jaxpar.pipeline.table import Order, Schedule, Tick
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Tick",
     "check_sizes",
     "make_schedule",
-    "one_stage",
     "parse_action",
     "schedule_name",
 ]

@@ -140,8 +140,3 @@ def check_sizes(name: str, ranks: int, microbatches: int, virtual_stages: int) -
 def _multiples_near(number: int, of: int) -> str:
     below = number // of * of
     return f"{below} or {below + of}" if below else str(of)
-
-
-def one_stage(microbatches: int) -> Schedule:
-    """Gradient accumulation: microbatch after microbatch, forward then backward."""
-    return make_schedule("one-stage", ranks=1, microbatches=microbatches)

@@ -1,4 +1,4 @@
-"""Closed formulas for bubbles and chunks in flight, each with its source, to check simulations against.
+"""Closed formulas for bubbles, each with its source, to compare simulations with.
 
 All hold for chunks that take the same time, without head and transfers. p is ranks, m microbatches, v virtual stages;
 F, B and W are the times of one chunk, B without W where the backward is split.
@@ -31,67 +31,7 @@ type Formula = Callable[[Schedule, Number, Number, Number], Bubble | None]
 
 def published_bubble(schedule: Schedule, durations: Durations) -> Bubble | None:
     """The bubble that the schedule's paper states, for `async`; None where the formula does not hold."""
-    return _apply(_PUBLISHED, schedule, durations)
-
-
-def lockstep_bubble(schedule: Schedule, durations: Durations) -> Bubble | None:
-    """The bubble in uniform ticks; None where there is no formula."""
-    return _apply(_LOCKSTEP, schedule, durations)
-
-
-def published_in_flight(schedule: Schedule) -> tuple[int, ...] | None:
-    """For each rank, the most chunks in flight in the published order; None where there is no formula.
-
-    1F1B: p - r (PipeDream-Flush). Interleaved: 2 (p - 1 - r) + (v - 1) p + 1 (Megatron-LM). ZB-H1: p on every rank,
-    1F1B's on rank 0. ZB-V: 2 p on every rank, in a full pipeline. DualPipeV: 2 p + 1. V-Half: 2 floor((p + 2) / 2).
-    """
-    p, m, v = schedule.ranks, schedule.microbatches, schedule.virtual_stages
-    match schedule.name:
-        case "gpipe" | "breadth-first":
-            each = [m * v] * p
-        case "one-stage":
-            each = [1]
-        case "1f1b":
-            each = [p - rank for rank in range(p)]
-        case "interleaved":
-            each = [2 * (p - 1 - rank) + (v - 1) * p + 1 for rank in range(p)]
-        case "zb-h1":
-            each = [p] * p
-        case "zb-v" if m >= 2 * p - 1:
-            each = [2 * p] * p
-        case "dualpipe-v":
-            each = [2 * p + 1] * p
-        case "v-half" if m >= 2 * p:
-            each = [2 * ((p + 2) // 2)] * p
-        case _:
-            return None
-    return tuple(min(most, m * v) for most in each)
-
-
-def lockstep_in_flight(schedule: Schedule) -> tuple[int, ...] | None:
-    """For each rank, the most chunks in flight in uniform ticks; None where there is no formula.
-
-    A chunk's F and B on rank r of 1F1B are 2 (p - 1 - r) ticks apart, and every tick brings a new one; W of zb-uniform
-    comes 2 (p - 1) ticks after F of rank 0. In a V, the two chunks of a rank are in flight for 4 p ticks together, and
-    every second tick brings a microbatch.
-    """
-    p, m, v = schedule.ranks, schedule.microbatches, schedule.virtual_stages
-    match schedule.name:
-        case "gpipe" | "breadth-first" | "one-stage" | "interleaved":
-            return published_in_flight(schedule)
-        case "1f1b":
-            each = [2 * (p - 1 - rank) + 1 for rank in range(p)]
-        case "zb-uniform" | "zb-h1" if v == 1:
-            each = [2 * (p - 1) - rank + 1 for rank in range(p)]
-        case "v-half" if m >= 2 * p:
-            each = [2 * p] * p
-        case _:
-            return None
-    return tuple(min(most, m * v) for most in each)
-
-
-def _apply(formulas: dict[str, Formula], schedule: Schedule, durations: Durations) -> Bubble | None:
-    formula = formulas.get(schedule.name)
+    formula = _PUBLISHED.get(schedule.name)
     times = [durations.forward, durations.backward, durations.weight]
     if formula is None or durations.head or durations.transfer or any(isinstance(t, Sequence) for t in times):
         return None
@@ -154,10 +94,6 @@ def _v_half(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble | Non
     )
 
 
-def _uniform_v(schedule: Schedule, f: Number, b: Number, w: Number) -> Bubble:
-    return Bubble(2 * (schedule.ranks - 1) * (f + b), True, "2(p-1)(F+B) of a chunk: a V's length in uniform ticks")
-
-
 _PUBLISHED: dict[str, Formula] = {
     "one-stage": _one_f_one_b,
     "gpipe": _one_f_one_b,
@@ -169,12 +105,4 @@ _PUBLISHED: dict[str, Formula] = {
     "zb-v": _zb_v,
     "dualpipe-v": _dualpipe_v,
     "v-half": _v_half,
-}
-
-_LOCKSTEP: dict[str, Formula] = {
-    **dict.fromkeys(
-        ("one-stage", "gpipe", "1f1b", "interleaved", "breadth-first", "zb-uniform", "zb-h1"), _one_f_one_b
-    ),
-    "zb-v": _uniform_v,
-    "v-half": _uniform_v,
 }

@@ -110,15 +110,6 @@ class Space:
         least = min(map(len, found))
         return Counter({rules: number for rules, number in found.items() if len(rules) == least})
 
-    def choices(self, group: Group) -> Iterator[Choice]:
-        """The choices within a group."""
-        microbatches = self.config.data.batch_size // (group.data * group.microbatch)
-        for schedule, virtual in self.schedules(group.pipe, microbatches):
-            for zero in self.zeros(group):
-                for strategy in self.strategies(group):
-                    for away in self.offloads():
-                        yield Choice(schedule, virtual, zero, strategy, away)
-
     def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(name, virtual stages) of the schedules that can run."""
         if (pipe, microbatches) not in self._known:

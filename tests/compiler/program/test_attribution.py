@@ -104,7 +104,6 @@ def test_a_combined_collective_has_a_part_for_each_input():
         f"{X}\n%w = f32[4]{{0}} parameter(1)\n%y = (bf16[64,32]{{1,0}}, f32[16]{{0}}) all-gather(%x, %w), "
         f'replica_groups=[2,4]<=[8], dimensions={{0}}, metadata={{op_name="{name}"}}'
     )
-    assert move.combined
     assert [(part.collective, part.dtype, part.sent_bytes, part.recomputed) for part in move.parts] == [
         ("gather_sequence", "bf16", 3 * X_BYTES, False),
         ("gather_weight", "f32", 3 * 16, True),

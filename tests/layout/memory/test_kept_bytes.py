@@ -10,7 +10,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.layer_shape import layer_shape
+from tests.memory.shapes import layer_shape
 from tests.traced_bytes import traced_bytes
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -11,7 +11,7 @@ from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.room import memory_room
 from jaxpar.memory.closed_forms import CLOSED_FORMS
-from jaxpar.memory.layer_shape import layer_shape
+from tests.memory.shapes import layer_shape
 
 GIB = 2**30
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -31,7 +31,7 @@ from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import ADAMW
 from jaxpar.train import main as train
 from jaxpar.units import GIGA
-from tests.planner.spaces import model_of
+from tests.planner.spaces import choices, model_of
 from tests.sentences import refused
 
 LAYERS = 24
@@ -192,7 +192,7 @@ def test_the_search_finds_what_timing_every_layout_finds(padded: bool, words: in
     search = Search(space, mechanisms=replace(FREE, padded=padded), limit=2**30)
     found: list[Candidate] = []
     for group in space.groups()[0]:
-        for choice in space.choices(group):
+        for choice in choices(space, group):
             even = search.activations(group, choice)
             uneven = search.timer.lengths(even.layout("none"))
             planners = [even, *([search.activations(group, replace(choice, stage_layers=uneven))] if uneven else [])]

@@ -15,7 +15,7 @@ from jaxpar.planner.search.nothing_fits import _planners
 from jaxpar.planner.search.search import GROUP_PARTS, Search
 from jaxpar.planner.search.space import Choice, Group, parse_fixed, splits
 from jaxpar.planner.settings import plan_on
-from tests.planner.spaces import model_of, search_of
+from tests.planner.spaces import choices, model_of, search_of
 from tests.sentences import refused
 
 GIB = 2**30
@@ -35,7 +35,7 @@ def everything(search: Search) -> list[Candidate]:
     """All layouts that fit, timed one by one, by time."""
     found = []
     for group in search.space.groups()[0]:
-        for choice in search.space.choices(group):
+        for choice in choices(search.space, group):
             for kept in search.activations(group, choice).options():
                 found.append(Candidate(kept.layout, search.time(kept.layout), kept.memory))
     return sorted(found, key=lambda one: one.seconds)
@@ -58,7 +58,7 @@ def test_no_bound_is_above_a_layout_under_it(name: str):
     groups, _ = search.space.groups()
     for group in chosen.sample(groups, 25):
         bound = search._group_bound(group)
-        choice = chosen.choice(list(search.space.choices(group)))
+        choice = chosen.choice(list(choices(search.space, group)))
         floor = search._floor(search._bare(group, choice.zero, choice.context_strategy, choice.optimizer_offload))
         ideal = sum(floor.breakdown[part] for part in GROUP_PARTS)
         head = search._head(group)
@@ -169,7 +169,7 @@ def test_a_stage_of_a_mixed_cluster_is_of_one_kind_of_host(tmp_path):
 def test_choices_of_a_group_cover_schedules_and_stages():
     space = search_of(model_of()).space
     group = Group(pipe=2, replica=1, fsdp=2, context=1, tensor=2, microbatch=1)
-    choices = list(space.choices(group))
-    assert Choice("interleaved", 2, 1, "allgather", False) in choices
-    assert {choice.zero for choice in choices} == {1, 3}
-    assert len({choice.schedule for choice in choices}) > 6
+    found = list(choices(space, group))
+    assert Choice("interleaved", 2, 1, "allgather", False) in found
+    assert {choice.zero for choice in found} == {1, 3}
+    assert len({choice.schedule for choice in found}) > 6

@@ -166,11 +166,6 @@ class Op:
         return self.attributes.get("custom_call_target", "").strip('"')
 
     @property
-    def fusion_kind(self) -> str:
-        """`kLoop`, `kInput` or `kCustom` of a fusion; empty for other ops."""
-        return self.attributes.get("kind", "")
-
-    @property
     def source(self) -> Frame | None:
         """The innermost frame."""
         return self.frames[0] if self.frames else None

@@ -10,8 +10,6 @@ from jaxpar.data.prepare.input.files import Input
 
 SMALLEST, LARGEST, WANTED = 2**20, 2**26, 1024
 """Limits of the default bytes of a unit, which aims at about 1024 units."""
-TYPICAL_COMPRESSION = 4
-"""Assumed compression ratio of a compressed file."""
 
 
 @dataclass(frozen=True)
