@@ -65,6 +65,12 @@ def operations(number: Number) -> str:
     return _three_digits(float(number), _OPERATIONS)
 
 
+def plain(value: float, digits: int = 4) -> str:
+    """A number without a unit, such as a loss or a ratio: `5.332`, `0.0125`, `39,860`."""
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text
+
+
 def rate(speed: Number) -> str:
     """Bytes per second in decimal units, as datasheets give them: `3.35 TB/s`, `450 GB/s`, `12.5 MB/s`."""
     return re.sub(r"\.?0+(?= )", "", text) if "." in (text := _three_digits(float(speed), _RATES)) else text

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent, rate, seconds, size
+from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent, plain, rate, seconds, size
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,11 @@ from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent
         (count(15e12), "15.0T"),
         (operations(3.94e15), "3.94 PFLOP"),
         (operations(500), "500 FLOP"),
+        (plain(5.33249), "5.332"),
+        (plain(0.0125), "0.0125"),
+        (plain(39860.2), "39,860"),
+        (plain(1234.5, 3), "1,234"),
+        (plain(float("inf")), "inf"),
         (rate(450e9), "450 GB/s"),
         (rate(25e9), "25 GB/s"),
         (rate(3.35e12), "3.35 TB/s"),

@@ -15,6 +15,7 @@ from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows, Rows
 from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS
 from jaxpar.data.stream import TokenStream
+from jaxpar.units import plain
 
 HELDOUT_SEED = 0
 """Held-out rows come in the same order in every run, so that their losses compare."""
@@ -68,7 +69,7 @@ class Data:
 
     def epochs_told(self, examples: int) -> str:
         """`name 1.25, other 0.03`: the epochs of each source, once so many examples are used."""
-        return ", ".join(f"{name} {epochs:.3g}" for name, epochs in self.train.epochs(examples).items())
+        return ", ".join(f"{name} {plain(epochs, 3)}" for name, epochs in self.train.epochs(examples).items())
 
 
 def packed_rows(stream: TokenStream, config: DataConfig, seed: int, name: str) -> PackedRows:

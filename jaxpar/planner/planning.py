@@ -32,6 +32,7 @@ from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space, parse_fixed
 from jaxpar.planner.search.stage_groups import check_stages
+from jaxpar.units import count, plain, seconds
 
 PLAIN_WIDTH = 160
 """Columns of the output where there is no terminal: those of the widest table."""
@@ -132,7 +133,9 @@ def print_model(model: HardwareModel, console: Console, note: str | None = None)
     """Every parameter of the time model; below them the GPU that they were fitted for, where it is another."""
     console.print("What a GPU reaches", style="bold")
     for name, value, unit, meaning in described(model):
-        console.print(f"  {name:<24}{value:>12.4g} {unit:<32} {meaning}", highlight=False, soft_wrap=True)
+        own = {"s": seconds, "1/s": count}.get(unit, plain)
+        shown, _, scaled = own(value).partition(" ")
+        console.print(f"  {name:<24}{shown:>12} {scaled or unit:<32} {meaning}", highlight=False, soft_wrap=True)
     if note is not None:
         console.print(f"  {note}", highlight=False, soft_wrap=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.run_record import RunRecord, number
-from jaxpar.units import count, percent, seconds, size
+from jaxpar.units import count, percent, plain, seconds, size
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,6 @@ def nats(value: float) -> str:
 def whole(value: float) -> str:
     """A number of steps."""
     return f"{value:,.0f}"
-
-
-def plain(value: float) -> str:
-    """Any other number."""
-    return f"{value:.4g}"
 
 
 def last(name: str) -> Callable[[RunRecord], float | None]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
-from jaxpar.units import GIB, clock, count, percent, seconds, size
+from jaxpar.units import GIB, clock, count, percent, plain, seconds, size
 
 FILES = (
     ("config.yaml", "the configuration, every field resolved"),
@@ -115,7 +115,7 @@ class ConsoleView(Listener):
             against = _against(summary.eval_loss, summary.baseline_loss)
             self._line(f"            {summary.eval_loss:.4f} held-out{against}")
         for source, epochs in (summary.epochs or {}).items():
-            self._line(f"  data      {epochs:.3g} epochs of {source}")
+            self._line(f"  data      {plain(epochs, 3)} epochs of {source}")
         if summary.peak_bytes is not None:
             whose = "on the fullest device" if summary.memory_kind == "device" else "of host memory in this process"
             self._line(f"  memory    peak {size(summary.peak_bytes)} {whose}")

@@ -30,7 +30,7 @@ from jaxpar.observe.timer import Turn
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
 from jaxpar.training.step.forward_backward import StepMetrics
-from jaxpar.units import percent, seconds
+from jaxpar.units import percent, plain, seconds
 
 PACE = "pace"
 """Topic of the notes in which the processes of a job report their pace."""
@@ -83,12 +83,13 @@ class AnomalyMonitor:
         slow, pace = self._slow.add(turn), self._pace.add(turn)
         if slow is not None:
             times = slow.seconds / slow.median
-            text = f"Step {number} took {seconds(slow.seconds)}, {times:.3g} times the median of {seconds(slow.median)}"
+            median = f"{plain(times, 3)} times the median of {seconds(slow.median)}"
+            text = f"Step {number} took {seconds(slow.seconds)}, {median}"
             self._tell(number, "slow_step", f"{text}; {slow.where}.", seconds=slow.seconds, median=slow.median)
         if pace is not None:
             times = pace.seconds / pace.best
             best = f"the {seconds(pace.best)} that they took at best"
-            text = f"Steps take {seconds(pace.seconds)} now, {times:.3g} times {best}"
+            text = f"Steps take {seconds(pace.seconds)} now, {plain(times, 3)} times {best}"
             self._tell(number, "slow_pace", f"{text}; {pace.where}.", seconds=pace.seconds, best=pace.best)
 
     def logged(self, number: int) -> float:
@@ -237,8 +238,8 @@ class AnomalyMonitor:
 
 def _words(number: int, spike: Spike) -> str:
     return (
-        f"Loss spike at step {number}: {spike.loss:.4g}, where the {spike.losses} steps before it had a median of "
-        f"{spike.median:.4g} ({spike.deviations:.3g} standard deviations above it)"
+        f"Loss spike at step {number}: {plain(spike.loss)}, where the {spike.losses} steps before it had a median of "
+        f"{plain(spike.median)} ({plain(spike.deviations, 3)} standard deviations above it)"
     )
 
 
