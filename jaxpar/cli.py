@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 from jaxpar.config.bounds import SECONDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.distributed.ctrl_c import INTERRUPTED
 from jaxpar.distributed.liveness import depart
 from jaxpar.units import parse_size
 
@@ -113,7 +114,7 @@ def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[st
                 return stop(2, str(error))
             except KeyboardInterrupt:
                 print(f"jaxpar: {interrupted}", file=sys.stderr)
-                return depart(130, "interrupted")
+                return depart(INTERRUPTED, "interrupted")
             except BrokenPipeError:
                 if not _reader_is_gone():
                     raise

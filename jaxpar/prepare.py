@@ -10,7 +10,8 @@ from pathlib import Path
 
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
-from jaxpar.config.urls import check_input, check_output
+from jaxpar.config.paths import is_name, user_path
+from jaxpar.config.spelling import quoted
 
 MOST_DOCUMENTS = 1_000_000
 """Most documents that `--inspect` shows."""
@@ -77,12 +78,14 @@ def _prepare(options: argparse.Namespace) -> None:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
     if not 0 <= options.documents <= MOST_DOCUMENTS:
         raise UserError(f"--documents {options.documents}: expected from 0 to {MOST_DOCUMENTS}")
+    for name in ("text_key", "separator"):
+        if not is_name(getattr(options, name) or ""):
+            raise UserError(
+                f"--{name.replace('_', '-')} {quoted(getattr(options, name))} has a NUL or half of a surrogate pair; "
+                "expected text in UTF-8"
+            )
     for pattern in options.input or ():
-        check_input("--input", pattern)
-    for name in ("tokenizer", "inspect", "verify"):
-        path = getattr(options, name)
-        check_input(f"--{name}", None if path is None else str(path))
-    check_output("--out", None if options.out is None else str(options.out))
+        user_path(pattern, "--input")
     from rich.console import Console
 
     from jaxpar.data.prepare import Options, inspect_folder, prepare, verify_folder
@@ -90,17 +93,17 @@ def _prepare(options: argparse.Namespace) -> None:
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     if options.inspect is not None:
-        inspect_folder(options.inspect, console, options.documents)
+        inspect_folder(user_path(options.inspect, "--inspect"), console, options.documents)
     elif options.verify is not None:
-        verify_folder(options.verify, console)
+        verify_folder(user_path(options.verify, "--verify"), console)
     elif options.out is None:
         raise UserError("--out is missing: expected the folder to make")
     else:
         prepare(
             Options(
                 inputs=tuple(options.input),
-                out=options.out.expanduser(),
-                tokenizer=options.tokenizer and options.tokenizer.expanduser(),
+                out=user_path(options.out, "--out", written=True),
+                tokenizer=options.tokenizer and user_path(options.tokenizer, "--tokenizer"),
                 train_bpe=options.train_bpe,
                 text_key=options.text_key,
                 format=options.format,

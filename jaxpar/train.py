@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from jaxpar.layout.plan_file import PlanFile
 
 
+@ends_at_the_second()
 @command("interrupted; the same command continues from the newest checkpoint, or from the start where there is none")
 def main(arguments: Sequence[str]) -> int:
-    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had to stop, 2
-    a user error, 130 interrupted without saving."""
+    """Train from the command line; returns the exit code: 0 done, or asked to stop and saved, 1 the run had
+    to stop, 2 a user error, 130 interrupted without saving."""
     what = "Train a decoder on the mesh that a YAML file describes. Running it again continues the run."
     parser = Parser("jaxpar.train", what, help_text())
     parser.add_config()
     words = "a plan.json of python -m jaxpar.plan or of a run, in place of --config: its plan is run as it is"
     parser.add_argument("--plan", metavar="FILE", type=Path, help=words)
     options = parser.parse_args(arguments)
-    with ends_at_the_second():
-        return _train(options.config, options.plan, options.overrides)
+    return _train(options.config, options.plan, options.overrides)
 
 
 def _train(file: Path | None, plan: Path | None, overrides: Sequence[str]) -> int:

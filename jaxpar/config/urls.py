@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.schema import Config
 from jaxpar.config.spelling import quoted
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
@@ -23,27 +22,8 @@ _MOUNTED_BY = {
 }
 
 
-def check_paths(config: Config) -> None:
-    """Refuse a URL in any key that names a file or a folder. JAX itself reads `run.compile_cache`.
-
-    Raises:
-        UserError: the first one.
-    """
-    data = config.data
-    for key, path in (
-        ("data.path", data.path),
-        *(("data.sources", path) for path in data.sources or ()),
-        ("data.heldout_path", data.heldout_path),
-        ("distributed.secret_file", config.distributed.secret_file),
-        ("parallel.schedule", config.parallel.schedule),
-    ):
-        check_input(key, path)
-    for key, path in (("run.dir", config.run.dir), ("memory.offload_dir", config.memory.offload_dir)):
-        check_output(key, path)
-
-
-def check_input(key: str, path: str | None) -> None:
-    """Refuse a URL of something to read; the message says how to mount it.
+def refuse_url(key: str, path: str, *, written: bool) -> None:
+    """Refuse a URL, with how to mount a bucket that is read. Mounted buckets lack what saves need.
 
     Raises:
         UserError: `path` is a URL.
@@ -51,27 +31,19 @@ def check_input(key: str, path: str | None) -> None:
     if (found := _url(key, path)) is None:
         return
     said, scheme, rest = found
+    if written:
+        raise UserError(
+            f"{said}; expected a folder of a file system that all hosts share (NFS, Lustre), from where it can be "
+            "copied to a bucket"
+        )
     if scheme not in _MOUNTED_BY:
         raise UserError(f"{said}; expected a path, after a download or a mount")
     raise UserError(f"{said}; mount the bucket ({_MOUNTED_BY[scheme]}) and write its path, as in /mnt/{rest}")
 
 
-def check_output(key: str, path: str | None) -> None:
-    """Refuse a URL of a folder to write to. Mounted buckets lack what saves need, so that they are no way out.
-
-    Raises:
-        UserError: `path` is a URL.
-    """
-    if (found := _url(key, path)) is not None:
-        raise UserError(
-            f"{found[0]}; expected a folder of a file system that all hosts share (NFS, Lustre), from where it can be "
-            "copied to a bucket"
-        )
-
-
-def _url(key: str, path: str | None) -> tuple[str, str, str] | None:
+def _url(key: str, path: str) -> tuple[str, str, str] | None:
     """The beginning of a message, the scheme and the rest, where `path` is a URL of another machine."""
-    match = None if path is None else _URL.fullmatch(path)
+    match = _URL.fullmatch(path)
     if match is None:
         return None
     scheme, rest = match[1].lower(), match[2]

@@ -21,11 +21,11 @@ from jaxpar.config.checks.layout import (
 )
 from jaxpar.config.checks.memory import check_offload, check_tiles, check_weights_offload
 from jaxpar.config.checks.model import check_model, check_table
+from jaxpar.config.checks.paths import check_paths
 from jaxpar.config.checks.run import check_distributed, check_run, check_watch
 from jaxpar.config.checks.training import check_batches, check_data, check_optimizer
 from jaxpar.config.checks.values import check_unused, check_values
 from jaxpar.config.schema import Config
-from jaxpar.config.urls import check_paths
 
 
 def validate(config: Config, since: Config | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import is_host
 from jaxpar.config.schema import DistributedConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.distributed.launchers import Launch, find_launch
@@ -70,7 +71,7 @@ def find_job(config: DistributedConfig, environment: Mapping[str, str], host_gpu
         raise UserError(_missing(missing, values, launch))
     coordinator = str(values["coordinator"])
     processes, process_id = _int(values["processes"]), _int(values["process_id"])
-    if not re.fullmatch(ADDRESS, coordinator):
+    if not re.fullmatch(ADDRESS, coordinator) or not is_host(coordinator.rpartition(":")[0]):
         raise UserError(f"{VARIABLES['coordinator']}: expected host:port, got {quoted(coordinator)}")
     if process_id >= processes:
         raise UserError(

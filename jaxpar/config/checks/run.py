@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import is_host, is_name
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import quoted
 
@@ -23,7 +24,7 @@ def profile_steps(profile: str) -> tuple[int, int]:
 
 def check_run(config: Config) -> None:
     run = config.run
-    if run.name in ("", ".", "..") or re.search(r"[/\\\0]", run.name):
+    if run.name in ("", ".", "..") or re.search(r"[/\\]", run.name) or not is_name(run.name):
         raise UserError(
             f"run.name: expected the name of one folder, got {quoted(run.name)}; put parent folders in run.dir"
         )
@@ -58,5 +59,7 @@ def check_distributed(config: Config) -> None:
         )
     if distributed.coordinator is not None and not re.fullmatch(r".+:[0-9]{1,5}", distributed.coordinator):
         raise UserError(f"distributed.coordinator: expected host:port, got {quoted(distributed.coordinator)}")
+    if distributed.coordinator is not None and not is_host(host := distributed.coordinator.rpartition(":")[0]):
+        raise UserError(f"distributed.coordinator: {quoted(host)} is no name or address of a host; expected host:port")
     if distributed.secret_file == "":
         raise UserError("distributed.secret_file: expected the path of a file with the job's secret, got an empty text")

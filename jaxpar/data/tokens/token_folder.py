@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.digests import as_sums, digest
@@ -67,7 +68,7 @@ def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
     Raises:
         UserError: a file of the folder is missing, damaged, of another size, or outside it; the sentence names it.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path, key)
     try:
         return _open(folder)
     except UserError as error:

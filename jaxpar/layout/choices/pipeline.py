@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.paths import user_path
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
@@ -80,7 +81,7 @@ def table_text(file: str) -> str:
     """The text of the table that `parallel.schedule` names by its path. Raises `UserError` where it cannot be read."""
     said = f"parallel.schedule: the table {quoted(file)}"
     try:
-        return read_text_file(Path(file).expanduser(), LONGEST_WRITTEN, said, "utf-8-sig")
+        return read_text_file(user_path(file, said), LONGEST_WRITTEN, said, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"parallel.schedule: the table {quoted(file)} cannot be read ({error})") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def _other_owner(target: Path, run: Path, config: Config) -> str | None:
     name, parent = saved["run"]["name"], saved["run"]["dir"]
     if name != config.run.name:
         return f"run {name!r}"
-    maker = Path(parent).expanduser() / name
+    maker = Path(os.path.expanduser(parent)) / name
     if (maker / CONFIG).exists() and not maker.samefile(run) and (maker / CHECKPOINTS).resolve() == target:
         return f"the run in {maker}"
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
+import os
 
 import pyarrow as arrow
 import pyarrow.parquet
@@ -13,6 +15,7 @@ import zstandard
 from jaxpar.config.errors import UserError
 from jaxpar.data.prepare.input.documents import documents, place_of
 from jaxpar.data.prepare.input.files import find_inputs
+from jaxpar.data.prepare.input.matching import matches
 from jaxpar.data.prepare.input.units import plan_units
 from tests.sentences import refused
 
@@ -197,3 +200,55 @@ def test_files_are_found_once_in_order_and_never_in_the_output(tmp_path):
     patterns = [str(tmp_path / pattern) for pattern in ("**/*.txt", "*.txt", "a[1].txt", "**/*.md")]
     found = find_inputs(patterns, None, tmp_path / "out")
     assert [file.path for file in found] == [str(tmp_path / name) for name in ("a[1].txt", "b.txt", "c/d.md")]
+
+
+def found_in(tmp_path, *patterns):
+    """Paths, relative to the folder, of the files that patterns match there."""
+    found = find_inputs([str(tmp_path / pattern) for pattern in patterns], None, tmp_path / "out")
+    return [os.path.relpath(file.path, tmp_path) for file in found]
+
+
+def test_a_file_that_is_reached_over_symlinks_is_read_once(tmp_path):
+    """Two loops: a plain glob would follow each of 2**40 ways."""
+    for name in ("a/b/x.txt", "a/y.txt", "elsewhere/z.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "a" / "b" / "up").symlink_to("..")
+    (tmp_path / "a" / "self").symlink_to(".")
+    (tmp_path / "a" / "far").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "a" / "copy.txt").symlink_to("b/x.txt")
+    (tmp_path / "a" / "circle").symlink_to("circle")
+    assert found_in(tmp_path, "a/**/*.txt") == ["a/copy.txt", "a/far/z.txt", "a/y.txt"]
+    assert found_in(tmp_path, "a/b/*.txt", "a/b/up/b/x.txt", "a/self/b/*.txt") == ["a/b/x.txt"]
+    assert found_in(tmp_path, "**/*.txt") == ["a/copy.txt", "a/y.txt", "elsewhere/z.txt"]
+    with refused("--input", "/a/circle'", "cannot be read", "symbolic links"):
+        found_in(tmp_path, "a/circle")
+
+
+PATTERNS_OF_GLOB = ("*", "**", "**/*", "a/*", "*/*.txt", "**/b/*", "**/.h*", ".*/*", "a/?.txt", "a/[x-z].txt",
+                    "a/../a/*.txt", "**/**/x.txt", "nowhere/*", "a/y.txt/*")  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS_OF_GLOB)
+def test_patterns_mean_what_they_mean_to_glob(tmp_path, pattern):
+    for name in ("a/b/x.txt", "a/y.txt", ".hidden/z.txt", "a/.h.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    files = {name for name in glob.glob(str(tmp_path / pattern), recursive=True) if os.path.isfile(name)}
+    assert {name for name in matches(tmp_path / pattern) if os.path.isfile(name)} == files
+
+
+def test_a_file_whose_name_is_no_text_is_named(tmp_path):
+    with open(os.path.join(os.fsencode(tmp_path), b"bad\xff.txt"), "w") as file:
+        file.write("x")
+    with refused("--input", "bad\\udcff.txt", "not UTF-8"):
+        found_in(tmp_path, "*.txt")
+
+
+def test_a_parquet_with_two_columns_of_the_name_is_refused(tmp_path):
+    path, column = tmp_path / "a.parquet", arrow.array(["a"])
+    arrow.parquet.write_table(arrow.Table.from_arrays([column, column], ["text", "text"]), path)
+    with refused("--text-key 'text'", "a.parquet", "2 columns", "expected one"):
+        read(path)
+    arrow.parquet.write_table(arrow.Table.from_arrays([column] * 3, ["id", "id", "text"]), path)
+    assert [found.text for found in read(path)] == ["a"]

@@ -166,6 +166,8 @@ def open_parquet(file: Input, path: str | Path, key: str) -> Any:
     if key not in schema.names:
         columns = ", ".join(repr(name) for name in schema.names[:20])
         raise UserError(f"--text-key {quoted(key)}: {file.path} has no such column; its columns are {columns}")
+    if (count := schema.names.count(key)) > 1:
+        raise UserError(f"--text-key {quoted(key)}: {file.path} has {count} columns of that name; expected one")
     kind = schema.field(key).type
     kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
     text = (arrow.types.is_string, arrow.types.is_large_string)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.reading.text_file import check_regular
-from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.spelling import did_you_mean, named, quoted
+from jaxpar.data.prepare.input.matching import matches
 
 FORMATS = {
     "text": "a file is a document",
@@ -47,6 +49,8 @@ class Input:
 def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[Input]:
     """The files that the patterns match, without those in `out`, sorted by path, each once.
 
+    Of several paths of one file, over symlinks, the one of fewest folders counts.
+
     Args:
         patterns: glob patterns; `**` stands for any folders.
         format: one of `FORMATS` for all files; None decides by their names.
@@ -55,22 +59,38 @@ def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[
     Raises:
         UserError: a pattern matches no file, or a file's format is not known or it cannot be read.
     """
-    names = sorted({name for pattern in patterns for name in _matches(pattern)})
+    names = {name for pattern in patterns for name in _matches(pattern)}
+    by_file: dict[Path, str] = {}
+    for name in sorted(names, key=lambda name: (len(Path(name).parts), name)):
+        if not is_name(name):
+            raise UserError(f"--input: the name {quoted(name)} is not UTF-8; expected files with another name")
+        by_file.setdefault(_resolved(name), name)
     out = out.resolve()
-    return [_input(name, format) for name in names if out not in Path(name).resolve().parents]
+    chosen = sorted((name, file) for file, name in by_file.items())
+    return [_input(name, format) for name, file in chosen if out not in file.parents]
 
 
 def _matches(pattern: str) -> list[str]:
-    exact = Path(pattern).expanduser()
-    found = [str(exact)] if exact.exists() else glob.glob(str(exact), recursive=True)
+    exact = user_path(pattern, "--input")
+    found = [str(exact)] if exact.exists() else list(matches(exact))
     files = [name for name in found if Path(name).is_file()]
     if files:
         return files
     for name in found:
-        check_regular(name, f"--input {quoted(name)}")
+        try:
+            check_regular(name, f"--input {quoted(name)}")
+        except OSError as error:
+            raise UserError(f"--input {quoted(name)} cannot be read ({error.strerror})") from error
     if found:
         raise UserError(f"--input {quoted(pattern)} is a folder; expected files, such as '{found[0]}/*.jsonl'")
     raise UserError(f"--input {quoted(pattern)} matches no file{_near(exact)}")
+
+
+def _resolved(name: str) -> Path:
+    try:
+        return Path(name).resolve()
+    except OSError as error:
+        raise UserError(f"--input: {named(name)} cannot be read ({error.strerror})") from error
 
 
 def _near(pattern: Path) -> str:
