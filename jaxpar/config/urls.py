@@ -1,7 +1,7 @@
 """URLs where paths are expected: files are read and written by path, on disks and mounted file systems alone.
 
-Token folders are mapped into memory, and a save renames folders and waits until they are on the disk: no object store
-has these. A URL taken for a path would make a folder called `gs:` here.
+Tokens are read a row at a time, and a save renames folders and waits until they are on the disk: object stores are slow
+at the one and lack the other. A URL taken for a path would make a folder called `gs:` here.
 """
 
 from __future__ import annotations
