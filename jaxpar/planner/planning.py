@@ -26,7 +26,7 @@ from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
-from jaxpar.planner.report.html import write_page
+from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
@@ -82,7 +82,7 @@ class Planning:
                 print_verified(verified, console)
         plan_file.write(self.output, planned_file(plans[0], self.cluster))
         if self.page is not None:
-            write_page(self.page, plans, search.met, config.run.name, cluster.name)
+            write_page(self.page, plans, search.met, search.timer)
         if self.as_json:
             found = [planned_file(planned, self.cluster).to_dict() for planned in plans]
             for file, one in zip(found, verified, strict=False):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import io
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
+from jaxpar.pages.labels import Box, place_labels
 from jaxpar.units import GIB, MILLI, seconds, size
 
 BLUE, GREEN, RED, GRAY, INK = "#2f6db3", "#3a8f5c", "#c8452d", "#8a94a0", "#1d2530"
-NEAR = [
-    (sign_x * dx, sign_y * dy)
-    for dx, dy in sorted(product((16, 26, 40, 60, 90, 130), (15, 24, 36, 52, 75)), key=lambda offset: sum(offset))
-    for sign_x, sign_y in product((1, -1), (1, -1))
-]
-"""Offsets of a label from its point, in points (1/72 inch), best first."""
 
 
 def draw_frontier(frontier: RematFrontier, form: str) -> bytes:
@@ -92,28 +87,27 @@ def _label_presets(figure: Any, axes: Any, frontier: RematFrontier) -> None:
     for point in frontier.presets:
         axes.plot(*_places((point,)), "D", color=INK, markersize=6, zorder=5)
         covered.extend(_boxes(axes, [(point.total_bytes / GIB, point.seconds / MILLI)], 7))
-    for point in frontier.presets:
-        costs = []
-        for offset in NEAR:
-            note = _note(axes, point, offset)
-            box = note.get_window_extent(renderer).padded(2)
-            note.remove()
-            outside = box.x0 < inside.x0 or box.x1 > inside.x1 or box.y0 < inside.y0 or box.y1 > inside.y1
-            costs.append((sum(box.overlaps(other) for other in covered) + 100 * outside, len(costs), box))
-        _, place, box = min(costs, key=lambda cost: cost[:2])
-        _note(axes, point, NEAR[place])
-        covered.append(box)
+    notes = [_note(axes, point, (0.0, 0.0)) for point in frontier.presets]
+    sizes = [(extent.width + 4, extent.height + 4) for extent in (note.get_window_extent(renderer) for note in notes)]
+    marks = [tuple(axes.transData.transform(place)) for place in zip(*_places(frontier.presets), strict=True)]
+    area, pixel = Box(*inside.extents), figure.dpi / 72
+    boxes = place_labels(marks, sizes, area, [Box(*box.extents) for box in covered], unit=pixel)
+    for point, note, (x, y), box in zip(frontier.presets, notes, marks, boxes, strict=True):
+        note.remove()
+        if box is not None:
+            _note(axes, point, (((box.x0 + box.x1) / 2 - x) / pixel, ((box.y0 + box.y1) / 2 - y) / pixel))
 
 
 def _note(axes: Any, point: FrontierPoint, offset: tuple[float, float]) -> Any:
-    """The name of a preset, `offset` points (1/72 inch) from its mark."""
+    """The name of a preset, its middle `offset` points (1/72 inch) from its mark."""
     return axes.annotate(
         f"{point.name}\n{size(point.total_bytes)}, {seconds(point.seconds) if point.seconds else 'no time'}",
         (point.total_bytes / GIB, point.seconds / MILLI),
         offset,
         textcoords="offset points",
-        ha="left" if offset[0] > 0 else "right",
-        va="bottom" if offset[1] > 0 else "top",
+        ha="center",
+        va="center",
+        multialignment="left",
         fontsize=9,
         color=INK,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},

@@ -13,6 +13,7 @@ from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks
 from jaxpar.planner.report import words
+from jaxpar.planner.report.columns import NUMBERS, columns
 from jaxpar.planner.search.candidate import Effort, Planned
 from jaxpar.units import percent, seconds, size
 
@@ -56,42 +57,11 @@ def host_words(best: Planned) -> str:
 def plan_table(plans: Sequence[Planned]) -> Table:
     """The plans as a table, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    columns = (
-        "",
-        "mesh",
-        "rows",
-        "µb",
-        "schedule",
-        "ZeRO",
-        "context",
-        "remat",
-        "host",
-        "step",
-        "tokens/s/GPU",
-        "MFU",
-        "memory",
-    )
-    for name in columns:
-        table.add_column(
-            name, justify="right" if name in ("", "rows", "µb", "ZeRO", "step", "MFU", "memory") else "left"
-        )
-    for place, one in enumerate(plans, 1):
-        layout, found = one.candidate.layout, one.candidate
-        table.add_row(
-            str(place),
-            words.axes(layout),
-            str(layout.microbatch),
-            str(one.plan.microbatches),
-            words.schedule(layout),
-            str(layout.zero),
-            one.plan.context_strategy.name if layout.context > 1 else "-",
-            words.remat(layout),
-            words.host(layout),
-            seconds(found.seconds),
-            f"{found.time.tokens_per_s_per_gpu:,.0f}",
-            percent(found.time.mfu),
-            size(found.memory.device),
-        )
+    rows = [columns(one.candidate, place, one.config.data.batch_size) for place, one in enumerate(plans, 1)]
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in NUMBERS else "left")
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 

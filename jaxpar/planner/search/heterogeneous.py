@@ -111,6 +111,14 @@ class StepTimer:
             return None
         return max(self.parts(self.model.layers, layout, group).pieces.head for group in kinds)
 
+    def chunk_times(self, layout: Layout) -> tuple[list[ChunkTime], float, float]:
+        """Seconds of a microbatch in each chunk, in the order of the model, in the head and between ranks."""
+        kinds = self.kinds(layout)
+        parts = [self.parts(self.model.layers, layout, group) for group in kinds or self.cluster.groups]
+        of_chunk = _Stages(self, layout, kinds).kind_of if kinds else (0,) * len(ranks_of(layout))
+        chunks = [parts[kind].chunks(layout)[number] for number, kind in enumerate(of_chunk)]
+        return chunks, max(part.pieces.head for part in parts), max(part.pieces.transfer for part in parts)
+
     def kinds(self, layout: Layout) -> tuple[Group, ...]:
         """The groups that stages are in, if hosts differ and all stages are of one group each; else none."""
         if layout.pipe == 1 or not self.cluster.is_mixed or layout.tensor > self.cluster.gpus_per_host:

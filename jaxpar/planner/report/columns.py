@@ -1,0 +1,38 @@
+"""The columns of tables of layouts, on the terminal and on pages."""
+
+from __future__ import annotations
+
+from jaxpar.pages.render import Cell
+from jaxpar.planner.report import words
+from jaxpar.planner.search.candidate import Candidate
+from jaxpar.units import percent, seconds, size
+
+NUMBERS = ("", "rows", "µb", "ZeRO", "step", "tokens/s/GPU", "MFU", "memory")
+"""Columns that are aligned right."""
+
+
+def columns(found: Candidate, place: int | None, batch: int) -> dict[str, Cell]:
+    """The cells of a layout by the heads of their columns.
+
+    Args:
+        found: the layout.
+        place: among the plans; None for others.
+        batch: rows of a step.
+    """
+    layout, time = found.layout, found.time
+    number = lambda value: Cell(str(value), order=value)
+    return {
+        "": Cell("", order=None) if place is None else number(place),
+        "mesh": Cell(words.axes(layout)),
+        "rows": number(layout.microbatch),
+        "µb": number(layout.microbatches(batch)),
+        "schedule": Cell(words.schedule(layout)),
+        "ZeRO": number(layout.zero),
+        "context": Cell(layout.context_strategy if layout.context > 1 else "-"),
+        "remat": Cell(words.remat(layout)),
+        "host": Cell(words.host(layout)),
+        "step": Cell(seconds(found.seconds), order=found.seconds),
+        "tokens/s/GPU": Cell(f"{time.tokens_per_s_per_gpu:,.0f}", order=time.tokens_per_s_per_gpu),
+        "MFU": Cell(percent(time.mfu), order=time.mfu),
+        "memory": Cell(size(found.memory.device), order=found.memory.device),
+    }
