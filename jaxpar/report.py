@@ -1,4 +1,4 @@
-"""`python -m jaxpar.report runs/a [runs/b]`: one or two runs as a self-contained HTML page."""
+"""`python -m jaxpar.report runs/a [runs/b ...]`: any number of runs as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def main(arguments: Sequence[str]) -> None:
     """Write a report from the command line; the exit code: 0 done, 2 a user error."""
     parser = Parser(
         "jaxpar.report",
-        "Write a page about a run, or about two side by side: curves, plan, memory, time, environment, "
-        "events. It needs no network, and works while the run is going (docs/reports.md).",
+        "Write a page about a run, or about several side by side: curves, plan, memory, time, environment, "
+        "events; of three or more also a table to sort. It needs no network, and works while the run is going "
+        "(docs/reports.md).",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run; of two for a comparison")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run; several are compared")
     parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: report.html in the first folder)")
     options = parser.parse_args(arguments)
     print(f"Page: {_report(options.runs, options.out)}")
@@ -29,8 +30,6 @@ def _report(folders: list[Path], out: Path | None) -> Path:
     from jaxpar.observe.report.page import html_page
     from jaxpar.observe.report.run_record import read_runs
 
-    if len(folders) > 2:
-        raise UserError(f"{len(folders)} runs: expected one, or two to compare")
     runs = read_runs(folders)
     page = folders[0] / "report.html" if out is None else out
     _check_is_ours(page)
@@ -54,7 +53,7 @@ def _beginning(page: Path) -> bytes:
 
 def _check_is_ours(page: Path) -> None:
     """Raises `UserError` where `page` is something that must not be overwritten."""
-    from jaxpar.observe.html import GENERATOR
+    from jaxpar.pages.render import GENERATOR
 
     try:
         if page.is_dir():

@@ -36,6 +36,12 @@ def test_two_runs_go_into_the_file_that_is_named(runs: Path) -> None:
     assert "<h1>first and second</h1>" in Path("both.html").read_text()
 
 
+def test_a_sweep_goes_into_one_page(runs: Path) -> None:
+    write_run(runs / "third", steps=10)
+    assert main(["runs/first", "runs/second", "runs/third", "--out", "sweep.html"]) == 0
+    assert "<h1>first and second and third</h1>" in Path("sweep.html").read_text()
+
+
 def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
     with (runs / "first" / "events.jsonl").open("a") as file:
         file.write('{"event": "message", "text": "half \\ud83d"}\n')
@@ -48,8 +54,7 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
     [
         (["runs/frist"], "runs/frist: there is no such folder; did you mean first?"),
         (["runs"], "it holds the runs first, second"),
-        (["runs/first", "runs/first"], "runs/first: given twice; expected two runs to compare"),
-        (["runs/first"] * 3, "3 runs: expected one, or two to compare"),
+        (["runs/first", "runs/first"], "runs/first: given twice; expected different runs"),
         (["runs/first", "--out", "runs/second/config.yaml"], "the file is there and is no page of jaxpar"),
         (["runs/first", "--out", "runs"], "--out runs: a folder, expected the name of a file"),
         (["runs/first", "--out", "nowhere/page.html"], "the folder nowhere does not exist"),

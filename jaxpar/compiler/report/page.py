@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
-from pathlib import Path
 from typing import Any
 
 from jaxpar.compiler.report.analysis import Analysis
@@ -16,88 +14,72 @@ from jaxpar.compiler.report.pictures import (
     LEFT,
     RIGHT,
     WIDTH,
+    Picture,
     collective_colors,
     layer_picture,
-    legend,
     memory_picture,
 )
 from jaxpar.compiler.report.record import Report
 from jaxpar.compiler.report.text import verdict, warnings
 from jaxpar.config.spelling import spaced
-from jaxpar.observe.html import Hot, cards, document, notes, table
+from jaxpar.pages.render import Cell, Table, page
 from jaxpar.units import operations, percent, seconds, size
-
-_STYLE = Path(__file__).with_name("page.css")
-_SCRIPT = Path(__file__).with_name("page.js")
 
 
 def html_page(analysis: Analysis, report: Report) -> str:
     """The page."""
-    timeline, schedules = memory_timeline(analysis), layer_schedules(analysis)
-    title = f"{report.config} on {report.cluster}"
-    mesh = ", ".join(f"{axis} {count}" for axis, count in report.axes.items() if count > 1) or "one device"
-    body = [
-        f"<h1>{escape(title)}</h1><p class='dim'>{report.devices} x {escape(report.gpu)}, mesh {escape(mesh)}</p>",
-        f'<p class="verdict {"fits" if report.fits else "fails"}">{escape(verdict(report))}</p>',
-        notes(warnings(report)),
-        _cards(report),
-        _memory(report, timeline),
-        _layers(schedules),
-        _tables(report),
-        "<p class='dim'>Read from XLA's program, with times predicted at fitted speeds; only the compile was "
-        f"measured, {seconds(report.compile_seconds)}. docs/inspect.md explains each number.</p>",
+    timeline, schedules = memory_timeline(analysis), list(layer_schedules(analysis))
+    transfers = collective_colors(schedules)
+    kinds = {span.kind for schedule in schedules for span in [*schedule.kernels, *schedule.waits]}
+    used = {kind: color for kind, color in KIND_COLORS.items() if kind in kinds}
+    return page(
+        "compiler/report/page.html",
+        f"{report.config} on {report.cluster}",
+        styles=["compiler/report/page.css"],
+        scripts=["compiler/report/page.js"],
+        data={"timeline": _data(timeline)},
+        report=report,
+        mesh=", ".join(f"{axis} {count}" for axis, count in report.axes.items() if count > 1) or "one device",
+        verdict=verdict(report),
+        notes=warnings(report),
+        cards=_cards(report),
+        memory=memory_picture(timeline, report.device_bytes - report.reserve_bytes),
+        classes=_classes(report),
+        layers=_layers(schedules, transfers),
+        layer_colors={spaced(name): color for name, color in (used | transfers).items()},
+        tables=_tables(report),
+        compiled=seconds(report.compile_seconds),
+    )
+
+
+def _cards(report: Report) -> list[tuple[str, str]]:
+    return [
+        (size(report.peak_bytes), "peak per GPU"),
+        (operations(report.flops), f"matrix products, {percent(report.recompute_flops, report.flops)} recomputed"),
+        (seconds(report.step_seconds), "time of a step, predicted"),
+        (percent(report.exposed_fraction), f"of it waiting for transfers ({seconds(report.exposed_seconds)})"),
     ]
-    return document(
-        title, "".join(body), style=_STYLE.read_text(), script=_SCRIPT.read_text(), data={"timeline": _data(timeline)}
-    )
 
 
-def _cards(report: Report) -> str:
-    return cards(
-        [
-            (size(report.peak_bytes), "peak per GPU"),
-            (operations(report.flops), f"matrix products, {percent(report.recompute_flops, report.flops)} recomputed"),
-            (seconds(report.step_seconds), "time of a step, predicted"),
-            (
-                percent(report.exposed_fraction),
-                f"of it waiting for transfers ({seconds(report.exposed_seconds)})",
-            ),
-        ]
-    )
-
-
-def _memory(report: Report, timeline: MemoryTimeline) -> str:
-    fits = report.device_bytes - report.reserve_bytes
+def _classes(report: Report) -> Table:
     rows = [(spaced(n), size(b), percent(b, report.peak_bytes)) for n, b in report.classes.items() if n != "host"]
-    rows.append(("host (pinned)", size(report.host_bytes), ""))
-    return (
-        "<h2>Memory over the program</h2><p class='dim'>From left to right the ops of the step in their order; "
-        f"a loop appears once.</p>{memory_picture(timeline, fits)}<p id='said'></p>{legend(CLASS_COLORS)}"
-        + table(("at the peak", "bytes", "share"), rows, numbers=(1, 2))
+    return Table(
+        ("at the peak", "bytes", "share"), [*rows, ("host (pinned)", size(report.host_bytes), "")], numbers=(1, 2)
     )
 
 
-def _layers(schedules: Sequence[LayerSchedule]) -> str:
-    if not schedules:
-        return "<h2>One layer</h2><p>The program has no loop over layers: XLA unrolls fewer than three.</p>"
-    colors, scale = collective_colors(list(schedules)), max(schedule.seconds for schedule in schedules)
-    shown = [
-        "<h2>One layer over time</h2><p class='dim'>Predicted times, both pictures on one scale. A transfer "
-        "that is not complete when its result is needed makes the GPU wait (red).</p>"
-    ]
+def _layers(schedules: Sequence[LayerSchedule], colors: dict[str, str]) -> list[tuple[str, str, Picture]]:
+    scale = max((schedule.seconds for schedule in schedules), default=0.0)
+    shown = []
     for schedule in schedules:
         waited = sum(span.end - span.start for span in schedule.waits)
         waiting = f"{seconds(waited) if waited else 'none'} waiting"
-        shown.append(
-            f"<p><b>{schedule.title}</b>: {seconds(schedule.seconds)}, of it {waiting}; "
-            f"{schedule.executions:,.0f} times a step</p>{layer_picture(schedule, scale, colors)}"
-        )
-    kinds = {span.kind for schedule in schedules for span in [*schedule.kernels, *schedule.waits]}
-    used = {kind: color for kind, color in KIND_COLORS.items() if kind in kinds}
-    return "".join(shown) + legend(used | colors)
+        said = f"{seconds(schedule.seconds)}, of it {waiting}; {schedule.executions:,.0f} times a step"
+        shown.append((schedule.title, said, layer_picture(schedule, scale, colors)))
+    return shown
 
 
-def _tables(report: Report) -> str:
+def _tables(report: Report) -> list[tuple[str, Table]]:
     hot = 0.02 * report.step_seconds
     traffic = [
         (
@@ -109,7 +91,7 @@ def _tables(report: Report) -> str:
             f"{row.count:,.0f}",
             size(row.bytes),
             seconds(row.seconds),
-            Hot(seconds(row.exposed_s)) if row.exposed_s > hot else seconds(row.exposed_s),
+            Cell(seconds(row.exposed_s), hot=row.exposed_s > hot),
         )
         for row in report.collectives
     ]
@@ -119,14 +101,11 @@ def _tables(report: Report) -> str:
     ]
     buffers = [(size(b.bytes), spaced(b.memory_class), b.shape, b.source or b.name) for b in report.largest_buffers]
     heads = ("axis", "collective", "as", "dtype", "link", "times", "sent", "needs", "exposed")
-    return (
-        "<h2>Transfers per GPU and step</h2>"
-        + table(heads, traffic, numbers=(5, 6, 7, 8))
-        + "<h2>Work per GPU and step</h2>"
-        + table(("kind", "matrix products", "time"), work, numbers=(1, 2))
-        + "<h2>Largest buffers at the peak</h2>"
-        + table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))
-    )
+    return [
+        ("Transfers per GPU and step", Table(heads, traffic, numbers=(5, 6, 7, 8))),
+        ("Work per GPU and step", Table(("kind", "matrix products", "time"), work, numbers=(1, 2))),
+        ("Largest buffers at the peak", Table(("bytes", "class", "shape", "made by"), buffers, numbers=(0,))),
+    ]
 
 
 def _data(timeline: MemoryTimeline) -> dict[str, Any]:

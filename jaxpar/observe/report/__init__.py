@@ -1,1 +1,1 @@
-"""One or two runs as an HTML page, for `python -m jaxpar.report`. Reads only files and imports no JAX."""
+"""Any number of runs as an HTML page, for `python -m jaxpar.report`. Reads only files and imports no JAX."""

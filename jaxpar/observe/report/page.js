@@ -156,7 +156,7 @@ class Chart {
     this.button = html("button", { type: "button", "aria-pressed": "false", class: "log" }, "log");
     this.button.addEventListener("click", () => { this.setLog(!this.log); this.draw(); });
     this.at = html("span", { class: "at" });
-    this.keys = html("div", { class: "keys" }, ...this.lines.map(line => this.key(line)), this.at);
+    this.keys = html("div", { class: this.lines.length > 12 ? "keys many" : "keys" }, ...this.lines.map(line => this.key(line)), this.at);
     this.figure = html("figure", { class: "chart" + (this.wide ? " wide" : "") },
       html("header", {}, html("h3", {}, chart.title), this.button), this.svg, this.keys);
     this.listen();
@@ -168,12 +168,14 @@ class Chart {
     const button = html("button", { type: "button", "aria-pressed": "true" },
       element("svg", { viewBox: "0 0 22 10" }, stroke), ...(line.name ? [html("span", {}, line.name)] : []), line.value);
     if (!line.name) button.setAttribute("aria-label", this.chart.title);
-    button.addEventListener("click", () => {
-      line.on = !line.on;
-      button.setAttribute("aria-pressed", line.on);
-      this.draw();
-    });
+    button.addEventListener("click", () => { this.setOn(line, !line.on); this.draw(); });
+    line.button = button;
     return button;
+  }
+
+  setOn(line, on) {
+    line.on = on;
+    line.button.setAttribute("aria-pressed", on);
   }
 
   setLog(log) {
@@ -412,6 +414,16 @@ function start() {
     charts.forEach(chart => chart.setLog(log));
     drawAll();
   });
+  for (const button of document.querySelectorAll("#sweep button.swatch")) {
+    button.addEventListener("click", () => {
+      const on = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", on);
+      for (const chart of charts) {
+        for (const line of chart.lines) if (line.run === report.runs[button.dataset.run]) chart.setOn(line, on);
+      }
+      drawAll();
+    });
+  }
   document.getElementById("whole").addEventListener("click", () => zoom(null, null));
   drawAll();
   let width = home.clientWidth;

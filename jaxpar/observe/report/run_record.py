@@ -95,7 +95,7 @@ def read_runs(folders: list[Path]) -> list[RunRecord]:
     for index, folder in enumerate(folders):
         _check_is_run(folder)
         if any(folder.resolve() == other.resolve() for other in folders[:index]):
-            raise UserError(f"{named(folder)}: given twice; expected two runs to compare")
+            raise UserError(f"{named(folder)}: given twice; expected different runs")
     names = [folder.resolve().name for folder in folders]
     by_path = len(set(names)) < len(names)
     return [_read(folder, str(folder) if by_path else name) for folder, name in zip(folders, names, strict=True)]

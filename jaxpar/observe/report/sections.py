@@ -1,61 +1,61 @@
-"""The parts of the page under the curves, each as HTML; the values of two runs are side by side."""
+"""The parts of the page under the curves, as tables; the values of several runs are side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from html import escape
 from typing import Any
 
 from jaxpar.config import config_to_dict
 from jaxpar.config.reading.typed import spell
-from jaxpar.observe.html import Hot, table
 from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.figures import host_share, memory_words
 from jaxpar.observe.report.run_record import RunRecord, moment, number
+from jaxpar.pages.render import Cell, Table
 from jaxpar.units import percent, seconds, size
 
 MOST_EVENTS = 500
 """Most events of a run on the page; of more the first and the last are shown."""
 
 
-def section(name: str, title: str, body: str, *, opened: bool = True) -> str:
-    """A collapsible part; empty where the body is empty."""
-    if not body:
-        return ""
-    state = " open" if opened else ""
-    return f'<details class="part" id="{name}"{state}><summary><h2>{escape(title)}</h2></summary>{body}</details>'
+type Tables = list[tuple[str, Table]]
+"""Each with its heading, where there are several."""
 
 
-def side_by_side(runs: Sequence[RunRecord], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = True) -> str:
+def side_by_side(runs: Sequence[RunRecord], rows: Sequence[tuple[str, Sequence[str]]], *, mark: bool = True) -> Tables:
     """A table of (name, a value per run); rows without any value are left out, with `mark` those that differ marked."""
     kept = [(name, values) for name, values in rows if any(values)]
     if not kept:
-        return ""
-    marked = [[name, *(map(Hot, values) if mark and len(set(values)) > 1 else values)] for name, values in kept]
+        return []
+    marked = [[name, *(Cell(value, hot=mark and len(set(values)) > 1) for value in values)] for name, values in kept]
     heads = ["", *(run.label for run in runs)] if len(runs) > 1 else ["", ""]
-    return table(heads, marked, kind="pairs")
+    return [("", Table(heads, marked, kind="pairs"))]
 
 
-def configuration_difference(runs: Sequence[RunRecord]) -> str:
-    """Keys of the configuration that the two runs do not share."""
-    configs = [run.config for run in runs]
-    if any(config is None for config in configs):
-        return "<p>The configuration of a run is not known.</p>"
-    first, second = (_flat(config_to_dict(config)) for config in configs if config is not None)
-    own = ("run.name", "run.dir")
-    names = [name for name in dict.fromkeys([*first, *second]) if name not in own]
-    values = [(name, *(spell(found[name]) if name in found else "" for found in (first, second))) for name in names]
-    rows = [row for row in values if row[1] != row[2]]
+def different_keys(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
+    """A value per run of each key of the configuration that runs do not share; runs without one are empty."""
+    configs = [None if run.config is None else _flat(config_to_dict(run.config)) for run in runs]
+    names = dict.fromkeys(name for found in configs if found is not None for name in found)
+    shown = lambda found, name: spell(found[name]) if found is not None and name in found else ""
+    values = {name: [shown(found, name) for found in configs] for name in names if name not in ("run.name", "run.dir")}
+    known = [index for index, found in enumerate(configs) if found is not None]
+    return {name: own for name, own in values.items() if len({own[index] for index in known}) > 1}
+
+
+def configuration_difference(runs: Sequence[RunRecord]) -> Table | str:
+    """Keys of the configuration that runs do not share, or why there are none."""
+    if any(run.config is None for run in runs):
+        return "The configuration of a run is not known."
+    rows = [(name, *values) for name, values in different_keys(runs).items()]
     if not rows:
-        return "<p>The two runs have the same configuration.</p>"
-    return table(("key", *(run.label for run in runs)), rows, kind="pairs")
+        return "The two runs have the same configuration."
+    return Table(("key", *(run.label for run in runs)), rows, kind="pairs")
 
 
-def plan(runs: Sequence[RunRecord]) -> str:
+def plan(runs: Sequence[RunRecord]) -> Tables:
     """Each run's decisions with reasons: from its log, or else from `plan.json`."""
     if len(runs) == 1 and (rows := logged_plan(runs[0])):
-        return table(("plan", "value", "why"), rows, kind="plan")
+        return [("", Table(("plan", "value", "why"), rows, kind="plan"))]
     values = [_plan_values(run) for run in runs]
     names = list(dict.fromkeys(name for found in values for name in found))
     return side_by_side(runs, [(name, [found.get(name, "") for found in values]) for name in names])
@@ -74,35 +74,28 @@ def _plan_values(run: RunRecord) -> dict[str, str]:
     return {name: value for name, value, _ in logged} if logged else {k: spell(v) for k, v in _flat(run.plan).items()}
 
 
-def memory(runs: Sequence[RunRecord]) -> str:
-    """Predicted and measured memory, as bars on one scale."""
-    bars: list[tuple[str, float | None, str]] = []  # name, bytes, class
+def memory(runs: Sequence[RunRecord]) -> list[tuple[str, float, str, str]]:
+    """Predicted and measured memory as bars on one scale: name, share of the largest, bytes, class."""
+    known: list[tuple[str, float, str]] = []
     for run in runs:
         whose = f"{run.label}: " if len(runs) > 1 else ""
         measured = number(run.summary, "peak_bytes")
         if measured is None:
             measured = max((value for _, value in points(run, "memory_bytes")), default=None)
         where = "on the fullest device" if memory_words(run) == "device" else "of host memory in the process"
-        bars.append((f"{whose}predicted per device", number(run.summary, "predicted_bytes"), "predicted"))
-        bars.append((f"{whose}peak {where}", measured, "measured"))
-    known = [(name, value, kind) for name, value, kind in bars if value is not None]
-    if not known:
-        return ""
-    most = max(1.0, *(value for _, value, _ in known))
-    lines = "".join(
-        f'<div class="bar"><span>{escape(name)}</span>'
-        f'<i><b class="{kind}" style="width:{100 * max(value, 0.0) / most:.2f}%"></b></i><em>{size(value)}</em></div>'
-        for name, value, kind in known
-    )
-    if any(memory_words(run) == "host" for run in runs):
-        lines += (
-            "<p class='dim'>CPU devices report no memory of their own. What was measured is the whole process with "
-            "Python, the compiler and all its virtual devices: not to be compared with a prediction per device.</p>"
-        )
-    return lines
+        predicted = number(run.summary, "predicted_bytes")
+        known += [] if predicted is None else [(f"{whose}predicted per device", predicted, "predicted")]
+        known += [] if measured is None else [(f"{whose}peak {where}", measured, "measured")]
+    most = max(1.0, *(value for _, value, _ in known)) if known else 1.0
+    return [(name, max(value, 0.0) / most, size(value), kind) for name, value, kind in known]
 
 
-def timing(runs: Sequence[RunRecord]) -> str:
+def measured_on_host(runs: Sequence[RunRecord]) -> bool:
+    """Whether a run's memory is that of a whole process."""
+    return any(memory_words(run) == "host" for run in runs)
+
+
+def timing(runs: Sequence[RunRecord]) -> Tables:
     """Where the time of the last start went."""
     names = (
         "compilation", "first step", "steady step, mean", "host's own part of it",
@@ -138,7 +131,7 @@ def _wall_seconds(run: RunRecord) -> float | None:
     return (ended - began).total_seconds() if began and ended else None
 
 
-def environment(runs: Sequence[RunRecord]) -> str:
+def environment(runs: Sequence[RunRecord]) -> Tables:
     """Versions, devices and the command."""
     values = [dict(_environment_rows(run.environment)) for run in runs]
     names = list(dict.fromkeys(name for found in values for name in found))
@@ -161,22 +154,20 @@ def _environment_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, _text(value)
 
 
-def events(runs: Sequence[RunRecord]) -> str:
+def events(runs: Sequence[RunRecord]) -> Tables:
     """The events, with their time and step."""
-    parts = []
+    tables = []
     for run in runs:
-        rows = [_event_row(event) for event in run.events]
-        rows = [row for row in rows if row is not None]
+        rows = [row for event in run.events if (row := _event_row(event)) is not None]
         if not rows:
             continue
-        if len(runs) > 1:
-            parts.append(f"<h3>{escape(run.label)}</h3>")
         left_out = len(rows) - MOST_EVENTS
         if left_out > 0:
             half = MOST_EVENTS // 2
             rows = [*rows[:half], ("", "", f"{left_out} events between are left out"), *rows[-half:]]
-        parts.append(table(("time (UTC)", "after step", "what"), rows, numbers=(1,), kind="events"))
-    return "".join(parts)
+        found = Table(("time (UTC)", "after step", "what"), rows, numbers=(1,), kind="events")
+        tables.append((run.label if len(runs) > 1 else "", found))
+    return tables
 
 
 def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -187,7 +178,7 @@ def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str] | None:
         case "message":
             what = _text(event.get("text", ""))
         case "anomaly":
-            what = Hot(_text(event.get("text", "")))
+            what = Cell(_text(event.get("text", "")), hot=True)
         case "rewound":
             what = f"went back to the checkpoint of step {_text(event.get('to', '?'))}"
         case "saved":
@@ -195,27 +186,20 @@ def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str] | None:
         case "end":
             what = "came to its end"
         case "close" if event.get("ended") is False:
-            what = Hot("failed")
+            what = Cell("failed", hot=True)
         case _:
             return None
     return ("" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"), step, what
 
 
-def samples(runs: Sequence[RunRecord]) -> str:
-    """What the model wrote, after its prompt."""
-    parts = []
-    for run in runs:
-        told = next((event for event in reversed(run.events) if event["event"] == "sample"), None)
-        if told is None:
-            continue
-        name = f"<h3>{escape(run.label)}</h3>" if len(runs) > 1 else ""
-        prompt, more = (escape(_text(told.get(key, ""))) for key in ("prompt", "continuation"))
-        parts.append(f"{name}<pre class='sample'><span class='dim'>{prompt}</span>{more}</pre>")
-    said = "<p class='dim'>In grey the held-out prompt, then what the model wrote.</p>"
-    return "".join([said, *parts]) if parts else ""
+def samples(runs: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
+    """(run, prompt, what the model wrote after it)."""
+    last = [(run.label, [event for event in run.events if event["event"] == "sample"][-1:]) for run in runs]
+    text = lambda event, key: _text(event.get(key, ""))
+    return [(label, text(event, "prompt"), text(event, "continuation")) for label, found in last for event in found]
 
 
-def configurations(runs: Sequence[RunRecord]) -> str:
+def configurations(runs: Sequence[RunRecord]) -> Tables:
     """Every key with its value."""
     flat = [{} if run.config is None else _flat(config_to_dict(run.config)) for run in runs]
     names = list(dict.fromkeys(name for values in flat for name in values))

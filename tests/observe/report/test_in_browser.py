@@ -247,3 +247,26 @@ def test_what_cannot_be_drawn_leaves_the_page_whole(page: Browser, tmp_path: Pat
             page.click("#log-all")
             page.choose("#x-axis", "time")
             page.hover("#charts figure:nth-child(1) > svg")
+
+
+def test_a_sweep_is_sorted_by_a_click_and_its_runs_switched_off_and_on(page: Browser, tmp_path: Path) -> None:
+    floors = {"a": 2.2, "b": 2.0, "c": 2.4}
+    folders = [str(write_run(tmp_path / name, floor=floor)) for name, floor in floors.items()]
+    folders.append(str(write_run(tmp_path / "short", steps=4)))
+    assert main([*folders, "--out", str(tmp_path / "sweep.html")]) == 0
+    page.open(tmp_path / "sweep.html")
+    names = lambda: page.read(
+        "[...document.querySelectorAll('#sweep tbody tr')].map(row => row.cells[0].innerText.trim())"
+    )
+    assert names() == ["a", "b", "c", "short"]
+    page.click("#sweep th:nth-child(2) button")
+    assert names() == ["b", "a", "c", "short"], "without a held-out loss, it is last"
+    page.click("#sweep th:nth-child(2) button")
+    assert names() == ["c", "a", "b", "short"]
+    assert page.read("document.querySelector('#sweep th:nth-child(2)').getAttribute('aria-sort')") == "descending"
+    assert drawn(page, LOSS) == 8, "two of each run but the short one, and a baseline"
+    page.click("#sweep button[data-run='1']")
+    assert drawn(page, LOSS) == 6
+    assert drawn(page, NORM) == 3
+    page.click("#sweep button[data-run='1']")
+    assert drawn(page, LOSS) == 8
