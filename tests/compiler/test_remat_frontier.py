@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib.image
 import pytest
+from matplotlib.text import Text
 
-from jaxpar.compiler.remat_frontier.record import FrontierPoint, hull
+from jaxpar.compiler.remat_frontier.picture import frontier_figure
+from jaxpar.compiler.remat_frontier.record import FrontierPoint, RematFrontier, hull
 from jaxpar.config import ModelConfig, load_config
 from jaxpar.inspect import main
 from jaxpar.memory.closed_forms import CLOSED_FORMS
@@ -140,6 +143,25 @@ def test_the_picture_names_the_presets(form: str, tmp_path: Path, capfd: pytest.
     text = " ".join(ElementTree.parse(picture).getroot().itertext())
     for said in ("gemm_last", "selective", "full", "none", "left for activations", "GiB"):
         assert said in text
+
+
+@pytest.mark.parametrize("close", [0.0, 0.002, 0.01, 0.1])
+def test_names_of_presets_that_are_close_do_not_overlap(close: float):
+    def point(name: str, size: float, seconds: float) -> FrontierPoint:
+        return FrontierPoint(name, size, int(size), int(size), 0, 0.0, seconds, 0.0, True, True, ((1, {}),))
+
+    frontier = RematFrontier(
+        "small", "h100:1x8", "H100", 8, 8, {"fsdp": 8}, 4, 1, 1, 1, 1, (1,), 80 * 2**30, {}, 50 * 2**30, 2.0, 5e10,
+        tuple(point("", i * 2**30, 1 - i / 40) for i in range(1, 40)), (point("", 2**30, 0.5), point("", 2**34, 0.0)),
+        tuple(point(f"preset{i}", (20 + 20 * close * i) * 2**30, 0.5 - close * i) for i in range(5)), None, None, 0,
+    )  # fmt: skip
+    figure = frontier_figure(frontier)
+    figure.draw_without_rendering()
+    (axes, *_) = figure.axes
+    texts = [Text.get_window_extent(note) for note in axes.texts]
+    assert len(texts) == 5
+    assert not any(a.overlaps(b) for a, b in combinations(texts, 2))
+    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 for box in texts)
 
 
 @pytest.mark.parametrize(

@@ -15,23 +15,30 @@ BLUE, GREEN, RED, GRAY, INK = "#2f6db3", "#3a8f5c", "#c8452d", "#8a94a0", "#1d25
 
 def draw_frontier(frontier: RematFrontier, form: str) -> bytes:
     """The picture, of 9 x 5.4 inches, as `svg` or `png`."""
-    # Figure and canvas directly: pyplot would keep global state and might look for a display.
     import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": frontier.config, "svg.fonttype": "none", "font.size": 10}):
+        made = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else {"Software": None}
+        frontier_figure(frontier).savefig(made, format=form, metadata=metadata)
+    return made.getvalue()
+
+
+def frontier_figure(frontier: RematFrontier) -> Any:
+    """The picture as matplotlib's figure."""
+    # Figure and canvas directly: pyplot would keep global state and might look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": frontier.config, "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(9, 5.4), dpi=160, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        _curve(axes, frontier.points, BLUE, "save or recompute")
-        _curve(axes, frontier.host_points, GREEN, "save, recompute or offload")
-        _room(axes, frontier)
-        _frame(axes, frontier)
-        _label_presets(figure, axes, frontier)
-        made = io.BytesIO()
-        figure.savefig(made, format=form, metadata={"Date": None} if form == "svg" else {"Software": None})
-    return made.getvalue()
+    figure = Figure(figsize=(9, 5.4), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _curve(axes, frontier.points, BLUE, "save or recompute")
+    _curve(axes, frontier.host_points, GREEN, "save, recompute or offload")
+    _room(axes, frontier)
+    _frame(axes, frontier)
+    _label_presets(figure, axes, frontier)
+    return figure
 
 
 def _curve(axes: Any, points: tuple[FrontierPoint, ...], color: str, label: str) -> None:

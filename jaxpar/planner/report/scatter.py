@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpar.pages.axes import ticks
 from jaxpar.pages.labels import Box, place_labels
+from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.units import seconds
 
@@ -77,9 +78,7 @@ def _labels(
     layouts: Sequence[Candidate], plans: Sequence[int], places: dict[int, tuple[float, float]], area: Box
 ) -> list[dict[str, Any]]:
     """The mesh of each plan beside its point, and a line from one to the other."""
-    from jaxpar.planner.report.words import axes
-
-    texts = [f"{i + 1}: {axes(layouts[i].layout)}" for i in plans]
+    texts = [f"{i + 1}: {words.axes(layouts[i].layout)}" for i in plans]
     near = lambda place: any(abs(place[0] - places[i][0]) + abs(place[1] - places[i][1]) < NEARBY for i in plans)
     covered = [Box(x - 5, y - 5, x + 5, y + 5) for x, y in set(places.values()) if near((x, y))]
     boxes = place_labels([places[i] for i in plans], [(LETTER * len(t) + 6, LINE) for t in texts], area, covered)
