@@ -158,7 +158,7 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     """(title, width, value) of a step's line; at most 112 characters in all. `steps` are those of the whole run."""
     columns = [("time", 8, time), ("step", 8, str(record.step))]
     if steps is not None:
-        columns.append(("done", 7, f"{record.step / steps:.1%}"))
+        columns.append(("done", 7, percent(record.step, steps)))
     columns += [
         ("loss", 8, f"{record.loss:.4f}"),
         ("grad norm", 10, _norm(record.grad_norm)),
@@ -167,7 +167,7 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     if record.muon_learning_rate is not None:
         columns.append(("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
     columns += [
-        ("s/step", 9, f"{record.step_time_s:#.3g}"),
+        ("s/step", 9, _three_digits(record.step_time_s)),
         ("tokens/s", 9, count(record.tokens_per_second)),
         ("/device", 8, count(record.tokens_per_second_per_device)),
     ]
@@ -194,6 +194,11 @@ def _against(loss: float, baseline: float | None) -> str:
         return ""
     side = "below" if loss < baseline else "above"
     return f", {abs(baseline - loss):.4f} {side} the bigram baseline of {baseline:.4f}"
+
+
+def _three_digits(time: float) -> str:
+    """Neither an exponent nor a point at the end."""
+    return f"{time:#.3g}" if time < 99.95 else f"{time:,.0f}"
 
 
 def _norm(value: float) -> str:

@@ -115,6 +115,8 @@ def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp
     assert {name: found[name] for name in ("time", "step", "done", "s/step")} == {
         "time": "09:08:07", "step": "50", "done": "12.5%", "s/step": "0.500"
     }  # fmt: skip
+    shown.step(record(51, step_time_s=1234.5))
+    assert " 1,234 " in text(screen).splitlines()[-1]
     for other, words in zip(others, ("held-out loss 1.9000", "saved checkpoints/00000050"), strict=True):
         assert other.startswith(line[:16]) and words in other
 

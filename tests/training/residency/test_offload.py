@@ -84,7 +84,7 @@ def test_a_pipeline_offloads_a_chunk_for_each_slot():
 def test_the_plan_says_what_lies_in_host_memory():
     rows = lambda step: plan_rows(step.layout, step.mesh, "")
     (row,) = [row for row in rows(run_of(offloading("layer_input", "query")[1]).step) if row[0] == "offload"]
-    assert row[1:] == ("0.2 MiB", "layer_input, query offloaded: 0.2 MiB in host memory, for each device")
+    assert row[1:] == ("256.0 KiB", "layer_input, query offloaded: 256.0 KiB in host memory, for each device")
     assert not [row for row in rows(run_of("gemm_last").step) if row[0] == "offload"]
 
 
@@ -110,7 +110,7 @@ def test_more_than_the_machine_has_is_one_sentence():
     step = run_of(offloading("layer_input")[1], parallel={"fsdp": 4, "zero": 3}).step
     needed = 4 * offloaded_bytes(step.layout.config, step.layout.plan)
     check_offload(step.layout, step.mesh, limit=needed)
-    with refused("0.0 MiB of host memory for each of 4 devices", "0.1 MiB in all"):
+    with refused("32.00 KiB of host memory for each of 4 devices", "128.00 KiB in all"):
         check_offload(step.layout, step.mesh, limit=needed - 1)
 
 
