@@ -124,7 +124,7 @@ def test_every_layout_that_a_rule_alone_stands_against_is_allowed_without_it():
 def test_the_least_memory_is_just_enough():
     """One byte less, and the sentence says that number; at as many GPUs as it names, there is a layout."""
     config = model_of(**FEW)
-    with pytest.raises(UserError, match=r"takes at least .* of a GPU, and 0.1 GiB"):
+    with pytest.raises(UserError, match=r"takes at least .* of a GPU, and 102.4 MiB"):
         search_of(config, "h100:1x1", limit=GIB // 10).best(1)
     planners = _planners(search_of(config, "h100:1x1", limit=GIB // 10))
     least = min(size for activations in planners for size in activations.smallest())
