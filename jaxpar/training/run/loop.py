@@ -205,6 +205,9 @@ class _Loop:
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
+        if first == 1:
+            self._compiling("the initial weights")
+            trainer.state  # noqa: B018 (made now, while the line above says so)
 
     def _pauses(self, number: int) -> bool:
         """Whether an evaluation or a save comes before the next step."""
@@ -262,7 +265,7 @@ class _Loop:
         turn = self.timer.turn()
         liveness.stepped(turn.seconds)
         self.monitor.step(number, turn)
-        self.progress.counted(int(tokens), applied=bool(finite))
+        self.progress.counted(float(tokens), applied=bool(finite))
         if finite:
             return self.monitor.loss(float(loss))
         liveness.at(f"looking into step {number}")

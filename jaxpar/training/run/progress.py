@@ -51,11 +51,14 @@ class Progress:
         """A step was dispatched, in whose batch the mask keeps `pairs`."""
         self._under_way.append(pairs)
 
-    def counted(self, tokens: int, *, applied: bool) -> None:
-        """The earliest of the dispatched steps is done: it had so many tokens, and was applied or skipped."""
+    def counted(self, tokens: float, *, applied: bool) -> None:
+        """The earliest of the dispatched steps is done: it had so many tokens, and was applied or skipped.
+
+        Without finite numbers in the batch `tokens` may not be finite either.
+        """
         self._pairs.update(self._under_way.popleft())
         if applied:
-            self.tokens += tokens
+            self.tokens += int(tokens)
         else:
             self.skipped += 1
 
