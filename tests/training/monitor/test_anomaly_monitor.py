@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.observe.events import Anomaly
+from jaxpar.observe.timer import Turn
 from jaxpar.observe.writers.event_log import EventLog
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.training.errors import TrainingError
@@ -118,6 +120,17 @@ def test_a_spike_is_told_once_and_stands_in_the_events(tmp_path: Path):
     assert line["median"] == np.median([losses(config)[step] for step in range(2, 12)])
 
 
+def test_slow_steps_on_a_busy_machine_are_told_once_an_hour():
+    ears = Ears()
+    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_one_rank(2), ears)
+    for number in range(1, 1001):
+        seconds = 9.0 if number % 150 == 0 else 0.1  # more than 100 quiet steps in between
+        monitor.step(number, Turn(seconds, 0.0, 0.0, seconds))
+    assert [(anomaly.kind, anomaly.step) for anomaly in ears.anomalies] == [("slow_step", 150)]
+    monitor.sum_up()
+    assert "slow steps 6" in ears.messages[-1]
+
+
 def test_a_run_without_anomalies_tells_none(tmp_path: Path):
     ears = fit_with(watched(tmp_path, 20), scrambled())
     assert ears.anomalies == []
@@ -177,7 +190,10 @@ def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
 @pytest.mark.parametrize(
     ("sections", "parts"),
     [
-        ({"watch": {"on_spike": "rollback"}}, ("watch.on_spike: rollback", "checkpoints")),
+        (
+            {"watch": {"on_spike": "rollback"}, "checkpoint": {"every_minutes": 0}},
+            ("watch.on_spike: rollback", "checkpoints"),
+        ),
         (
             {"watch": {"on_spike": "rollback", "spike": None}, "checkpoint": {"every": 5}},
             ("watch.on_spike: rollback", "needs spikes"),
