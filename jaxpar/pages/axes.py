@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import ceil, floor, log10
 
+from jaxpar.units import KIB
+
 NEARLY = 1e-9
 """Share of a step by which a tick may lie outside, to absorb rounding."""
-KIB = 2**10
 
 
 def ticks(low: float, high: float, parts: int) -> list[float]:

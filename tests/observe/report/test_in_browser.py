@@ -75,7 +75,7 @@ def test_the_page_shows_its_curves(page: Browser, pages: Path, tmp_path: Path) -
     assert values(page, LOSS) == [f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", f"{BASELINE:.4f}"]
     assert labels(page, LOSS, "x") == ["10", "20", "30", "40", "50", "60"]
     assert labels(page, RATE, "y") == ["0", "0.5e-3", "1.0e-3"]
-    assert page.read("document.querySelector('.card b').textContent") == "245.8k"
+    assert page.read("document.querySelector('.card b').textContent") == "246k"
     png = page.screenshot(tmp_path / "one.png")
     assert pixels(png, BLUE) > 1000, "the training loss"
     assert pixels(png, ORANGE) > 500, "the held-out loss"
