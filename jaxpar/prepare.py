@@ -55,6 +55,10 @@ def _parser() -> Parser:
     how.add_argument(
         "--max-broken", metavar="N", type=int, default=0, help="most broken documents to skip (default: 0)"
     )
+    how.add_argument(
+        "--max-expansion", metavar="N", type=int, default=100,
+        help="most that a compressed file may unpack to, in times of its size (default: 100)",
+    )  # fmt: skip
     how.add_argument("--processes", metavar="N", type=int, help="worker processes (default: the number of processors)")
     how.add_argument(
         "--unit-bytes", metavar="N", type=int, help="input in a unit of work (default: by the input's size)"
@@ -110,6 +114,7 @@ def _prepare(options: argparse.Namespace) -> None:
                 heldout_fraction=options.heldout_fraction,
                 separator=options.separator,
                 max_broken=options.max_broken,
+                max_expansion=options.max_expansion,
                 processes=len(os.sched_getaffinity(0)) if options.processes is None else options.processes,
                 unit_bytes=options.unit_bytes,
                 shard_tokens=options.shard_tokens,

@@ -22,6 +22,8 @@ class Job:
     units: list[Unit]
     text_key: str
     heldout_fraction: float
+    max_expansion: int
+    """How many times its size a compressed file may unpack to."""
     tokenizer: Path
     vocab: int
     separator: int

@@ -12,6 +12,8 @@ SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
 DEFAULT_HELDOUT = 0.005
 DEFAULT_SHARD_TOKENS = 2**29
+DEFAULT_EXPANSION = 100
+"""Text of any kind unpacks to 3 to 20 times as much."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Options:
     """Token that ends a document, spelled as in the tokenizer; None looks for a common one."""
     max_broken: int = 0
     """Documents that may be broken before the preparation stops."""
+    max_expansion: int = DEFAULT_EXPANSION
+    """How many times its size a compressed file may unpack to, if that is more than 64 MiB."""
     processes: int = 1
     unit_bytes: int | None = None
     """Bytes of input in a unit of work; None chooses by the size of the input."""
@@ -55,6 +59,7 @@ class Options:
         for name, low, most in (
             ("processes", 1, 4096),
             ("max_broken", 0, 2**62),
+            ("max_expansion", 1, 2**30),
             ("unit_bytes", 1, 2**62),
             ("shard_tokens", 1, 2**62),
         ):

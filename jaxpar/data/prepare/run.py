@@ -73,6 +73,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     units=units,
                     text_key=options.text_key,
                     heldout_fraction=options.heldout_fraction,
+                    max_expansion=options.max_expansion,
                     tokenizer=options.out / TOKENIZER,
                     vocab=0,
                     separator=0,

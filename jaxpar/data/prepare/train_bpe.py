@@ -10,9 +10,12 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import write_file
+from jaxpar.data.prepare.output.pieces import Cuts
 from jaxpar.data.prepare.output.tokenize import held_out, unit_documents
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
 
+CUTS = Cuts(spaces=True, lines=True)
+"""Where texts may be cut for GPT-2's pattern, which splits the text to train on."""
 TRAINED_ON = 2**30
 """Approximate bytes of input that a tokenizer is trained on: evenly spaced units where there is more."""
 
@@ -64,5 +67,5 @@ def _texts(job: Job, progress: Callable[[int], None]) -> Iterator[str]:
             if found.text and not found.broken:
                 raw = found.text.encode(errors="replace")
                 if not held_out(raw, job.heldout_fraction):
-                    yield raw.decode()
+                    yield from CUTS.pieces(text := raw.decode()) or [text]
         progress(sum(part.weight for part in job.units[number]))

@@ -13,6 +13,8 @@ import pytest
 import zstandard
 
 from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.input import compression
+from jaxpar.data.prepare.input import documents as prepared_documents
 from jaxpar.data.prepare.input.documents import documents, place_of
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.matching import matches
@@ -252,3 +254,34 @@ def test_a_parquet_with_two_columns_of_the_name_is_refused(tmp_path):
         read(path)
     arrow.parquet.write_table(arrow.Table.from_arrays([column] * 3, ["id", "id", "text"]), path)
     assert [found.text for found in read(path)] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.txt.gz", "a.parquet.zst"])
+def test_a_file_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path, name, monkeypatch):
+    path = write(tmp_path / name, [("text " * 20_000) for _ in range(20)])
+    size = path.stat().st_size
+    [file] = find_inputs([str(path)], None, tmp_path / "out")
+
+    def texts(max_expansion: int):
+        parts = {"key": "text", "scratch": tmp_path, "max_expansion": max_expansion}
+        return [found.text for found in documents(file, 0, file.bytes, **parts)]
+
+    unlimited = texts(1)
+    monkeypatch.setattr(compression, "UNLIMITED_BYTES", 1000)
+    limit = 100_000 * 20 // size
+    for refused_at in (1, 5):
+        assert 5 * size < 100_000, "the file is a bomb"
+        with refused(name, f"has {size} bytes", f"more than {max(1000, refused_at * size)}", "--max-expansion"):
+            texts(refused_at)
+    assert texts(2 * limit + 10) == unlimited
+    assert not list(tmp_path.glob("unpacked-*"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
+def test_a_document_that_is_too_long_is_refused(tmp_path, name, monkeypatch):
+    path = write(tmp_path / name, ["x" * 3000])
+    monkeypatch.setattr(prepared_documents, "LONGEST_DOCUMENT", 4000)
+    assert len(read(path)[0].text) == 3000
+    monkeypatch.setattr(prepared_documents, "LONGEST_DOCUMENT", 2000)
+    with refused(name, "more than 2000 bytes"):
+        read(path)

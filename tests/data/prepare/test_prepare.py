@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from jaxpar.config.errors import UserError
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.job import WORK
-from jaxpar.data.prepare.output import tokenize
+from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
@@ -76,11 +76,11 @@ def interrupted(out, *inputs, after, **changes):
     made = []
     original = tokenize._make_unit
 
-    def make(job, tokenizer, number):
+    def make(job, tokenizer, cuts, number):
         if len(made) == after:
             raise Interruption
         made.append(number)
-        return original(job, tokenizer, number)
+        return original(job, tokenizer, cuts, number)
 
     asked = options(out, *inputs, **changes)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,9 +93,7 @@ def test_a_finished_unit_is_never_made_again(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "a.jsonl", texts(100))
     interrupted(tmp_path / "out", source, after=4)
     made, original = [], tokenize._make_unit
-    monkeypatch.setattr(
-        tokenize, "_make_unit", lambda job, tokenizer, number: made.append(number) or original(job, tokenizer, number)
-    )
+    monkeypatch.setattr(tokenize, "_make_unit", lambda job, *others: made.append(others[-1]) or original(job, *others))
     said, folder = said_by(options(tmp_path / "out", source))
     assert "4 units finished before" in said
     assert made == list(range(4, 4 + len(made))) and len(made) > 5
@@ -140,10 +138,37 @@ def test_equal_documents_are_held_out_together_and_the_share_is_what_was_asked(t
 
 
 def test_a_long_document_is_cut_for_the_tokenizer_and_is_one_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenize, "LONGEST_PIECE", 40)
+    monkeypatch.setattr(pieces, "LONGEST_PIECE", 40)
     long = "a line of text\n" * 30 + "b" * 100
     folder = prepared(tmp_path / "out", [long, "short"], heldout_fraction=0.0)
     assert decoded(folder)[0] == [long, "short"]
+
+
+def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "LONGEST_PIECE", 40)
+    monkeypatch.setattr(pieces, "LARGEST_PIECE", 90)
+    source = write_jsonl(tmp_path / "a.jsonl", ["b" * 90, "b" * 91, "short"])
+    with refused("1 document is broken", "a.jsonl:2", "91 characters", "it has no place", "--max-broken"):
+        prepare(options(tmp_path / "out", source, heldout_fraction=0.0), quiet())
+    folder = prepare(options(tmp_path / "out", source, heldout_fraction=0.0, max_broken=1), quiet())
+    assert decoded(folder)[0] == ["b" * 90, "short"]
+
+
+@pytest.mark.long
+def test_a_long_document_takes_little_more_memory_than_a_short_one(tmp_path):
+    """Encoded at once, 24 MB took 2 GB."""
+    path = tmp_path / "a.jsonl"
+    words = "".join(f"{number * 7919 % 10007} words of text that " for number in range(40_000))
+    with open(path, "w") as file:
+        file.write(json.dumps({"text": words * 24}) + "\n")
+    arguments = ["--input", str(path), "--tokenizer", str(write_tokenizer(tmp_path / "t.json"))]
+    arguments += ["--heldout-fraction", "0", "--processes", "1", "--out", str(tmp_path / "out")]
+    program = "import resource, sys; from jaxpar.prepare import main; assert main(sys.argv[1:]) == 0; "
+    program += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout.splitlines()[-1]) < 800, "MiB"
 
 
 def test_a_tokenizer_that_cuts_pads_or_adds_tokens_does_not(tmp_path):

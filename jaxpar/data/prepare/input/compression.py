@@ -15,6 +15,10 @@ from jaxpar.data.prepare.input.files import Input
 
 _READ_BYTES = 2**20
 _LARGEST_WINDOW = 2**31
+_PACKED_BYTES = 2**11
+"""Compressed bytes that zstd unpacks at once: to at most 64 MiB, as four bytes may be 128 KiB."""
+UNLIMITED_BYTES = 2**26
+"""A file that unpacks to no more than this is read, whatever its size."""
 
 
 @contextmanager
@@ -32,16 +36,43 @@ def reading(file: Input) -> Iterator[None]:
 
 
 @contextmanager
-def open_bytes(file: Input) -> Iterator[BinaryIO]:
-    """The file's contents, decompressed. Raises errors that `reading` handles."""
+def open_bytes(file: Input, max_expansion: int | None = None) -> Iterator[BinaryIO]:
+    """The file's contents, decompressed. Raises errors that `reading` handles.
+
+    Args:
+        file: the file.
+        max_expansion: how many times its size a compressed file may unpack to, if that is more than `UNLIMITED_BYTES`;
+            reading beyond that is a `UserError`. None sets no limit.
+    """
     with open(file.path, "rb", buffering=_READ_BYTES) as raw:
-        if file.compression == "gzip":
-            with gzip.GzipFile(fileobj=raw) as content:
-                yield cast(BinaryIO, io.BufferedReader(cast(Any, content), _READ_BYTES))
-        elif file.compression == "zstd":
-            yield io.BufferedReader(_ZstdFile(raw), _READ_BYTES)
-        else:
+        if file.compression is None:
             yield raw
+            return
+        with gzip.GzipFile(fileobj=raw) if file.compression == "gzip" else _ZstdFile(raw) as content:
+            limit = None if max_expansion is None else max(UNLIMITED_BYTES, file.bytes * max_expansion)
+            yield io.BufferedReader(_Limited(cast(Any, content), file, limit), _READ_BYTES)
+
+
+class _Limited(io.RawIOBase):
+    """What a compressed file unpacks to, up to a limit in bytes."""
+
+    def __init__(self, content: io.RawIOBase, file: Input, limit: int | None) -> None:
+        self._content, self._file, self._limit = content, file, limit
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._content.readinto(buffer) or 0
+        self._read += count
+        if self._limit is not None and self._read > self._limit:
+            raise UserError(
+                f"{self._file.path} has {self._file.bytes} bytes and unpacks to more than {self._limit}, which is "
+                "beyond --max-expansion; expected text, which seldom unpacks to 20 times as much: look at it, and "
+                "give a higher --max-expansion if it is what it should be"
+            )
+        return count
 
 
 class _ZstdFile(io.RawIOBase):
@@ -74,7 +105,7 @@ class _ZstdFile(io.RawIOBase):
     def _advance(self) -> bool:
         """Decompress some more; returns whether there was any."""
         if not self._compressed:
-            self._compressed = self._raw.read(_READ_BYTES // 8)
+            self._compressed = self._raw.read(_PACKED_BYTES)
         if not self._compressed:
             if self._frame is not None:
                 raise EOFError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,8 +17,12 @@ from jaxpar.config.spelling import quoted
 from jaxpar.data.prepare.input.compression import open_bytes, reading
 from jaxpar.data.prepare.input.files import Input
 
-LONGEST_LINE = 2**30
+LONGEST_DOCUMENT = 2**28
+"""Most bytes of a line or of a file that is a document. A process needs about seven times as much memory."""
 _ROWS = 512
+
+type Unpacked = Callable[[], AbstractContextManager[BinaryIO]]
+"""Opens a file's contents, decompressed."""
 
 
 class Document(NamedTuple):
@@ -30,7 +35,9 @@ class Document(NamedTuple):
     """Why there is no text; empty when there is."""
 
 
-def documents(file: Input, first: int, last: int, *, key: str, scratch: Path) -> Iterator[Document]:
+def documents(
+    file: Input, first: int, last: int, *, key: str, scratch: Path, max_expansion: int | None = None
+) -> Iterator[Document]:
     """The documents of a part of a file, in order.
 
     Args:
@@ -39,15 +46,18 @@ def documents(file: Input, first: int, last: int, *, key: str, scratch: Path) ->
         last: where it ends. A line belongs to the part in which it begins. Other files have one part only.
         key: key of a JSON line, or column of a Parquet file.
         scratch: folder for a Parquet file while it is decompressed.
+        max_expansion: as in `open_bytes`.
 
     Raises:
-        UserError: the file cannot be read, is cut off, or has no such column.
+        UserError: the file cannot be read, is cut off, has no such column or a document that is too long, or unpacks to
+            too much.
     """
+    unpacked = partial(open_bytes, file, max_expansion)
     if file.format == "parquet":
-        return _parquet_documents(file, first, last, key, scratch)
+        return _parquet_documents(file, first, last, key, scratch, unpacked)
     if file.format == "text":
-        return _whole_file(file)
-    return _line_documents(file, first, last, key if file.format == "jsonl" else None)
+        return _whole_file(file, unpacked)
+    return _line_documents(file, first, last, key if file.format == "jsonl" else None, unpacked)
 
 
 def place_of(file: Input, place: int) -> str:
@@ -64,17 +74,22 @@ def place_of(file: Input, place: int) -> str:
     return f"{file.path}:{lines}"
 
 
-def _whole_file(file: Input) -> Iterator[Document]:
-    with reading(file), open_bytes(file) as content:
-        raw = content.read()
+def _whole_file(file: Input, unpacked: Unpacked) -> Iterator[Document]:
+    with reading(file), unpacked() as content:
+        raw = content.read(LONGEST_DOCUMENT + 1)
+    if len(raw) > LONGEST_DOCUMENT:
+        raise UserError(
+            f"{file.path} has more than {LONGEST_DOCUMENT} bytes, and is one document; divide it, or give --format "
+            "lines if each of its lines is a document"
+        )
     try:
         yield Document(0, raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         yield Document(0, "", f"not UTF-8 (byte {error.start})")
 
 
-def _line_documents(file: Input, first: int, last: int, key: str | None) -> Iterator[Document]:
-    for place, line in _lines(file, first, last if file.divisible else None):
+def _line_documents(file: Input, first: int, last: int, key: str | None, unpacked: Unpacked) -> Iterator[Document]:
+    for place, line in _lines(file, first, last if file.divisible else None, unpacked):
         try:
             text = line.decode("utf-8-sig" if place == 0 else "utf-8")
         except UnicodeDecodeError as error:
@@ -105,9 +120,9 @@ def _from_json(place: int, line: str, key: str) -> Document:
     return Document(place, value[key])
 
 
-def _lines(file: Input, first: int, last: int | None) -> Iterator[tuple[int, bytes]]:
+def _lines(file: Input, first: int, last: int | None, unpacked: Unpacked) -> Iterator[tuple[int, bytes]]:
     """The lines that begin from `first` up to, not including, `last`, each with the byte at which it begins."""
-    with reading(file), open_bytes(file) as content:
+    with reading(file), unpacked() as content:
         place = first
         if first > 0:
             content.seek(first - 1)
@@ -121,14 +136,19 @@ def _lines(file: Input, first: int, last: int | None) -> Iterator[tuple[int, byt
 
 
 def _read_line(content: BinaryIO, file: Input, place: int) -> bytes:
-    line = content.readline(LONGEST_LINE)
-    if len(line) == LONGEST_LINE:
-        raise UserError(f"{file.path} has a line of more than 1 GiB (at byte {place}); expected a document per line")
+    line = content.readline(LONGEST_DOCUMENT + 1)
+    if len(line) > LONGEST_DOCUMENT:
+        raise UserError(
+            f"{file.path} has a line of more than {LONGEST_DOCUMENT} bytes (at byte {place}); expected a document per "
+            "line, of at most so many"
+        )
     return line
 
 
-def _parquet_documents(file: Input, first: int, last: int, key: str, scratch: Path) -> Iterator[Document]:
-    with _unpacked(file, scratch) as path:
+def _parquet_documents(
+    file: Input, first: int, last: int, key: str, scratch: Path, unpacked: Unpacked
+) -> Iterator[Document]:
+    with _unpacked_file(file, scratch, unpacked) as path:
         parquet = open_parquet(file, path, key)
         groups = range(first, last) if file.compression is None else range(parquet.num_row_groups)
         with parquet, _arrow_errors(file):
@@ -198,22 +218,16 @@ def _as_text(raw: bytes) -> str | bytes:
 
 
 @contextmanager
-def _unpacked(file: Input, scratch: Path) -> Iterator[str | Path]:
+def _unpacked_file(file: Input, scratch: Path, unpacked: Unpacked) -> Iterator[str | Path]:
     """Path of the decompressed file: Parquet is read from its end."""
     if file.compression is None:
         yield file.path
         return
-    with tempfile.NamedTemporaryFile(dir=scratch, prefix="unpacked-", suffix=".tmp") as unpacked:
-        with _readable(file) as content:
-            shutil.copyfileobj(content, unpacked, 2**20)
-        unpacked.flush()
-        yield unpacked.name
-
-
-@contextmanager
-def _readable(file: Input) -> Iterator[BinaryIO]:
-    with reading(file), open_bytes(file) as content:
-        yield content
+    with tempfile.NamedTemporaryFile(dir=scratch, prefix="unpacked-", suffix=".tmp") as copy:
+        with reading(file), unpacked() as content:
+            shutil.copyfileobj(content, copy, 2**20)
+        copy.flush()
+        yield copy.name
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from itertools import chain
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,13 +22,12 @@ from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.input.documents import Document, documents, place_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
+from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 
 _BATCH_DOCUMENTS, _BATCH_LETTERS = 512, 2**20
-LONGEST_PIECE = 2**22
-"""Most characters that are encoded at once; a longer document is cut at the end of a line."""
 _REPORTED = 10
 """Most broken documents of a unit whose places are kept."""
 
@@ -90,9 +88,10 @@ def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
 def unit_maker(job: Job) -> Callable[[int], tuple[int, UnitRecord]]:
     """A function that makes the unit of a number."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
+    cuts = find_cuts(tokenizer)
 
     def make(number: int) -> tuple[int, UnitRecord]:
-        record = _make_unit(job, tokenizer, number)
+        record = _make_unit(job, tokenizer, cuts, number)
         write_file(job.unit_file(number, "json"), record.encode(), durable=False)
         return number, record
 
@@ -103,7 +102,8 @@ def unit_documents(job: Job, number: int) -> Iterator[tuple[int, Document]]:
     """The documents of a unit, each with the number of its input. Raises `UserError` when an input cannot be read."""
     for part in job.units[number]:
         file = job.inputs[part.input]
-        for found in documents(file, part.first, part.last, key=job.text_key, scratch=job.work):
+        bounds = {"scratch": job.work, "max_expansion": job.max_expansion}
+        for found in documents(file, part.first, part.last, key=job.text_key, **bounds):
             yield part.input, found
 
 
@@ -118,11 +118,19 @@ def told_places(job: Job, record: UnitRecord) -> list[str]:
     return [f"{place_of(job.inputs[number], place)}: {reason}" for (number, place), reason in sorted(places.items())]
 
 
-def _make_unit(job: Job, tokenizer: Any, number: int) -> UnitRecord:
+class Text(NamedTuple):
+    """A document to encode."""
+
+    pieces: list[str]
+    raw: bytes
+    """All of it in UTF-8."""
+
+
+def _make_unit(job: Job, tokenizer: Any, cuts: Cuts, number: int) -> UnitRecord:
     broken: dict[str, str] = {}
     counts = {"empty": 0, "broken": 0}
 
-    def texts() -> Iterator[tuple[str, bytes]]:
+    def texts() -> Iterator[Text]:
         for input, found in unit_documents(job, number):
             reason = found.broken
             if not reason:
@@ -131,11 +139,13 @@ def _make_unit(job: Job, tokenizer: Any, number: int) -> UnitRecord:
                 except UnicodeEncodeError:
                     reason = "half of a surrogate pair, which is no text"
                 else:
-                    if raw:
-                        yield found.text, raw
-                    else:
+                    if not raw:
                         counts["empty"] += 1
-                    continue
+                        continue
+                    if (pieces := cuts.pieces(found.text)) is not None:
+                        yield Text(pieces, raw)
+                        continue
+                    reason = _uncut(len(found.text), cuts)
             counts["broken"] += 1
             if len(broken) < _REPORTED:
                 broken[f"{input}:{found.place}"] = reason
@@ -143,14 +153,22 @@ def _make_unit(job: Job, tokenizer: Any, number: int) -> UnitRecord:
     with ExitStack() as stack:
         writers: dict[str, _SplitWriter] = {}
         for batch in _batches(texts()):
-            arrays = _encode(tokenizer, [text for text, _ in batch], job)
-            for (_, raw), tokens in zip(batch, arrays, strict=True):
+            for (_, raw), tokens in zip(batch, _encode(tokenizer, batch, job), strict=True):
                 split = HELDOUT if held_out(raw, job.heldout_fraction) else TRAIN
                 if split not in writers:
                     writers[split] = _SplitWriter(job, number, split, stack)
                 writers[split].add(tokens, len(raw))
         splits = {split: writer.finish() for split, writer in writers.items()}
     return UnitRecord(splits, counts["empty"], counts["broken"], broken)
+
+
+def _uncut(letters: int, cuts: Cuts) -> str:
+    """Why a document of so many characters cannot be encoded."""
+    where = "it has no place" if any(cuts) else "its tokenizer has no place"
+    return (
+        f"{letters:,} characters, and {where} at which cutting it would certainly leave the tokens the same; "
+        f"expected at most {LARGEST_PIECE:,}"
+    )
 
 
 class _SplitWriter:
@@ -185,11 +203,11 @@ class _SplitWriter:
         )
 
 
-def _batches(texts: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
     batch, letters = [], 0
     for text in texts:
         batch.append(text)
-        letters += len(text[0])
+        letters += sum(map(len, text.pieces))
         if letters >= _BATCH_LETTERS or len(batch) == _BATCH_DOCUMENTS:
             yield batch
             batch, letters = [], 0
@@ -197,25 +215,31 @@ def _batches(texts: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, byt
         yield batch
 
 
-def _encode(tokenizer: Any, texts: list[str], job: Job) -> Iterator[np.ndarray]:
+def _encode(tokenizer: Any, texts: list[Text], job: Job) -> Iterator[np.ndarray]:
     """The tokens of each text, the end-of-document token last."""
-    pieces = [list(_pieces(text)) for text in texts]
-    encoded = iter(tokenizer.encode_batch_fast(list(chain.from_iterable(pieces)), add_special_tokens=False))
     dtype = np.dtype(job.dtype).newbyteorder("<")
-    for of_text in pieces:
-        tokens = list(chain.from_iterable(next(encoded).ids for _ in of_text))
-        tokens.append(job.separator)
-        array = np.array(tokens, np.int64)
-        if (largest := int(array.max())) >= job.vocab:
-            raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
-        yield array.astype(dtype)
+    tokens: list[np.ndarray] = []
+    for group in _groups(texts):
+        encoded = tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
+        for (_, last), found in zip(group, encoded, strict=True):
+            ids = np.array(found.ids, np.uint32)
+            if (largest := int(ids.max(initial=0))) >= job.vocab:
+                raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
+            tokens.append(ids.astype(dtype))
+            if last:
+                yield np.concatenate([*tokens, np.array([job.separator], dtype)])
+                tokens = []
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces of at most `LONGEST_PIECE` characters: a library's memory grows with the piece."""
-    first = 0
-    while len(text) - first > LONGEST_PIECE:
-        last = text.rfind("\n", first, first + LONGEST_PIECE) + 1 or first + LONGEST_PIECE
-        yield text[first:last]
-        first = last
-    yield text[first:] if first else text
+def _groups(texts: list[Text]) -> Iterator[list[tuple[str, bool]]]:
+    """Pieces that are encoded at once, each with whether it is the last one of its text."""
+    group, letters = [], 0
+    for text in texts:
+        for number, piece in enumerate(text.pieces, 1):
+            if group and letters + len(piece) > _BATCH_LETTERS:
+                yield group
+                group, letters = [], 0
+            group.append((piece, number == len(text.pieces)))
+            letters += len(piece)
+    if group:
+        yield group
