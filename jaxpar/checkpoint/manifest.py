@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -171,13 +172,15 @@ def flush_directory(folder: Path) -> None:
 
 def _verify_size(folder: Path, name: str, size: int) -> None:
     try:
-        found = (folder / name).stat().st_size
+        status = (folder / name).stat()
     except FileNotFoundError:
         raise Damage(f"{name} is missing") from None
     except OSError as error:
         raise Damage(f"{name} cannot be read ({reason(error)})") from error
-    if found != size:
-        raise Damage(f"{name} has {found} bytes instead of {size}")
+    if not stat.S_ISREG(status.st_mode):
+        raise Damage(f"{name} is not a regular file")
+    if status.st_size != size:
+        raise Damage(f"{name} has {status.st_size} bytes instead of {size}")
 
 
 def encode(files: Mapping[str, Entry], step: int | None) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -159,3 +160,12 @@ def test_the_processes_of_a_job_share_the_bytes_of_a_checkpoint_evenly():
     sizes = [sum(files[name].size for name in names) for names in lists]
     assert max(sizes) <= 41
     assert all(manifest.shared_out(files, 20)[n] for n in range(len(files))), "every process has some where there are"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_read(folder):
+    seal(folder)
+    (folder / "state" / "empty").unlink()
+    os.mkfifo(folder / "state" / "empty")
+    for check in (manifest.verify, manifest.verify_sizes):
+        with refused("state/empty", "not a regular file", error=Damage):
+            check(folder)

@@ -48,7 +48,15 @@ def test_every_path_of_a_configuration_is_checked(key):
         validate(small(**{section: {name: value}}))
 
 
-@pytest.mark.parametrize("name", ["a\0", "\ud800", "a/b", ""])
+@pytest.mark.parametrize("key", KEYS)
+def test_no_path_has_control_characters(key):
+    section, name = key.split(".")
+    value = {"a\x1b[31m": 1.0} if name == "sources" else "a\x1b[31m"
+    with refused(key, "a\\x1b[31m", "control characters"):
+        validate(small(**{section: {name: value}}))
+
+
+@pytest.mark.parametrize("name", ["a\0", "\ud800", "a/b", "", "a\x1b[31mb"])
 def test_the_name_of_a_run_is_one_of_a_folder(name):
     with refused("run.name", "expected the name of one folder"):
         validate(small(run={"name": name}))
@@ -88,3 +96,14 @@ def test_every_path_of_prepare_is_checked(arguments, capfd, tmp_path, monkeypatc
 def test_the_path_of_a_table_is_checked():
     with refused("parallel.schedule", "~nobody-here", "not known"):
         table_text("~nobody-here/x.csv")
+
+
+def test_prepare_prints_no_control_characters_of_names(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "\x1b[31ma.txt").write_text("a text of some words")
+    out = "o\x1b]0;t\x07"
+    begin = ["--input", "*.txt", "--out", out, "--train-bpe", "260", "--heldout-fraction", "0", "--processes", "1"]
+    for arguments in (begin, begin, ["--inspect", out], ["--verify", out]):
+        assert prepare(arguments) == 0
+        printed = "".join(capfd.readouterr())
+        assert printed.replace("\n", "").isprintable() and "\\x1b" in printed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.schema import Config
+from jaxpar.config.spelling import quoted
 
 
 def check_paths(config: Config) -> None:
@@ -18,6 +20,8 @@ def check_paths(config: Config) -> None:
     for key, path in (*read.items(), *(("data.sources", path) for path in config.data.sources or ()), *written.items()):
         if path is not None:
             user_path(path, key, written=key in written)
+            if not path.isprintable():  # The console prints it.
+                raise UserError(f"{key}: {quoted(path)} has control characters; expected a path without")
     cache = config.run.compile_cache
     if cache is not None and "://" not in cache:
         user_path(cache, "run.compile_cache", written=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import is_host, is_name
+from jaxpar.config.paths import is_host
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import quoted
 
@@ -24,9 +24,10 @@ def profile_steps(profile: str) -> tuple[int, int]:
 
 def check_run(config: Config) -> None:
     run = config.run
-    if run.name in ("", ".", "..") or re.search(r"[/\\]", run.name) or not is_name(run.name):
+    if run.name in ("", ".", "..") or re.search(r"[/\\]", run.name) or not run.name.isprintable():
         raise UserError(
-            f"run.name: expected the name of one folder, got {quoted(run.name)}; put parent folders in run.dir"
+            f"run.name: expected the name of one folder, without control characters, got {quoted(run.name)}; put "
+            "parent folders in run.dir"
         )
     if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
         raise UserError(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxpar.config.spelling import printable
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import SPLITS
@@ -98,5 +99,5 @@ def _show(opened: TokenFolder, stream: TokenStream, split: str, number: int, con
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    encoded = text.encode(console.encoding, "replace").decode(console.encoding)
+    encoded = printable(text).encode(console.encoding, "replace").decode(console.encoding)
     console.print(Text(encoded, style=style), soft_wrap=True)

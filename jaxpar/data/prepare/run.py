@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
@@ -246,4 +246,4 @@ def _count(things: Sized, what: str) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)

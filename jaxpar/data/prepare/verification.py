@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.config.spelling import named
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.units import seconds
 
@@ -19,7 +20,7 @@ def verify_folder(folder: Path, console: Console) -> None:
     files = list(opened.index.files())
     size = sum(size for _, size in files)
     console.print(
-        f"{folder}: {len(files)} files and the index, {size:,} bytes, are what was written "
+        f"{named(folder)}: {len(files)} files and the index, {size:,} bytes, are what was written "
         f"({seconds(time.monotonic() - began)})",
         soft_wrap=True,
         highlight=False,

@@ -12,6 +12,7 @@ from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.sections import config_from_dict
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.observe.writers.event_log import EVENTS_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.same_run import forbidden_changes
@@ -67,7 +68,7 @@ def _recorded_save(run: Path) -> str | None:
     """Words for the newest save that the run's records show; None where they show none."""
     newest, events = None, run / EVENTS_FILE
     if events.exists():
-        for line in events.read_bytes().splitlines():
+        for line in read_file(events, None).splitlines():
             if b'"saved"' in line and type(step := _saved(line)) is int:
                 newest = step
     if newest is not None:
