@@ -113,11 +113,11 @@ class DecoderStages:
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
-        if self.model.position != "rope":
-            return dict.fromkeys(self.order.stacks, plain)
         tables: dict[bytes, tuple[jax.Array, jax.Array]] = {}
-        found = {}
+        found = dict.fromkeys(self.order.stacks, plain)
         for kind in self.order.stacks:
+            if kind_model(self.model, kind).position != "rope":
+                continue
             own = frequencies(kind_model(self.model, kind), head_dim(self.model))
             if own.tobytes() not in tables:
                 tables[own.tobytes()] = vary(rotary_tables(batch["positions"], own))

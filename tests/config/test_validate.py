@@ -151,6 +151,11 @@ def test_the_defaults_are_valid():
             "optimizer.decay_fraction: 0.6 of 200 steps begins to fall within the optimizer.warmup_steps (100)",
         ),
         (
+            ["model.kinds={a: {position: learned}, b: {}}", "model.pattern={unit: [a, b]}"],
+            "model.kinds.a.position: learned, and model.position is rope; learned positions are of the whole model, so "
+            "expected the same",
+        ),
+        (
             ["distributed.processes=2", "distributed.process_id=2"],
             "distributed.process_id: expected less than distributed.processes (2), got 2",
         ),
@@ -174,6 +179,8 @@ def test_keys_that_do_not_fit_together_are_one_sentence(overrides, sentence):
         ["model.kv_heads=2", "parallel.tensor=8"],  # key and value heads are replicated
         ["model.kv_heads=4", "parallel.tensor=2"],
         ["model.head_dim=31", "model.position=learned"],  # only the rotation needs pairs
+        ["model.head_dim=31", "model.position=none"],
+        ["model.kinds={a: {position: none}, b: {}}", "model.pattern={unit: [a, b]}"],
         ["model.embed=100", "model.head_dim=16"],
         ["parallel.expert=8"],  # for dense weights another data axis
         ["parallel.fsdp=8", "parallel.zero=0"],

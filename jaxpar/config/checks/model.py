@@ -19,9 +19,14 @@ def check_model(config: Config) -> None:
     divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
     if model.head_dim is None:
         divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
-    if model.position == "rope" and head_dim(model) % 2:
-        raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
     for kind, own in kind_models(model).items():
+        if own.position == "rope" and head_dim(model) % 2:
+            raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
+        if "learned" in (own.position, model.position) and own.position != model.position:
+            raise UserError(
+                f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned positions "
+                "are of the whole model, so expected the same"
+            )
         if own.rope_scaling == "llama3" and own.rope_low_frequency >= own.rope_high_frequency:
             raise UserError(
                 f"{key_of(kind, 'rope_low_frequency')}: expected less than model.rope_high_frequency "

@@ -56,8 +56,9 @@ class ModelConfig:
     added to the residual stream (`post`: OLMo 2), or on both (`sandwich`: Gemma 2 and 3)."""
     norm_epsilon: float = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
-    position: Literal["rope", "learned"] = "rope"
-    """Rotary embeddings of queries and keys, or a learned table added to the token embeddings."""
+    position: Literal["rope", "learned", "none"] = "rope"
+    """Rotary embeddings of queries and keys (`rope`), a table added to the token embeddings (`learned`), or nothing but
+    the causal mask (`none`: every fourth layer of SmolLM3)."""
     max_positions: int = 1024
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope_base: float = 10000.0
