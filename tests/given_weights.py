@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpar.config.schema import Pattern
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import shardings
 from jaxpar.training.step.train_step import TrainStep
-from tests.reference.options import kinds_of_layers
 
 
 def place(step: TrainStep, weights: Any) -> Any:
@@ -30,22 +27,3 @@ def state_with(step: TrainStep, weights: Any) -> TrainState:
     scale = step.layout.config.precision.loss_scale if step.layout.config.precision.compute == "float16" else 1.0
     value = jax.device_put(np.float32(scale), zeros.loss_scale.value.sharding)
     return zeros._replace(master=place(step, weights), loss_scale=zeros.loss_scale._replace(value=value))
-
-
-def as_decoder(weights: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Weights and options of the float64 reference as the decoder takes them: a stack for each kind of layer there is.
-
-    The rows of `layers.<kind>` are the model's layers of that kind, in order.
-    """
-    if not options.get("pattern"):
-        return weights, dict(options)
-    of_layers = np.array(kinds_of_layers(options))
-
-    def rows(tree: Any, kind: str) -> Any:
-        return {
-            name: rows(leaf, kind) if isinstance(leaf, dict) else leaf[of_layers == kind] for name, leaf in tree.items()
-        }
-
-    stacks = {kind: rows(weights["layers"], kind) for kind in dict.fromkeys(of_layers.tolist())}
-    pattern = Pattern(**{part: tuple(kinds) for part, kinds in options["pattern"].items()})
-    return weights | {"layers": stacks}, {**options, "pattern": pattern}

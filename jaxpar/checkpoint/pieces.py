@@ -93,6 +93,21 @@ def read_saved(folder: Path, name: str, like: Any, *, whole: bool) -> Any:
     return jax.make_array_from_callback(tuple(like.shape), like.sharding, read)
 
 
+def open_saved(checkpoint: Path, name: str, orbax: str) -> Any:
+    """An array of a checkpoint, of which `[region].read().result()` reads a part.
+
+    Args:
+        checkpoint: its folder.
+        name: of the array.
+        orbax: name of Orbax's folder in it.
+
+    Raises:
+        ValueError: it has no such array.
+    """
+    beside = checkpoint / FOLDER
+    return _opened(_spec(beside, name) if (beside / name).exists() else _spec_of_orbax(checkpoint / orbax, name))
+
+
 def _spec(folder: Path, name: str) -> dict[str, Any]:
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder / name}/"}}
 

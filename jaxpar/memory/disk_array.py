@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -113,6 +114,15 @@ class DiskArray:
         pinned = self.sharding.with_memory_kind(PINNED)
         copy = lambda index: np.array(self._parts[_place(index, self.shape)])
         return jax.make_array_from_callback(self.shape, pinned, copy)
+
+
+def copied(weight: jax.Array | DiskArray) -> jax.Array | DiskArray:
+    """A copy in the same memory; it is made on the device, or from files to files."""
+    if isinstance(weight, DiskArray):
+        return weight.copied()
+    assert isinstance(weight.sharding, NamedSharding), "a state lies on the mesh"
+    on_device = jax.device_put(weight, NamedSharding(weight.sharding.mesh, weight.sharding.spec))
+    return jax.device_put(jnp.copy(on_device), weight.sharding)
 
 
 def offload_folder(config: Config) -> Path:

@@ -66,8 +66,16 @@ def test_every_numeric_key_has_a_range_and_every_range_a_key():
         ("model.kinds={1: {}}", "model.kinds: expected names of its entries that are text, got 1"),
         ("model.kinds={global: }", "model.kinds.global: expected a mapping, got null; did you mean {}?"),
         ("model.pattern=[a, b]", "model.pattern: expected a mapping or null, got [a, b]; did you mean {unit: [a, b]}?"),
-        ("run.name=a/b", "run.name: expected the name of one folder, got 'a/b'; put parent folders in run.dir"),
-        ("run.name=..", "run.name: expected the name of one folder, got '..'; put parent folders in run.dir"),
+        (
+            "run.name=a/b",
+            "run.name: expected the name of one folder, without control characters, got 'a/b'; put parent folders in "
+            "run.dir",
+        ),
+        (
+            "run.name=..",
+            "run.name: expected the name of one folder, without control characters, got '..'; put parent folders in "
+            "run.dir",
+        ),
         (
             "run.wandb=team/project",
             "run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got 'team/project'",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-GOLDEN = "tests/model/test_goldens.py::test_logits_equal_those_of_transformers[gemma3-one_device]"
+GOLDEN = "tests/model/test_goldens.py::test_logits_equal_those_of_transformers[gemma3]"
 REPORTS = "tests/training/parity/test_kinds.py::test_what_layers_report_is_counted_once"
 
 KINDS = (

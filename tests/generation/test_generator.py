@@ -9,8 +9,9 @@ import pytest
 
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
-from tests.given_weights import as_decoder, place
-from tests.goldens.loading import NAMES, load
+from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.training.residency.given_weights import begun_from
+from tests.goldens.loading import FOLDER, NAMES, options_of
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
 from tests.sentences import refused
@@ -26,10 +27,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def model_of(name: str) -> tuple[Any, dict[str, Any]]:
-    weights, options, _, _ = load(name, vocab_multiple=16)
-    weights, options = as_decoder(weights, options)
-    return weights, {"vocab_multiple": 16, "kv_heads": None} | options
+def model_of(name: str) -> tuple[HFFolder, dict[str, Any]]:
+    source = HFFolder(FOLDER / name)
+    model = options_of(source.model) | {"vocab_multiple": 16, "pattern": source.model.pattern}
+    return source, {"kv_heads": None} | model
+
+
+def weights_on(run: SmallRun, source: HFFolder) -> Any:
+    residency = run.step.residency
+    return begun_from(source, residency.initial_state(), residency).master
 
 
 def prompts(vocab: int) -> list[list[int]]:
@@ -56,15 +62,14 @@ def log_probabilities(run: SmallRun, weights: Any, rows: list[list[int]]) -> np.
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layout: str):
-    plain, options = model_of(name)
+    source, options = model_of(name)
     run = run_of(options, LAYOUTS[layout])
-    weights = place(run.step, plain)
     given = prompts(options["vocab"])
-    generator = Generator(run.config, run.step.mesh, weights)
+    generator = Generator(run.config, run.step.mesh, weights_on(run, source))
     found = generator.continued(given, NEW)
     reference = run_of(options, {})
     by_training = log_probabilities(
-        reference, place(reference.step, plain), [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
+        reference, weights_on(reference, source), [[*a, *b.tokens.tolist()] for a, b in zip(given, found, strict=True)]
     )
     for row, (prompt, own) in enumerate(zip(given, found, strict=True)):
         assert len(own.tokens) == NEW and not own.ended
@@ -74,9 +79,9 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layo
 
 
 def generator_of(layout: dict[str, Any], **options: Any) -> Generator:
-    plain, model = model_of("llama")
+    source, model = model_of("llama")
     run = run_of(model, layout)
-    return Generator(run.config, run.step.mesh, place(run.step, plain), **options)
+    return Generator(run.config, run.step.mesh, weights_on(run, source), **options)
 
 
 def test_draws_do_not_depend_on_the_layout_nor_on_other_rows():

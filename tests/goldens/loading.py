@@ -1,24 +1,26 @@
-"""Reads a golden: weights in the layout of the weight tree, and the logits that transformers computes from them."""
+"""Reads a golden: a tiny model in Hugging Face's format, as `transformers` wrote it, and its logits there."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.interop.weight_names import LAYER_PREFIX, own_specs
 from tests.reference.tree import Tree, unflatten
 
 FOLDER = Path(__file__).parent
-NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.npz")))
-NOT_WEIGHTS = ("tokens", "logits", "options", "made_with")
+NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
 
 
 def nested(leaves: Mapping[str, np.ndarray]) -> Tree:
-    """Nested dict of leaves named like `layers/attention/query`."""
-    return unflatten({tuple(name.split("/")): leaf for name, leaf in leaves.items()})
+    """Nested dict of leaves named like `layers.attention.query`."""
+    return unflatten({tuple(name.split(".")): leaf for name, leaf in leaves.items()})
 
 
 def pad_vocabulary(weights: Tree, multiple: int) -> Tree:
@@ -31,6 +33,23 @@ def pad_vocabulary(weights: Tree, multiple: int) -> Tree:
     return padded
 
 
+def weights_of(source: HFFolder) -> Tree:
+    """All weights in float32, layers of all kinds in one stack."""
+    leaves = {}
+    for name, spec in own_specs(source.model, next(iter(source.model.kinds), "")).items():
+        whole = tuple(slice(0, size) for size in spec.shape)
+        layers = range(source.model.layers) if name.startswith(LAYER_PREFIX) else None
+        leaves[name] = source.read(name, layers, whole).astype(np.float32)
+    return nested(leaves)
+
+
+def options_of(model: ModelConfig) -> dict[str, Any]:
+    """The `model` section as a dict, without what has its default."""
+    plain, usual = asdict(model), asdict(ModelConfig())
+    options = {key: value for key, value in plain.items() if value != usual[key] or key in ("layers", "heads")}
+    return options | {key: plain[key] for key in ("embed", "mlp", "rope_base")}
+
+
 def load(name: str, vocab_multiple: int = 1) -> tuple[Tree, dict[str, Any], np.ndarray, np.ndarray]:
     """A golden by name, one of `NAMES`.
 
@@ -40,8 +59,12 @@ def load(name: str, vocab_multiple: int = 1) -> tuple[Tree, dict[str, Any], np.n
         tokens: int32 [batch, seq], whole rows of one document each;
         logits: float64 [batch, seq, vocab], not padded.
     """
-    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as stored:
-        arrays = dict(stored)
-    weights = nested({key: leaf for key, leaf in arrays.items() if key not in NOT_WEIGHTS})
-    options = json.loads(str(arrays["options"]))
-    return pad_vocabulary(weights, vocab_multiple), options, arrays["tokens"], arrays["logits"]
+    source = HFFolder(FOLDER / name)
+    weights = pad_vocabulary(weights_of(source), vocab_multiple)
+    return weights, options_of(source.model), *tokens_and_logits(name)
+
+
+def tokens_and_logits(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of a golden: int32 [batch, seq], float64 [batch, seq, vocab]."""
+    with np.load(FOLDER / name / "logits.npz", allow_pickle=False) as stored:
+        return stored["tokens"], stored["logits"]

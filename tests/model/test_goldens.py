@@ -1,4 +1,4 @@
-"""The decoder computes the logits that transformers computes, on one device and on a mesh that splits everything."""
+"""A folder of Hugging Face's has the logits here that transformers computes: on one device, and split every way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.interop.hf_folder import HFFolder
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
@@ -16,17 +17,14 @@ from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
+from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.step.train_step import TrainStep
-from tests.given_weights import as_decoder, place
-from tests.goldens.loading import NAMES, load
+from tests.goldens.loading import FOLDER, NAMES, options_of, tokens_and_logits
 from tests.reference.decoder64 import plain_batch
 from tests.small_run import SmallRun, small
 
 TOLERANCE = 1e-5
 """Largest difference over the largest logit, float32."""
-SEVERAL_KINDS = ("gemma2", "gemma3")
-"""Goldens with several kinds of layers, which the layer loop does not run yet."""
-LAYOUTS = {"one_device": {}, "split": {"fsdp": 2, "context": 2, "tensor": 2, "context_order": "contiguous"}}
 
 
 def logits(step: TrainStep) -> Any:
@@ -45,14 +43,27 @@ def logits(step: TrainStep) -> Any:
     return step.compiled(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor"))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_equal_those_of_transformers(name: str, layout: str):
-    weights, options, tokens, wanted = load(name, vocab_multiple=16)
-    weights, options = as_decoder(weights, options)
+def test_logits_equal_those_of_transformers(name: str):
+    compare(name, {})
+
+
+@pytest.mark.matrix(quick=("gemma3", "phi3"), ci=4)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_a_split_model_equal_those_of_transformers(name: str):
+    compare(name, {"fsdp": 2, "context": 2, "tensor": 2, "context_order": "contiguous"})
+
+
+def compare(name: str, parallel: dict[str, Any]) -> None:
+    """Read a golden's folder into a layout, and compare the logits there with those of transformers."""
+    tokens, wanted = tokens_and_logits(name)
+    source = HFFolder(FOLDER / name)
+    model = options_of(source.model) | {"vocab_multiple": 16, "pattern": source.model.pattern}
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
-    run = SmallRun(small(model={"vocab_multiple": 16, "kv_heads": None} | options, parallel=LAYOUTS[layout], data=data))
-    found = np.asarray(logits(run.step)(place(run.step, weights), run.place(plain_batch(tokens))))
-    vocab = options["vocab"]
+    run = SmallRun(small(model={"kv_heads": None} | model, parallel=parallel, data=data))
+    residency = run.step.residency
+    weights = begun_from(source, residency.initial_state(), residency).master
+    found = np.asarray(logits(run.step)(weights, run.place(plain_batch(tokens))))
+    vocab = wanted.shape[-1]
     assert np.abs(found[..., :vocab] - wanted).max() <= TOLERANCE * np.abs(wanted).max()
     assert found.shape[-1] == 64 and np.all(np.isneginf(found[..., vocab:])), "padded columns take no probability"

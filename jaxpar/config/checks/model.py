@@ -24,8 +24,8 @@ def check_model(config: Config) -> None:
             raise UserError(f"model.head_dim: rotary embeddings need an even width, got {head_dim(model)}")
         if "learned" in (own.position, model.position) and own.position != model.position:
             raise UserError(
-                f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned positions "
-                "are of the whole model, so expected the same"
+                f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned "
+                "positions are of the whole model, so expected the same"
             )
         if own.rope_scaling == "llama3" and own.rope_low_frequency >= own.rope_high_frequency:
             raise UserError(

@@ -107,6 +107,9 @@ ALIASES: dict[str, str] = {
     "data.packed": "packing pack_sequences",
     "run.steps": "max_steps train_iters num_iterations training_steps total_steps max_iters num_train_steps n_steps",
     "run.seed": "random_seed rng_seed init_weights_seed",
+    "run.init_from":
+        "pretrained_model_name_or_path init_from_checkpoint initial_load_path load_parameters_path "
+        "pretrained_checkpoint",
     "run.name": "run_name experiment_name exp_name",
     "run.dir": "output_dir out_dir dump_folder base_output_directory save_dir",
     "run.log_every": "log_interval log_freq logging_steps log_period log_every_n_steps",

@@ -6,11 +6,15 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from jaxpar.interop.form import Region
+from jaxpar.interop.source import ReadPart
 from jaxpar.layout.state import TrainState, join_weights, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.memory.disk_array import copied
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
@@ -69,6 +73,26 @@ class OnDevice:
 
     def adopted(self, state: TrainState) -> TrainState:
         return state
+
+    def with_weights(self, state: TrainState, weights: Any) -> TrainState:
+        def replaced(old: jax.Array, read: ReadPart) -> jax.Array:
+            shape, where = old.shape, old.sharding
+            old.delete()
+            parts: dict[str, np.ndarray] = {}  # replicas have the same ones
+
+            def part(region: Region | None) -> np.ndarray:
+                assert region is not None
+                return parts[str(region)] if str(region) in parts else parts.setdefault(str(region), read(region))
+
+            return jax.make_array_from_callback(shape, where, part)
+
+        average = state.optimizer.average
+        for leaf in jax.tree.leaves(average):
+            leaf.delete()
+        master = jax.tree.map(replaced, state.master, weights)
+        if average is not None:
+            state = state._replace(optimizer=state.optimizer._replace(average=jax.tree.map(copied, master)))
+        return state._replace(master=master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
         layout = self.layout

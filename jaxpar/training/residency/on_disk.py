@@ -19,9 +19,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxpar.interop.source import ReadPart
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.memory.disk_array import DiskArray, check_whole, offload_folder, remove_stale
+from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
@@ -86,6 +87,20 @@ class OnDisk(OnDevice):
     def readable(self, weights: Weights) -> Weights:
         """What is on the device, or fetched temporarily."""
         return jax.tree.map(lambda own: self.fetched(own) if own.on_device is None else own.on_device, weights)
+
+    def with_weights(self, state: TrainState, weights: Any) -> TrainState:
+        def replace(array: DiskArray, read: ReadPart) -> None:
+            for region, part in array.parts():
+                first, *others = region
+                for row in range(len(part)):
+                    part[row] = read((slice(first.start + row, first.start + row + 1), *others))[0]
+            array.on_device = self.fetched(array)
+
+        jax.tree.map(replace, state.master, weights)
+        if state.optimizer.average is None:
+            return state
+        average = jax.tree.map(copied, state.master)
+        return state._replace(optimizer=state.optimizer._replace(average=average))
 
     def _to_file(self, like: jax.ShapeDtypeStruct, leaf: Any) -> DiskArray:
         if isinstance(leaf, DiskArray):

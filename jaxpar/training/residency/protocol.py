@@ -70,6 +70,14 @@ class Residency(Protocol):
         """A restored state in the form that steps take."""
         ...
 
+    def with_weights(self, state: TrainState, weights: Any) -> TrainState:
+        """`state` with other master weights, and the moving average of them if it has one. `state` is used up.
+
+        `weights` has in place of each weight a function that returns a part of it; this process calls it for the parts
+        that its devices hold, one weight after the other.
+        """
+        ...
+
     def train(self, measure: Measure, metrics: Any) -> Any:
         """The jitted step, of `abstract_input` and a batch; `metrics` has the partition of each metric."""
         ...

@@ -12,6 +12,7 @@ import jax
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import SKIPPED_IN_ROW
+from jaxpar.checkpoint.folders import listed_steps
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
@@ -75,12 +76,16 @@ class _Loop:
                 self.folder.release()
 
     def _run(self) -> Summary:
+        if not from_first(lambda: listed_steps(self.folder.checkpoints)):
+            liveness.at("looking into run.init_from", busy=True)
+            self.trainer.first_weights  # noqa: B018 (refused, where it does not fit, before a file is written)
         liveness.at("looking into its folder")
         changes, told = from_first(self.folder.claim)
         if told is not None:
             self.listeners.message(told)
         liveness.at("restoring a checkpoint")
-        self._restore()
+        if not self._restore():
+            self._tell_first_weights()
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
             self.folder.check_nothing_else_asked(done, changes)
@@ -158,6 +163,14 @@ class _Loop:
                 f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
             )
         return True
+
+    def _tell_first_weights(self) -> None:
+        """Report where the weights of a new run come from, and what it changes of that model."""
+        source = self.trainer.first_weights
+        if source is not None:
+            changed = "; ".join(map(str, self.trainer.first_differences))
+            but = f"; it has another value here: {changed}" if changed else ""
+            self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
 
     def _announce(self, first: int, changes: list[str]) -> None:
         trainer, config = self.trainer, self.config

@@ -19,6 +19,9 @@ from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, op
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.interop.config_json import Difference
+from jaxpar.interop.open_source import open_source
+from jaxpar.interop.source import WeightSource, check_fits
 from jaxpar.layers.checks import validate
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
@@ -33,6 +36,7 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, flops_per_step, windows
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
+from jaxpar.training.residency.given_weights import INIT_FROM, begun_from
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
 from jaxpar.training.step.batches import BatchPlacer
@@ -100,6 +104,8 @@ class Run:
         self.placer = BatchPlacer(self.layout, self.mesh)
         self.timer = StepTimer()
         self._state: TrainState | None = None
+        self.first_differences: list[Difference] = []
+        """In what else the model of `run.init_from` differs from this one, once it is opened."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
         self.last_pairs: Pairs = {}
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
@@ -110,10 +116,25 @@ class Run:
 
     @property
     def state(self) -> TrainState:
-        """The current state; made from the seed when nothing was restored."""
+        """The current state; made from `run.init_from` or the seed when nothing was restored."""
         if self._state is None:
             self._state = self.functions.residency.initial_state()
+            if (source := self.first_weights) is not None:
+                self._state = begun_from(source, self._state, self.functions.residency)
         return self._state
+
+    @cached_property
+    def first_weights(self) -> WeightSource | None:
+        """`run.init_from`, opened and checked; None where weights are drawn from the seed.
+
+        Raises `UserError` where there is no such model, or its weights do not fit this one.
+        """
+        begin = self.config.run.init_from
+        if begin is None:
+            return None
+        source = open_source(begin, INIT_FROM)
+        self.first_differences = check_fits(source, self.config.model, INIT_FROM)
+        return source
 
     @state.setter
     def state(self, state: TrainState) -> None:

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.facts import skipped_in_row
 from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import CheckpointConfig
 from jaxpar.layout.state import FORMER_NAMES, TrainState
-from jaxpar.memory.disk_array import DiskArray
+from jaxpar.memory.disk_array import copied
 from jaxpar.observe.events import Listener
 
 
@@ -150,20 +148,11 @@ def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:
     return like._replace(optimizer=like.optimizer._replace(average=like.master if saved else None))
 
 
-def _copied(weight: jax.Array | DiskArray) -> jax.Array | DiskArray:
-    """A copy in the same memory; it is made on the device, or from files to files."""
-    if isinstance(weight, DiskArray):
-        return weight.copied()
-    assert isinstance(weight.sharding, NamedSharding), "a state lies on the mesh"
-    on_device = jax.device_put(weight, NamedSharding(weight.sharding.mesh, weight.sharding.spec))
-    return jax.device_put(jnp.copy(on_device), weight.sharding)
-
-
 def _as_wanted(state: TrainState, like: TrainState) -> TrainState:
     """A restored `state` with the moving average that `like` has; a new one begins with the weights."""
     average = state.optimizer.average
     if like.optimizer.average is None:
         average = None
     elif average is None:
-        average = jax.tree.map(_copied, state.master)
+        average = jax.tree.map(copied, state.master)
     return state._replace(optimizer=state.optimizer._replace(average=average))

@@ -1,0 +1,1 @@
+"""Models in Hugging Face's format: one table per family, read both ways."""

@@ -1,0 +1,166 @@
+"""`config.json` to a model section and back, by the table of its family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxpar.config.counting import attention_scale, head_dim, kv_heads
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.typed import spell
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.interop.family import Family, tensors_of
+from jaxpar.interop.keys import Given
+from jaxpar.interop.layer_keys import SCALINGS
+from jaxpar.interop.layer_packing import layer_models, packed
+from jaxpar.interop.registry import FAMILIES
+
+UNUSED = (
+    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
+    "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "max_position_embeddings",
+    "attention_dropout", "auto_map", "attn_implementation", "_attn_implementation", "cache_implementation",
+    "_attn_implementation_autoset", "task_specific_params", "transformers.js_config", "unsloth_fixed",
+    "unsloth_version", "id2label", "label2id", "problem_type", "return_dict", "output_attentions",
+    "output_hidden_states", "is_decoder", "is_encoder_decoder", "chunk_size_feed_forward", "torchscript",
+)  # fmt: skip
+"""Keys of any family that do not change what the model computes."""
+
+TRAINING = ("preset", "vocab_multiple", "dropout", "init_scale", "z_loss", "kinds", "pattern")
+"""Keys of our model section that do not change what a trained model computes, or that are spelled out by layer."""
+
+
+def family_of(given: Given) -> Family:
+    """The family of a `config.json`.
+
+    Raises:
+        UserError: its `model_type` or `architectures` belong to none.
+    """
+    model_type, known = given.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
+    if model_type not in known:
+        near = did_you_mean(model_type, known) if isinstance(model_type, str) else ""
+        raise UserError(
+            f"{given.file}: model_type is {quoted(model_type, 80)}, which is not supported"
+            f"{near or f'; expected one of {", ".join(known)}'}"
+        )
+    family = known[model_type]
+    classes = given.get("architectures") or [family.architecture]
+    if family.architecture not in classes:
+        raise given.refusal("architectures", classes, family.architecture)
+    return family
+
+
+def model_of(given: Given) -> tuple[Family, ModelConfig]:
+    """The family and the model section of a `config.json`.
+
+    Raises:
+        UserError: a key, or its value, is not supported; the message names it.
+    """
+    family = family_of(given)
+    ours: dict[str, Any] = dict(family.model)
+    for entry in family.entries:
+        ours |= entry.read(given)
+    each: list[dict[str, Any]] = [{} for _ in range(ours["layers"])]
+    for entry in family.layer_entries:
+        each = [own | more for own, more in zip(each, entry.read(given, ours["layers"]), strict=True)]
+    for key, value in given.values.items():
+        if key not in _known(family) and value is not None:
+            raise UserError(f"{given.file}: the key {key} is not supported for {family.model_type}")
+    return family, ModelConfig(**{**ours, **packed(each)})
+
+
+def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The `config.json` of a model.
+
+    Args:
+        family: its family.
+        model: what it computes.
+        base: a `config.json` of which other keys are taken, such as those of tokens.
+        length: `max_position_embeddings`, where `base` has none.
+
+    Raises:
+        UserError: the family cannot express the model.
+    """
+    resolved = replace(model, preset=None, kv_heads=kv_heads(model), head_dim=head_dim(model))
+    owned = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
+    made = {"architectures": [family.architecture], "model_type": family.model_type, "max_position_embeddings": length}
+    made |= {key: value for key, value in base.items() if key not in owned}
+    for entry in family.entries:
+        made |= entry.write(resolved)
+    for entry in family.layer_entries:
+        made |= entry.write(layer_models(resolved))
+    if "n_positions" in made:
+        del made["max_position_embeddings"]
+    _, again = model_of(Given("config.json", made))
+    if wrong := differences(model, again):
+        raise UserError(f"model: the format of {family.name} cannot express {', '.join(map(str, wrong))}")
+    return made
+
+
+def family_for(model: ModelConfig) -> Family:
+    """The first family that can express a model.
+
+    Raises:
+        UserError: there is none.
+    """
+    refusals = {}
+    for family in FAMILIES.values():
+        try:
+            tensors_of(family, model)
+            config_of(family, model, {}, length=1)
+            return family
+        except UserError as error:
+            refusals[family.name] = str(error)
+    nearest = min(refusals.values(), key=lambda text: text.count(","))
+    raise UserError(f"model: no family of Hugging Face's format can hold this model; for one, {nearest}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key of the model section in which two models differ."""
+
+    key: str
+    first: Any
+    second: Any
+    layer: int | None
+    """The first layer in which they do; None if they do in all."""
+
+    def __str__(self) -> str:
+        where = "" if self.layer is None else f" of layer {self.layer}"
+        return f"model.{self.key}{where} ({spell(self.first)}, not {spell(self.second)})"
+
+
+def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
+    """The keys of the model section in which what two models compute differs."""
+    if a.layers != b.layers:
+        return [Difference("layers", a.layers, b.layers, None)]
+    each = [(_function(mine), _function(other)) for mine, other in zip(layer_models(a), layer_models(b), strict=True)]
+    found = []
+    for key in each[0][0]:
+        wrong = [layer for layer, (mine, other) in enumerate(each) if mine[key] != other[key]]
+        if wrong:
+            mine, other = each[wrong[0]]
+            everywhere = len(wrong) == a.layers
+            found.append(Difference(key, mine[key], other[key], None if everywhere else wrong[0]))
+    return found
+
+
+def _known(family: Family) -> set[str]:
+    owned = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
+    return owned | set(family.unused) | set(UNUSED)
+
+
+def _function(model: ModelConfig) -> dict[str, Any]:
+    """The keys that say what a model computes whose layers are all alike; null where another one makes them unused."""
+    values = {key: value for key, value in vars(model).items() if key not in TRAINING}
+    values |= {"kv_heads": kv_heads(model), "head_dim": head_dim(model)}
+    values["attention_scale"] = round(attention_scale(model), 12)
+    if model.position != "learned":
+        values["max_positions"] = None
+    rope = {"rope_base", "rope_scaling", "rope_factor", "rope_original_length"}
+    rope |= {"rope_low_frequency", "rope_high_frequency"}
+    used = {"rope_base", "rope_scaling", *(ours for _, ours in SCALINGS.get(model.rope_scaling, ()))}
+    for key in rope - (used if model.position == "rope" else set()):
+        values[key] = None
+    return values

@@ -1,0 +1,85 @@
+"""Weights of Hugging Face's format as a checkpoint, written a piece at a time."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpar.checkpoint import Checkpointer
+from jaxpar.checkpoint.pieces import Pieces, Region
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.reading.sections import config_to_dict
+from jaxpar.config.schema import Config
+from jaxpar.interop.export import GENERATION, TOKENIZER
+from jaxpar.interop.hf_folder import CONFIG, HFFolder
+from jaxpar.interop.saved_weights import CHECKPOINTS, HF_FACTS, HF_FILES
+from jaxpar.interop.source import ReadPart, read_part
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.model.decoder import decoder_specs
+
+PIECE_BYTES = 64 * 2**20
+"""Of a piece of a table; a piece of stacked weights is a layer's."""
+
+
+def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], None]) -> None:
+    """Write the weights into a new folder, in float32, with the files of `config.json` and of the tokenizer."""
+    config = Config(model=source.model)
+    order = LayerOrder.of_kinds([0], [layer_kinds(source.model)])
+    master = jax.tree_util.tree_map_with_path(
+        lambda path, spec: _ReadPieces(spec, read_part(source, path, spec, order)),
+        decoder_specs(config, order),
+        is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
+    )
+    facts = {"config": config_to_dict(config), HF_FACTS: _origin_facts(source)}
+    checkpointer = Checkpointer(folder / CHECKPOINTS, keep_last=1, keep_every=None, report=report)
+    try:
+        checkpointer.save(0, {"master": master, "step": jnp.int32(0)}, facts)
+    finally:
+        checkpointer.close()
+    (folder / HF_FILES).mkdir()
+    for name in (CONFIG, GENERATION, *TOKENIZER):
+        if (source.path / name).exists():
+            shutil.copyfile(source.path / name, folder / HF_FILES / name)
+
+
+def _origin_facts(source: HFFolder) -> dict[str, Any]:
+    return {"family": source.origin.family.name, "dtypes": source.origin.dtypes}
+
+
+@dataclass(frozen=True)
+class _ReadPieces(Pieces):
+    """A weight that is read while it is saved."""
+
+    spec: ParamSpec
+    read: ReadPart
+    dtype = np.dtype(np.float32)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.spec.shape
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        rows, *others = self.shape
+        if self.spec.axes[0] == LAYERS:
+            return (1, *others)
+        return (max(1, min(rows, PIECE_BYTES // max(1, 4 * prod(others)))), *others)
+
+    def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
+        step = self.piece_shape[0]
+        for first in range(0, self.shape[0], step):
+            rows = slice(first, min(first + step, self.shape[0]))
+            region = (rows, *(slice(0, size) for size in self.shape[1:]))
+            yield region, self.read(region)
+
+    def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:
+        raise AssertionError("a converted model is read by its parts")

@@ -1,0 +1,164 @@
+"""Weights to a folder in Hugging Face's format."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxpar.config.errors import UserError
+from jaxpar.interop.config_json import config_of, differences, family_for, model_of
+from jaxpar.interop.family import Family, StoredTensor, tensors_of
+from jaxpar.interop.hf_folder import CONFIG, HFFolder, read_config
+from jaxpar.interop.keys import Given
+from jaxpar.interop.open_source import origin_of
+from jaxpar.interop.saved_weights import SavedWeights
+from jaxpar.interop.tensor_files import DTYPES, INDEX, WHOLE
+
+GENERATION = "generation_config.json"
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Names of the files of a tokenizer."""
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+DTYPE_NAMES = {dtype.name: dtype for dtype in DTYPES.values()}
+"""The dtypes that an export can have."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A folder in Hugging Face's format, before it is written."""
+
+    source: HFFolder | SavedWeights
+    family: Family
+    tensors: list[StoredTensor]
+    dtypes: dict[str, np.dtype]
+    """Of each tensor."""
+    config: Mapping[str, Any]
+    """Of `config.json`."""
+    beside: Path | None
+    """A folder whose tokenizer and `generation_config.json` are copied."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(prod(tensor.laid.shape) for tensor in self.tensors)
+
+    def values(self, tensor: StoredTensor) -> np.ndarray:
+        """A tensor, in its dtype here."""
+        weights = []
+        for weight, spec in zip(tensor.weights, tensor.laid.specs, strict=True):
+            whole = tuple(slice(0, size) for size in spec.shape)
+            layers = None if tensor.layer is None else [tensor.layer]
+            read = self.source.read(weight, layers, whole)
+            weights.append(read if layers is None else read[0])
+        return tensor.laid.join(weights).astype(self.dtypes[tensor.name])
+
+    def write(self, folder: Path, shard_bytes: int) -> list[Path]:
+        """Write everything into an empty folder; returns the files of the weights."""
+        (folder / CONFIG).write_text(_json(self.config), encoding="utf-8")
+        self._write_beside(folder)
+        return self._write_weights(folder, shard_bytes)
+
+    def shards(self, shard_bytes: int) -> list[list[StoredTensor]]:
+        """The tensors of each file: in order, each file as full as it may be."""
+        shards: list[list[StoredTensor]] = [[]]
+        size = 0
+        for tensor in self.tensors:
+            own = self._bytes(tensor)
+            if shards[-1] and size + own > shard_bytes:
+                shards.append([])
+                size = 0
+            shards[-1].append(tensor)
+            size += own
+        return shards
+
+    def _write_weights(self, folder: Path, shard_bytes: int) -> list[Path]:
+        shards, files, by_name = self.shards(shard_bytes), [], {}
+        for number, shard in enumerate(shards, start=1):
+            name = WHOLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            save_file({one.name: self.values(one) for one in shard}, folder / name, metadata={"format": "pt"})
+            files.append(folder / name)
+            by_name |= {tensor.name: name for tensor in shard}
+        if len(shards) > 1:
+            sizes = {"total_parameters": self.parameters, "total_size": sum(map(self._bytes, self.tensors))}
+            (folder / INDEX).write_text(_json({"metadata": sizes, "weight_map": by_name}), encoding="utf-8")
+        return files
+
+    def _bytes(self, tensor: StoredTensor) -> int:
+        return prod(tensor.laid.shape) * self.dtypes[tensor.name].itemsize
+
+    def _write_beside(self, folder: Path) -> None:
+        """Copy the files of the tokenizer, and copy or make `generation_config.json`."""
+        ids = {key: self.config[key] for key in TOKEN_IDS if self.config.get(key) is not None}
+        for name in (GENERATION, *TOKENIZER):
+            if self.beside is not None and (self.beside / name).exists():
+                shutil.copyfile(self.beside / name, folder / name)
+            elif name == GENERATION:
+                (folder / name).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
+
+
+def plan_export(source: HFFolder | SavedWeights, dtype: str | None = None) -> Export:
+    """The export of a model.
+
+    Args:
+        source: the weights.
+        dtype: that of all tensors; None takes those that the tensors had where the weights came from, or float32.
+
+    Raises:
+        UserError: no family of Hugging Face's format can hold the model.
+    """
+    model, origin = source.model, origin_of(source)
+    if origin is not None and not _holds(origin.family, source):
+        origin = None
+    family = family_for(model) if origin is None else origin.family
+    tensors, length = tensors_of(family, model), _length(source)
+    names = {} if origin is None else origin.dtypes
+    dtypes = {one.name: DTYPE_NAMES[dtype or names.get(one.name, "float32")] for one in tensors}
+    # A family's usual ids of special tokens may lie outside this vocabulary.
+    config = config_of(family, model, dict.fromkeys(TOKEN_IDS), length)
+    if origin is not None:
+        before = read_config(origin.folder)
+        config = dict(before.values)
+        if differences(model, model_of(before)[1]):
+            config = config_of(family, model, before.values, length)
+    return Export(
+        source, family, tensors, dtypes, _with_dtype(config, dtypes), None if origin is None else origin.folder
+    )
+
+
+def _holds(family: Family, source: HFFolder | SavedWeights) -> bool:
+    """Whether a family can still hold what a run made of its model."""
+    try:
+        tensors_of(family, source.model)
+        config_of(family, source.model, {}, length=1)
+    except UserError:
+        return False
+    return True
+
+
+def _length(source: HFFolder | SavedWeights) -> int:
+    """The number of tokens that a model was trained with, as far as is known."""
+    if isinstance(source, SavedWeights):
+        return source.config.data.sequence_length
+    return Given("", read_config(source.path).values).get("max_position_embeddings", 0)
+
+
+def _with_dtype(config: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> dict[str, Any]:
+    """`config` with the dtype of most weights, under the name that it has there."""
+    names = [dtype.name for dtype in dtypes.values()]
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    return {**config, key: max(set(names), key=names.count)}
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    """JSON as transformers writes it."""
+    return json.dumps(values, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,88 @@
+"""Gemma 2, and the text models of Gemma 3."""
+
+from __future__ import annotations
+
+from jaxpar.config.counting import attention_scale
+from jaxpar.interop.families.llama import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    EMBEDDING,
+    FEED_FORWARD,
+    HEAD,
+    NORM,
+    QK_NORMS,
+    SIZES,
+)
+from jaxpar.interop.family import Family, Tensor
+from jaxpar.interop.form import Form
+from jaxpar.interop.keys import Converted, Only, Same
+from jaxpar.interop.layer_keys import Rope, RopeByType, Windows, alternating, five_to_one
+
+_NORMS = (
+    Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
+    Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.post_attention_norm.scale", Form.VECTOR),
+    Tensor("model.layers.{layer}.pre_feedforward_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
+    Tensor("model.layers.{layer}.post_feedforward_layernorm.weight", "layers.post_mlp_norm.scale", Form.VECTOR),
+)
+_MODEL = {
+    "norm": "zero_centered_rmsnorm", "norm_placement": "sandwich", "activation": "geglu", "embedding_scale": True,
+}  # fmt: skip
+
+
+def _scalar(scale: float) -> float | int:
+    """`query_pre_attn_scalar` of the factor of the scores: whole where it is meant to be."""
+    scalar = scale**-2
+    return round(scalar) if abs(scalar - round(scalar)) < 1e-9 * scalar else scalar
+
+
+_ENTRIES = (
+    *SIZES,
+    Same("head_dim", "head_dim", default=256),
+    Only("hidden_activation", ("gelu_pytorch_tanh",)),
+    Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+    ATTENTION_BIAS,
+    Same("tie_word_embeddings", "tied", default=True),
+    Converted(
+        "query_pre_attn_scalar",
+        "attention_scale",
+        default=256,
+        to_ours=lambda scalar: scalar**-0.5,
+        to_theirs=lambda model: _scalar(attention_scale(model)),
+    ),
+    Only("use_bidirectional_attention", (False, None)),
+)
+
+GEMMA2 = Family(
+    name="gemma2",
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    presets="Gemma 2",
+    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *_NORMS, NORM, HEAD),
+    model=_MODEL,
+    entries=(
+        *_ENTRIES,
+        Same("attn_logit_softcapping", "attention_softcap", default=50.0),
+        Same("final_logit_softcapping", "logit_softcap", default=30.0),
+    ),
+    layer_entries=(Rope(), Windows(alternating, absent=4096)),
+    unused=("hidden_act",),
+)
+
+GEMMA3 = Family(
+    name="gemma3",
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    presets="Gemma 3 270M and 1B, and others without their images",
+    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *_NORMS, NORM, HEAD),
+    model=_MODEL | {"qk_norm": True},
+    entries=(
+        *_ENTRIES,
+        Same("attn_logit_softcapping", "attention_softcap", default=None),
+        Same("final_logit_softcapping", "logit_softcap", default=None),
+    ),
+    layer_entries=(
+        RopeByType(five_to_one),
+        Windows(five_to_one, absent=4096, beside=("sliding_window_pattern", "_sliding_window_pattern")),
+    ),
+    unused=("hidden_act",),
+)

@@ -1,0 +1,72 @@
+"""Llama 2 and 3, SmolLM 1 and 2, and the lines that most families share."""
+
+from __future__ import annotations
+
+from jaxpar.interop.family import Family, Tensor
+from jaxpar.interop.form import Form
+from jaxpar.interop.keys import Only, Same
+from jaxpar.interop.layer_keys import Rope
+
+EMBEDDING = Tensor("model.embed_tokens.weight", "embedding.tokens", Form.TABLE)
+NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)
+HEAD = Tensor("lm_head.weight", "head.weight")
+
+ATTENTION = (
+    Tensor("model.layers.{layer}.self_attn.q_proj.weight", "layers.attention.query"),
+    Tensor("model.layers.{layer}.self_attn.q_proj.bias", "layers.attention.query_bias", Form.VECTOR),
+    Tensor("model.layers.{layer}.self_attn.k_proj.weight", "layers.attention.key"),
+    Tensor("model.layers.{layer}.self_attn.k_proj.bias", "layers.attention.key_bias", Form.VECTOR),
+    Tensor("model.layers.{layer}.self_attn.v_proj.weight", "layers.attention.value"),
+    Tensor("model.layers.{layer}.self_attn.v_proj.bias", "layers.attention.value_bias", Form.VECTOR),
+    Tensor("model.layers.{layer}.self_attn.o_proj.weight", "layers.attention.output"),
+    Tensor("model.layers.{layer}.self_attn.o_proj.bias", "layers.attention.output_bias", Form.VECTOR),
+)
+QK_NORMS = (
+    Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
+    Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
+)
+FEED_FORWARD = (
+    Tensor("model.layers.{layer}.mlp.gate_proj.weight", "layers.mlp.gate"),
+    Tensor("model.layers.{layer}.mlp.gate_proj.bias", "layers.mlp.gate_bias", Form.VECTOR),
+    Tensor("model.layers.{layer}.mlp.up_proj.weight", "layers.mlp.up"),
+    Tensor("model.layers.{layer}.mlp.up_proj.bias", "layers.mlp.up_bias", Form.VECTOR),
+    Tensor("model.layers.{layer}.mlp.down_proj.weight", "layers.mlp.down"),
+    Tensor("model.layers.{layer}.mlp.down_proj.bias", "layers.mlp.down_bias", Form.VECTOR),
+)
+NORMS = (
+    Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
+    Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
+)
+
+SIZES = (
+    Same("vocab_size", "vocab"),
+    Same("hidden_size", "embed"),
+    Same("intermediate_size", "mlp"),
+    Same("num_hidden_layers", "layers"),
+    Same("num_attention_heads", "heads"),
+    Same("num_key_value_heads", "kv_heads", default=None),
+)
+ATTENTION_BIAS = Same("attention_bias", "attention_bias", default=False, annotation=bool)
+HEAD_DIM = Same("head_dim", "head_dim", default=None)
+SILU = Only("hidden_act", ("silu", "swish"))
+
+LLAMA = Family(
+    name="llama",
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    presets="Llama 2, 3, 3.1, 3.2 and 3.3; SmolLM and SmolLM2",
+    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    model={"norm": "rmsnorm", "activation": "swiglu"},
+    entries=(
+        *SIZES,
+        HEAD_DIM,
+        SILU,
+        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+        ATTENTION_BIAS,
+        Same("mlp_bias", "mlp_bias", default=False),
+        Same("tie_word_embeddings", "tied", default=False),
+        Only("rope_interleaved", (False,)),
+    ),
+    layer_entries=(Rope(),),
+    unused=("pretraining_tp", "is_llama_config"),
+)

@@ -1,0 +1,45 @@
+"""OLMo 2."""
+
+from __future__ import annotations
+
+from jaxpar.interop.families.llama import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    EMBEDDING,
+    FEED_FORWARD,
+    HEAD,
+    NORM,
+    QK_NORMS,
+    SILU,
+    SIZES,
+)
+from jaxpar.interop.family import Family, Tensor
+from jaxpar.interop.form import Form
+from jaxpar.interop.keys import Same
+from jaxpar.interop.layer_keys import Rope
+
+OLMO2 = Family(
+    name="olmo2",
+    model_type="olmo2",
+    architecture="Olmo2ForCausalLM",
+    presets="OLMo 2",
+    tensors=(
+        EMBEDDING,
+        *ATTENTION,
+        *QK_NORMS,
+        *FEED_FORWARD,
+        Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.post_attention_norm.scale", Form.VECTOR),
+        Tensor("model.layers.{layer}.post_feedforward_layernorm.weight", "layers.post_mlp_norm.scale", Form.VECTOR),
+        NORM,
+        HEAD,
+    ),
+    model={"norm": "rmsnorm", "norm_placement": "post", "activation": "swiglu", "qk_norm": "projection"},
+    entries=(
+        *SIZES,
+        SILU,
+        Same("rms_norm_eps", "norm_epsilon", default=1e-5),
+        ATTENTION_BIAS,
+        Same("tie_word_embeddings", "tied", default=False),
+    ),
+    layer_entries=(Rope(),),
+)

@@ -1,0 +1,37 @@
+"""Phi-3: queries, keys and values in one tensor, gate and up in another."""
+
+from __future__ import annotations
+
+from jaxpar.interop.families.llama import EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES
+from jaxpar.interop.family import Family, Tensor
+from jaxpar.interop.keys import Same
+from jaxpar.interop.layer_keys import Rope, Windows, all_local
+
+PHI3 = Family(
+    name="phi3",
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    presets="Phi-3 mini and medium with 4k tokens",
+    tensors=(
+        EMBEDDING,
+        Tensor("model.layers.{layer}.self_attn.o_proj.weight", "layers.attention.output"),
+        Tensor(
+            "model.layers.{layer}.self_attn.qkv_proj.weight",
+            "layers.attention.query layers.attention.key layers.attention.value",
+        ),
+        Tensor("model.layers.{layer}.mlp.gate_up_proj.weight", "layers.mlp.gate layers.mlp.up"),
+        Tensor("model.layers.{layer}.mlp.down_proj.weight", "layers.mlp.down"),
+        *NORMS,
+        NORM,
+        HEAD,
+    ),
+    model={"norm": "rmsnorm", "activation": "swiglu"},
+    entries=(
+        *SIZES,
+        SILU,
+        Same("rms_norm_eps", "norm_epsilon", default=1e-5),
+        Same("tie_word_embeddings", "tied", default=False),
+    ),
+    layer_entries=(Rope(), Windows(all_local, typed=False)),
+    unused=("original_max_position_embeddings", "embd_pdrop", "resid_pdrop"),
+)

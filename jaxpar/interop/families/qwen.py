@@ -1,0 +1,56 @@
+"""Qwen 2, 2.5 and 3."""
+
+from __future__ import annotations
+
+from jaxpar.interop.families.llama import (
+    ATTENTION,
+    ATTENTION_BIAS,
+    EMBEDDING,
+    FEED_FORWARD,
+    HEAD,
+    NORM,
+    NORMS,
+    QK_NORMS,
+    SILU,
+    SIZES,
+)
+from jaxpar.interop.family import Family
+from jaxpar.interop.keys import Only, Same
+from jaxpar.interop.layer_keys import Rope, Windows, from_max_window_layers
+
+WINDOWS = Windows(from_max_window_layers, switch="use_sliding_window", beside=("max_window_layers",), absent=4096)
+
+QWEN2 = Family(
+    name="qwen2",
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    presets="Qwen2 and Qwen2.5, dense ones",
+    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    model={"norm": "rmsnorm", "activation": "swiglu", "attention_bias": "qkv"},
+    entries=(
+        *SIZES,
+        SILU,
+        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+        Same("tie_word_embeddings", "tied", default=False),
+        Only("use_mrope", (False,)),
+    ),
+    layer_entries=(Rope(), WINDOWS),
+)
+
+QWEN3 = Family(
+    name="qwen3",
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    presets="Qwen3, dense ones",
+    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
+    entries=(
+        *SIZES,
+        Same("head_dim", "head_dim", default=128),
+        SILU,
+        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+        ATTENTION_BIAS,
+        Same("tie_word_embeddings", "tied", default=False),
+    ),
+    layer_entries=(Rope(), WINDOWS),
+)

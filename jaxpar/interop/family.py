@@ -1,0 +1,101 @@
+"""The table of a family of models, and the tensors that it gives for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.form import Form, Laid
+from jaxpar.interop.keys import Entry, LayerEntry
+from jaxpar.interop.weight_names import LAYER_PREFIX, own_specs
+
+LAYER = "{layer}"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A line of a table: a tensor of Hugging Face's, and the weights that it holds.
+
+    A line counts where the model has its weights.
+    """
+
+    name: str
+    """Hugging Face's name, with `{layer}` for the number of the layer."""
+    weights: str
+    """Our name, as `layers.mlp.up`; several, with blanks between, stand one after the other in the tensor."""
+    form: Form = Form.LINEAR
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a model."""
+
+    name: str
+    weights: tuple[str, ...]
+    """Our names."""
+    layer: int | None
+    laid: Laid
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models whose tensors and keys have the same names."""
+
+    name: str
+    model_type: str
+    """`model_type` in `config.json`."""
+    architecture: str
+    """The class of transformers, in `architectures`."""
+    presets: str
+    """Published models of the family, for people."""
+    tensors: tuple[Tensor, ...]
+    """In the order in which transformers has them."""
+    model: Mapping[str, object]
+    """Keys of our model section that all models of the family share."""
+    entries: tuple[Entry, ...]
+    """The keys of `config.json` about the whole model."""
+    layer_entries: tuple[LayerEntry, ...]
+    """Those whose value may differ from layer to layer."""
+    unused: tuple[str, ...] = ()
+    """Keys of its own that do not change what the model computes."""
+    prefix: str = "model."
+    """The beginning of the names of all tensors but the head; some old files lack it."""
+    head: str = "lm_head.weight"
+    """The head's tensor, which files of a tied model may repeat; it is not read there."""
+    buffers: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    """Ends of names of tensors in old files that are no weights; they are not read."""
+
+
+def tensors_of(family: Family, model: ModelConfig) -> list[StoredTensor]:
+    """The tensors of a model, layer by layer in the order of the family's table.
+
+    Raises:
+        UserError: the model has a weight for which the family has no tensor.
+    """
+    found = list(_tensors(family, model))
+    covered = {(weight, tensor.layer) for tensor in found for weight in tensor.weights}
+    kinds = layer_kinds(model)
+    for kind in dict.fromkeys(kinds):
+        for name in own_specs(model, kind):
+            layer = kinds.index(kind) if name.startswith(LAYER_PREFIX) else None
+            if (name, layer) not in covered:
+                raise UserError(f"model: {family.name} has no tensor for the weight {name}, which this model has")
+    return found
+
+
+def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
+    kinds = layer_kinds(model)
+    specs = {kind: own_specs(model, kind) for kind in dict.fromkeys(kinds)}
+    for in_layers, lines in groupby(family.tensors, key=lambda line: LAYER in line.name):
+        table = list(lines)
+        for layer in range(model.layers) if in_layers else (None,):
+            own = specs[kinds[layer or 0]]
+            for line in table:
+                weights = tuple(line.weights.split())
+                if weights[0] in own:
+                    name = line.name if layer is None else line.name.format(layer=layer)
+                    yield StoredTensor(name, weights, layer, Laid(line.form, tuple(own[weight] for weight in weights)))

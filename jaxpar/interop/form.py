@@ -1,0 +1,111 @@
+"""How our weights are laid out in a tensor of Hugging Face's.
+
+A weight's dims are its *inputs*, which a matmul sums over (`ParamSpec.inputs` of them), and its *outputs*. A form joins
+each of the two groups into one dim, and orders the two; several weights of one input may stand one after the other in
+a tensor, along the outputs. The rotary halves of queries and keys have the same order in both formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+
+from jaxpar.mesh.parameters import ParamSpec
+
+type Region = tuple[slice, ...]
+"""A part of an array: first and last index along each dim."""
+
+type ReadTensor = Callable[[Region], np.ndarray]
+"""Part of a tensor in a file -> its values."""
+
+
+class Form(Enum):
+    """The order of the two groups of dims in a tensor."""
+
+    LINEAR = "[outputs, inputs]"
+    """PyTorch's `Linear`."""
+    TABLE = "[inputs, outputs]"
+    """An embedding, or the `Conv1D` of GPT-2."""
+    VECTOR = "[outputs]"
+    """A bias, or the scale of a norm: all dims are outputs."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The weights in one tensor: their form, and the spec of each."""
+
+    form: Form
+    specs: tuple[ParamSpec, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        outputs = sum(prod(self._outputs(spec)) for spec in self.specs)
+        return tuple(outputs if group == "outputs" else prod(self._inputs(self.specs[0])) for group in self._order)
+
+    def read(self, place: int, region: Region, read: ReadTensor) -> np.ndarray:
+        """Part `region` of the weight at `place`; only the lines of the tensor are read in which it lies."""
+        spec = self.specs[place]
+        parts = {"inputs": region[: len(self._inputs(spec))], "outputs": region[len(self._inputs(spec)) :]}
+        sizes = {"inputs": self._inputs(spec), "outputs": self._outputs(spec)}
+        first = list(accumulate((prod(self._outputs(one)) for one in self.specs), initial=0))[place]
+        starts = {"inputs": 0, "outputs": first}
+        asked = tuple(_lines(parts[group], sizes[group], starts[group]) for group in self._order)
+        found = read(asked)
+        shape = [size for group in self._order for size in _read_shape(parts[group], sizes[group])]
+        found = found.reshape(shape)[tuple(own for group in self._order for own in _rest(parts[group]))]
+        return self._turned(found, len(parts["inputs"]))
+
+    def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
+        """The tensor of whole weights."""
+        flat = []
+        for spec, weight in zip(self.specs, weights, strict=True):
+            groups = {"inputs": prod(self._inputs(spec)), "outputs": prod(self._outputs(spec))}
+            two = weight.reshape(groups["inputs"], groups["outputs"])
+            flat.append({Form.LINEAR: two.T, Form.TABLE: two, Form.VECTOR: two[0]}[self.form])
+        return np.ascontiguousarray(np.concatenate(flat, axis=self._order.index("outputs")))
+
+    @property
+    def _order(self) -> tuple[str, ...]:
+        return {
+            Form.LINEAR: ("outputs", "inputs"), Form.TABLE: ("inputs", "outputs"), Form.VECTOR: ("outputs",)
+        }[self.form]  # fmt: skip
+
+    def _inputs(self, spec: ParamSpec) -> tuple[int, ...]:
+        return () if self.form is Form.VECTOR else spec.shape[: spec.inputs]
+
+    def _outputs(self, spec: ParamSpec) -> tuple[int, ...]:
+        return spec.shape if self.form is Form.VECTOR else spec.shape[spec.inputs :]
+
+    def _turned(self, found: np.ndarray, inputs: int) -> np.ndarray:
+        """`found`, whose dims have the order of the tensor, with the dims of the weight."""
+        if self.form is not Form.LINEAR:
+            return found
+        outputs = found.ndim - inputs
+        return found.transpose(*range(outputs, found.ndim), *range(outputs))
+
+
+def _lines(region: Region, sizes: Sequence[int], start: int) -> slice:
+    """The indices of a group's joined dim within which `region` of the group lies."""
+    if not region:
+        return slice(start, start + 1)
+    each, (first, last, _) = prod(sizes[1:]), region[0].indices(sizes[0])
+    return slice(start + first * each, start + last * each)
+
+
+def _read_shape(region: Region, sizes: Sequence[int]) -> list[int]:
+    """Shape of what `_lines` reads, dim by dim of the group."""
+    if not region:
+        return []
+    first, last, _ = region[0].indices(sizes[0])
+    return [last - first, *sizes[1:]]
+
+
+def _rest(region: Region) -> list[slice]:
+    """What is still to be cut out of what `_lines` reads."""
+    return [slice(None), *region[1:]] if region else []

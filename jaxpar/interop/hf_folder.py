@@ -1,0 +1,113 @@
+"""A folder in Hugging Face's format as a source of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.config_json import model_of
+from jaxpar.interop.family import StoredTensor, tensors_of
+from jaxpar.interop.form import Region
+from jaxpar.interop.keys import Given
+from jaxpar.interop.source import Origin
+from jaxpar.interop.tensor_files import Stored, TensorFiles
+
+CONFIG = "config.json"
+
+
+def read_config(folder: Path) -> Given:
+    """The `config.json` of a folder.
+
+    Raises:
+        UserError: there is none, or it is not a mapping in JSON.
+    """
+    file = folder / CONFIG
+    try:
+        values = parse_json(read_text_file(file, LONGEST_WRITTEN), named(file))
+    except FileNotFoundError:
+        raise UserError(f"{named(folder)}: it has no {CONFIG}; expected a folder in Hugging Face's format") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{named(file)}: cannot be read ({getattr(error, 'strerror', 'it is not UTF-8')})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{named(file)}: expected a mapping of keys")
+    return Given(named(file), values)
+
+
+class HFFolder:
+    """The weights of a folder; everything about it is checked before any is read.
+
+    Raises:
+        UserError: a key of `config.json` is not supported, or a tensor is missing, left over, or of another shape.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder
+        self.family, self.model = model_of(read_config(folder))
+        self.tensors = tensors_of(self.family, self.model)
+        self._files = TensorFiles(folder)
+        self._names = self._checked()
+        self._place = {
+            (weight, tensor.layer): (tensor, place)
+            for tensor in self.tensors
+            for place, weight in enumerate(tensor.weights)
+        }
+
+    @property
+    def description(self) -> str:
+        return f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.path, self.family, {one.name: self.stored(one).dtype.name for one in self.tensors})
+
+    def stored(self, tensor: StoredTensor) -> Stored:
+        """How a tensor is stored."""
+        return self._files.tensors[self._names[tensor.name]]
+
+    def tensor(self, tensor: StoredTensor) -> np.ndarray:
+        """All of a tensor, in its dtype."""
+        return self._files.read(self._names[tensor.name], tuple(slice(0, size) for size in tensor.laid.shape))
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        if layers is None:
+            return self._part(weight, None, region)
+        return np.stack([self._part(weight, layer, region) for layer in layers])
+
+    def _part(self, weight: str, layer: int | None, region: Region) -> np.ndarray:
+        tensor, place = self._place[weight, layer]
+        return tensor.laid.read(place, region, lambda lines: self._files.read(self._names[tensor.name], lines))
+
+    def _checked(self) -> dict[str, str]:
+        """The name in the files of each tensor of the table."""
+        stored, family = self._files.tensors, self.family
+        bare = not any(name.startswith(family.prefix) for name in stored)
+        names = {one.name: one.name.removeprefix(family.prefix) if bare else one.name for one in self.tensors}
+        for tensor in self.tensors:
+            found = stored.get(names[tensor.name])
+            if found is None:
+                raise self._refusal("missing", [one for one in names.values() if one not in stored])
+            if found.shape != tensor.laid.shape:
+                raise UserError(
+                    f"{named(found.file)}: the tensor {names[tensor.name]} is {list(found.shape)}, and by {CONFIG} it "
+                    f"is {list(tensor.laid.shape)}"
+                )
+        unread = {family.head} if self.model.tied else set()
+        known = {*names.values(), *unread}
+        left = [name for name in stored if name not in known and not name.endswith(family.buffers)]
+        if left:
+            raise self._refusal("not one of this model", left)
+        return names
+
+    def _refusal(self, what: str, names: Sequence[Any]) -> UserError:
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        return UserError(
+            f"{named(self.path)}: the tensor {quoted(names[0], 120)} is {what}, by {CONFIG} and the table of "
+            f"{self.family.name}{more}"
+        )

@@ -1,0 +1,149 @@
+"""The lines of a family's table about `config.json`: each reads some of its keys, and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.typed import checked, field_types
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import one_of, quoted
+
+REQUIRED: Any = object()
+"""The default of a key that has none."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The contents of a `config.json`."""
+
+    file: str
+    """Its name in messages."""
+    values: Mapping[str, Any]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key; `default` where it is absent.
+
+        Raises:
+            UserError: it is absent and required.
+        """
+        if key in self.values:
+            return self.values[key]
+        if default is REQUIRED:
+            raise UserError(f"{self.file}: {key} is missing")
+        return default
+
+    def typed(self, key: str, ours: str, default: Any = None) -> Any:
+        """The same, checked to be of the type of our key `model.<ours>`."""
+        return checked(f"{self.file}: {key}", self.get(key, default), field_types(ModelConfig)[ours])
+
+    def refusal(self, key: str, value: object, expected: str) -> UserError:
+        """The error of a key whose value our model does not support."""
+        return UserError(f"{self.file}: {key} is {quoted(value, 80)}, which is not supported; expected {expected}")
+
+
+class Entry(Protocol):
+    """A line about keys of the whole model."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names in `config.json`."""
+        ...
+
+    def read(self, given: Given) -> dict[str, Any]:
+        """Keys of our model section. Raises `UserError` for a value that it does not have."""
+        ...
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        """Keys of `config.json`, for a model whose heads are resolved."""
+        ...
+
+
+class LayerEntry(Protocol):
+    """A line about keys whose value may differ from layer to layer."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names in `config.json`."""
+        ...
+
+    def read(self, given: Given, layers: int) -> list[dict[str, Any]]:
+        """For each layer, keys of our model section."""
+        ...
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+        """Keys of `config.json`, for the model of each layer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Same:
+    """A value that both have, under two names."""
+
+    theirs: str
+    ours: str
+    default: Any = REQUIRED
+    """The value where `config.json` lacks the key."""
+    annotation: Any = None
+    """The type that they have, where ours has more values."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, given: Given) -> dict[str, Any]:
+        value = given.typed(self.theirs, self.ours, self.default)
+        if self.annotation is not None:
+            checked(f"{given.file}: {self.theirs}", value, self.annotation)
+        return {self.ours: value}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {self.theirs: getattr(model, self.ours)}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A value that both have, which one is a function of the other."""
+
+    theirs: str
+    ours: str
+    default: Any
+    to_ours: Callable[[Any], Any]
+    to_theirs: Callable[[ModelConfig], Any]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, given: Given) -> dict[str, Any]:
+        value = given.get(self.theirs, self.default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise given.refusal(self.theirs, value, "a number above 0")
+        return {self.ours: self.to_ours(value)}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {self.theirs: self.to_theirs(model)}
+
+
+@dataclass(frozen=True)
+class Only:
+    """A key of which our model supports some values, which mean the same."""
+
+    theirs: str
+    values: tuple[Any, ...]
+    """Those supported; the first is written, and is the value where `config.json` lacks the key."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, given: Given) -> dict[str, Any]:
+        value = given.get(self.theirs, self.values[0])
+        if value not in self.values:
+            raise given.refusal(self.theirs, value, one_of([str(value) for value in self.values]))
+        return {}
+
+    def write(self, model: ModelConfig) -> dict[str, Any]:
+        return {self.theirs: self.values[0]}

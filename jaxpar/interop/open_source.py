@@ -1,0 +1,61 @@
+"""A source of weights by its path: what a user names as MODEL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
+from jaxpar.interop.hf_folder import CONFIG, HFFolder
+from jaxpar.interop.saved_weights import CHECKPOINTS, SavedWeights
+from jaxpar.interop.source import Origin
+
+EXPECTED = (
+    "expected a folder in Hugging Face's format (config.json and .safetensors files), of a run, of a checkpoint, or "
+    "one that python -m jaxpar.convert wrote"
+)
+"""What a MODEL is."""
+
+
+def open_source(path: str | Path, key: str) -> HFFolder | SavedWeights:
+    """The weights at a path; nothing is read of them yet. Collective over the processes of a job.
+
+    Args:
+        path: a MODEL.
+        key: what names it, for messages: `run.init_from`, or an argument.
+
+    Raises:
+        UserError: there is no model, or it is damaged or not supported.
+    """
+    folder = Path(path).expanduser()
+    try:
+        if (folder / MANIFEST).exists() or (folder / CHECKPOINTS).is_dir():
+            return SavedWeights(folder)
+        if (folder / CONFIG).exists():
+            return HFFolder(folder)
+        if folder.is_dir():
+            raise UserError(f"{key}: {quoted(str(path))} holds no model; {EXPECTED}")
+        if folder.exists():
+            raise UserError(f"{key}: {quoted(str(path))} is a file; {EXPECTED}")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{key}: {quoted(str(path))} cannot be read ({getattr(error, 'strerror', error)})") from None
+    raise UserError(f"{key}: {quoted(str(path))} does not exist; nothing is downloaded; {EXPECTED}")
+
+
+def origin_of(source: HFFolder | SavedWeights) -> Origin | None:
+    """Where the weights of a source came from at first, through runs that began with those of others; None where that
+    is not known, or not there any more."""
+    seen: set[str] = set()
+    while source.origin is None and isinstance(source, SavedWeights):
+        begun_from = source.config.run.init_from
+        if begun_from is None or begun_from in seen:
+            return None
+        seen.add(begun_from)
+        try:
+            source = open_source(begun_from, "run.init_from")
+        except UserError:
+            return None
+    return source.origin

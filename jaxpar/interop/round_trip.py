@@ -1,0 +1,42 @@
+"""Both ways in memory: whether a conversion and its inverse give the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.export import Export
+from jaxpar.interop.hf_folder import HFFolder
+
+
+def check_import(source: HFFolder, export: Export) -> None:
+    """Check, tensor by tensor, that what would be written is what is in the files.
+
+    Raises:
+        UserError: a tensor has other bits.
+    """
+    for tensor in source.tensors:
+        before, after = source.tensor(tensor), export.values(tensor)
+        if before.dtype != after.dtype or before.shape != after.shape or before.tobytes() != after.tobytes():
+            raise UserError(f"{named(source.path)}: the tensor {quoted(tensor.name, 120)} comes back with other bits")
+
+
+def check_export(export: Export) -> None:
+    """Check, weight by weight, that what would be written is read as the weights that there are.
+
+    Raises:
+        UserError: a weight has other bits, because the dtype of its tensor cannot hold it.
+    """
+    for tensor in export.tensors:
+        written = export.values(tensor)
+        for place, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
+            whole = tuple(slice(0, size) for size in spec.shape)
+            layers = None if tensor.layer is None else [tensor.layer]
+            found = export.source.read(weight, layers, whole).astype(np.float32)
+            again = tensor.laid.read(place, whole, lambda lines, written=written: written[lines]).astype(np.float32)
+            if (found if layers is None else found[0]).tobytes() != again.tobytes():
+                raise UserError(
+                    f"{named(export.source.path)}: the weight {weight} comes back with other bits from the tensor "
+                    f"{tensor.name} in {written.dtype.name}; expected --dtype float32, or a loss of precision"
+                )

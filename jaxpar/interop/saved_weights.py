@@ -1,0 +1,113 @@
+"""A checkpoint as a source of weights: of a run, or what `python -m jaxpar.convert` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest, processes
+from jaxpar.checkpoint.checkpointer import FACTS, STATE
+from jaxpar.checkpoint.errors import Damage, reason
+from jaxpar.checkpoint.pieces import open_saved
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.reading.sections import config_from_dict
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import named
+from jaxpar.interop.form import Region
+from jaxpar.interop.registry import FAMILIES
+from jaxpar.interop.source import Origin
+from jaxpar.interop.weight_names import LAYER_PREFIX
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints in a run's folder, and in a converted model's."""
+HF_FILES = "hf"
+"""Folder of the files of Hugging Face's format in a converted model's."""
+HF_FACTS = "hugging_face"
+"""Fact of a checkpoint that was converted: the family, and the dtype of each tensor."""
+
+
+class SavedWeights:
+    """The weights of a checkpoint; every byte of it is verified before any is read.
+
+    Args:
+        path: the folder of a run or of a converted model, whose newest intact checkpoint it is; or of a checkpoint.
+
+    Raises:
+        UserError: there is no intact checkpoint, or it has no weights of a model.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._checkpoint = path if (path / manifest.MANIFEST).exists() else _newest(path)
+        facts = processes.from_first(lambda: _facts(self._checkpoint))
+        self.config = config_from_dict(facts["config"])
+        self._hf: dict[str, Any] | None = facts.get(HF_FACTS)
+        self._stores: dict[str, Any] = {}
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model section of its run."""
+        return self.config.model
+
+    @property
+    def description(self) -> str:
+        return "a converted model" if self._hf else f"the checkpoint {self._checkpoint.name}"
+
+    @property
+    def origin(self) -> Origin | None:
+        if self._hf is None:
+            return None
+        folder = self._checkpoint.parent.parent / HF_FILES
+        return Origin(folder, FAMILIES[self._hf["family"]], self._hf["dtypes"])
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        if layers is None:
+            return self._store(weight)[region].read().result()
+        kinds, parts = layer_kinds(self.model), []
+        rows = [(kinds[layer], kinds[:layer].count(kinds[layer])) for layer in layers]
+        # Rows that follow one another in a stack are read at once: a file may hold many.
+        for _, run in groupby(enumerate(rows), key=lambda item: (item[1][0], item[1][1] - item[0])):
+            (_, (kind, first)), *rest = run
+            name = weight if kind == ALIKE else f"{LAYER_PREFIX}{kind}.{weight.removeprefix(LAYER_PREFIX)}"
+            parts.append(self._store(name)[(slice(first, first + 1 + len(rest)), *region)].read().result())
+        return np.concatenate(parts)
+
+    def _store(self, name: str) -> Any:
+        if name not in self._stores:
+            try:
+                saved = f"master/{name.replace('.', '/')}"
+                self._stores[name] = open_saved(self._checkpoint, saved, STATE)
+            except (ValueError, OSError) as error:
+                raise CheckpointError(
+                    f"checkpoint {self._checkpoint} has no weight {name} ({reason(error)})"
+                ) from error
+        return self._stores[name]
+
+
+def _newest(path: Path) -> Path:
+    """The newest intact checkpoint of a run's or a converted model's folder."""
+    folder = path / CHECKPOINTS
+    notes: list[str] = []
+    checkpointer = Checkpointer(folder, keep_last=1, keep_every=None, report=notes.append)
+    try:
+        step = checkpointer.latest()
+    finally:
+        checkpointer.close()
+    if step is None:
+        why = f"; {notes[-1]}" if notes else ""
+        raise UserError(f"{named(folder)}: there is no checkpoint that can be used{why}")
+    return checkpointer.folder / f"{step:08d}"
+
+
+def _facts(checkpoint: Path) -> dict[str, Any]:
+    try:
+        manifest.verify(checkpoint)
+        return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
+    except Damage as damage:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage

@@ -1,0 +1,134 @@
+"""Weights that can be read by parts, wherever they are: what every MODEL is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import named
+from jaxpar.interop.config_json import Difference, differences
+from jaxpar.interop.family import Family
+from jaxpar.interop.form import Region
+from jaxpar.interop.weight_names import own_specs, weight_name
+from jaxpar.mesh.layer_order import LAYERS, PADDING, LayerOrder
+from jaxpar.mesh.parameters import ParamSpec
+
+SHAPES = (
+    "layers", "vocab", "embed", "heads", "kv_heads", "head_dim", "mlp", "norm", "norm_placement", "position",
+    "max_positions", "qk_norm", "attention_bias", "mlp_bias", "activation", "tied",
+)  # fmt: skip
+"""Keys of the model section that decide which weights there are, and their shapes."""
+MEANING = ("norm",)
+"""Keys whose values give weights of the same shapes another meaning."""
+
+
+type ReadPart = Callable[[Region], np.ndarray]
+"""Part of a leaf of a tree of weights -> its values."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an export takes from the folder of Hugging Face's format that weights came from."""
+
+    folder: Path
+    """With `config.json` and the files of a tokenizer."""
+    family: Family
+    dtypes: dict[str, str]
+    """The dtype of each tensor there."""
+
+
+class WeightSource(Protocol):
+    """The weights of a model."""
+
+    path: Path
+
+    @property
+    def model(self) -> ModelConfig:
+        """What the weights are of."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it is, for messages."""
+        ...
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where its weights came from; None where that is not known."""
+        ...
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        """Part `region` of a weight, its vocabulary not padded; of a layer's weight, [layer, ...] of those layers."""
+        ...
+
+
+def read_part(source: WeightSource, path: Any, spec: ParamSpec, order: LayerOrder) -> ReadPart:
+    """A function that reads parts of a leaf of a tree of weights, in float32.
+
+    Rows that pad the vocabulary or a stack are zero.
+
+    Args:
+        source: its weights have the shapes of the tree's.
+        path: JAX's path of the leaf.
+        spec: of the leaf, stacked.
+        order: of the layers in the stacks.
+    """
+    name = weight_name(path, ALIKE not in order.stacks)
+    numbers = order.stack_at(path).numbers.ravel() if spec.axes[0] == LAYERS else None
+
+    def read(region: Region) -> np.ndarray:
+        ends = [part.indices(size)[:2] for part, size in zip(region, spec.shape, strict=True)]
+        found = np.zeros([last - first for first, last in ends], np.float32)
+        vocab = source.model.vocab
+        assert vocab is not None, "a source knows its vocabulary"
+        real = [min(last, vocab) if axis == "vocab" else last for axis, (_, last) in zip(spec.axes, ends, strict=True)]
+        if any(last <= first for (first, _), last in zip(ends, real, strict=True)):
+            return found
+        own = tuple(slice(first, last) for (first, _), last in zip(ends, real, strict=True))
+        filled = tuple(slice(0, last - first) for (first, _), last in zip(ends, real, strict=True))
+        if numbers is None:
+            found[filled] = source.read(name, None, own)
+            return found
+        rows = numbers[own[0]]
+        kept = rows != PADDING
+        if kept.any():
+            found[(kept, *filled[1:])] = source.read(name, [int(row) for row in rows[kept]], own[1:])
+        return found
+
+    return read
+
+
+def check_fits(source: WeightSource, model: ModelConfig, key: str) -> list[Difference]:
+    """Check that the weights of a source are those of a model; returns what else the two models differ in.
+
+    Args:
+        source: the weights.
+        model: for which they are to be used.
+        key: what names the source, for messages.
+
+    Raises:
+        UserError: a weight has another shape or meaning, or only one of the two has it.
+    """
+    found = differences(source.model, model)
+    deciding = MEANING if _shapes(source.model) == _shapes(model) else SHAPES
+    if wrong := [one for one in found if one.key in deciding]:
+        raise UserError(
+            f"{key}: {named(source.path)} has other weights than this model, in {'; '.join(map(str, wrong))}; python "
+            f"-m jaxpar.models {named(source.path)} prints the model section that fits it"
+        )
+    return found
+
+
+def _shapes(model: ModelConfig) -> list[dict[str, tuple[int, ...]]]:
+    """The shape of each weight of each layer, and of those outside layers."""
+    of_kind = {
+        kind: {name: spec.shape for name, spec in own_specs(model, kind).items()} for kind in set(layer_kinds(model))
+    }
+    return [of_kind[kind] for kind in layer_kinds(model)]

@@ -1,0 +1,123 @@
+"""The tensors of a Hugging Face folder: `safetensors` files alone, of which only the parts asked for are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, check_regular, read_text_file
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.form import Region
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+}
+"""The dtypes that weights may have in a file, by their names there."""
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class TensorFiles:
+    """The tensors of a folder, by name.
+
+    Args:
+        folder: with `model.safetensors`, or `model.safetensors.index.json` and its shards.
+
+    Raises:
+        UserError: there are none, a shard is missing or damaged, or a tensor is of a dtype that weights do not have.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._open: dict[Path, Any] = {}
+        self.tensors: dict[str, Stored] = {}
+        shards = _shards(folder)
+        for file, listed in shards.items():
+            self.tensors |= self._tensors_of(file, listed)
+
+    def read(self, name: str, region: Region) -> np.ndarray:
+        """Part of a tensor, in its dtype."""
+        return self._file(self.tensors[name].file).get_slice(name)[region]
+
+    def _tensors_of(self, file: Path, listed: list[str] | None) -> Mapping[str, Stored]:
+        found = {}
+        opened = self._file(file)
+        for name in opened.keys():  # noqa: SIM118 it is no mapping
+            part = opened.get_slice(name)
+            if part.get_dtype() not in DTYPES:
+                raise UserError(
+                    f"{named(file)}: the tensor {quoted(name, 120)} is of dtype {part.get_dtype()}, which is not "
+                    f"supported; expected one of {', '.join(DTYPES)}"
+                )
+            found[name] = Stored(file, tuple(part.get_shape()), DTYPES[part.get_dtype()])
+        for name in found if listed is None else listed:
+            if name not in found:
+                raise UserError(f"{named(file)}: the tensor {quoted(name, 120)}, which {INDEX} lists in it, is missing")
+        for name in found:
+            if listed is not None and name not in listed:
+                raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} is in it, and {INDEX} does not list it")
+        return found
+
+    def _file(self, file: Path) -> Any:
+        if file not in self._open:
+            try:
+                check_regular(file)
+                self._open[file] = safe_open(file, framework="numpy")
+            except SafetensorError as error:
+                raise UserError(f"{named(file)}: no whole safetensors file ({error})") from None
+            except OSError as error:
+                raise UserError(f"{named(file)}: cannot be read ({error.strerror or error})") from None
+        return self._open[file]
+
+
+def _shards(folder: Path) -> dict[Path, list[str] | None]:
+    """The files of a folder, and the tensors that its index lists in each; None where there is no index."""
+    if (folder / INDEX).exists():
+        return dict(_listed(folder))
+    if (folder / WHOLE).exists():
+        return {folder / WHOLE: None}
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"{named(folder)}: {pickles[0]} is a pickle, which can run any code when it is read; expected {WHOLE} "
+            "(transformers' save_pretrained writes it)"
+        )
+    raise UserError(f"{named(folder)}: it has neither {WHOLE} nor {INDEX}")
+
+
+def _listed(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    file = folder / INDEX
+    try:
+        index = parse_json(read_text_file(file, LONGEST_WRITTEN), named(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{named(file)}: cannot be read ({getattr(error, 'strerror', 'it is not UTF-8')})") from None
+    by_name = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(by_name, dict) or not all(isinstance(shard, str) for shard in by_name.values()):
+        raise UserError(f"{named(file)}: weight_map is missing; expected the file of each tensor by name")
+    for shard in dict.fromkeys(by_name.values()):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UserError(
+                f"{named(file)}: weight_map names {quoted(shard, 120)}; expected a .safetensors file beside it"
+            )
+        if not (folder / shard).exists():
+            raise UserError(f"{named(folder / shard)}: this shard, which {INDEX} names, is missing")
+        yield folder / shard, [name for name, own in by_name.items() if own == shard]

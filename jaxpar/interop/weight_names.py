@@ -1,0 +1,51 @@
+"""The names of a model's weights, whatever its kinds of layers: those of a layer have no number and no kind in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from jaxpar.config.kinds import ALIKE, kind_models
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.layers.declaration.weights import specs_of
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.model.decoder import Decoder, layer_of_kind
+
+LAYER_PREFIX = f"{LAYERS}."
+"""Of the name of a layer's weight, as `layers.mlp.up`."""
+
+
+def own_specs(model: ModelConfig, kind: str = ALIKE) -> dict[str, ParamSpec]:
+    """The spec of each weight by name: those of one layer of a kind, and those outside layers.
+
+    The vocabulary is not padded.
+    """
+    return dict(_own_specs(replace(model, vocab_multiple=1, kinds={}, pattern=None), _of_kind(model, kind)))
+
+
+def _of_kind(model: ModelConfig, kind: str) -> ModelConfig:
+    return replace(model if kind == ALIKE else kind_models(model)[kind], vocab_multiple=1)
+
+
+@lru_cache(maxsize=64)
+def _own_specs(model: ModelConfig, of_kind: ModelConfig) -> tuple[tuple[str, ParamSpec], ...]:
+    ends, layer = specs_of(Decoder(Config(model=model))), specs_of(layer_of_kind(Config(model=of_kind), ALIKE))
+    return tuple({**_flat(ends), **_flat({LAYERS: layer})}.items())
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, ParamSpec]:
+    found: dict[str, ParamSpec] = {}
+    for name, own in tree.items():
+        found |= {prefix + name: own} if isinstance(own, ParamSpec) else _flat(own, f"{prefix}{name}.")
+    return found
+
+
+def weight_name(path: Any, kinds: bool) -> str:
+    """The name of the leaf at JAX's `path` of a tree of weights; `kinds` if its layers have a stack for each kind."""
+    names = [str(getattr(key, "key", key)) for key in path]
+    if kinds and names[0] == LAYERS:
+        del names[1]
+    return ".".join(names)

@@ -1,0 +1,45 @@
+"""Folders in Hugging Face's format to change and to break, made of the goldens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from tests.goldens.loading import FOLDER
+
+
+def copy_of(name: str, to: Path, **config: Any) -> Path:
+    """A copy of a golden's folder at `to`, with keys of its `config.json` changed; None removes a key."""
+    shutil.copytree(FOLDER / name, to)
+    values = json.loads((to / "config.json").read_text()) | config
+    (to / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    return to
+
+
+def tensors(folder: Path) -> dict[str, np.ndarray]:
+    """The tensors of a folder in one file, or of one file."""
+    return load_file(folder if folder.is_file() else folder / "model.safetensors")
+
+
+def rewrite(folder: Path, changed: dict[str, np.ndarray | None]) -> Path:
+    """The folder, with some tensors replaced, added, or removed by None."""
+    own = tensors(folder) | changed
+    save_file({name: leaf for name, leaf in own.items() if leaf is not None}, folder / "model.safetensors")
+    return folder
+
+
+def in_shards(folder: Path, number: int = 2) -> Path:
+    """The folder, with its tensors in shards and an index."""
+    own = tensors(folder)
+    (folder / "model.safetensors").unlink()
+    names = [f"model-{place:05d}-of-{number:05d}.safetensors" for place in range(1, number + 1)]
+    by_name = {name: names[place % number] for place, name in enumerate(own)}
+    for shard in names:
+        save_file({name: leaf for name, leaf in own.items() if by_name[name] == shard}, folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": by_name}))
+    return folder

@@ -1,0 +1,184 @@
+"""`config.json` to a model section and back; what our model does not have is refused by its key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.schema import Pattern
+from jaxpar.interop.config_json import config_of, differences, family_for, model_of
+from jaxpar.interop.keys import Given
+from jaxpar.interop.layer_packing import pattern_of
+from jaxpar.layers.checks import validate
+from tests.goldens.loading import FOLDER, NAMES
+from tests.sentences import refused
+
+LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # as released, in the spelling of transformers 4; what has no effect is left out
+    "llama3-1b": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "mlp_bias": False,
+        "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05, "rope_scaling": LLAMA3 | {"rope_type": "llama3"}, "rope_theta": 500000.0,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 128256,
+    },
+    "llama2-7b": {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False, "vocab_size": 32000,
+    },
+    "mistral-7b": {
+        "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    },
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+        "hidden_size": 896, "intermediate_size": 4864, "max_window_layers": 24, "num_attention_heads": 14,
+        "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 32768, "tie_word_embeddings": True, "use_mrope": False, "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_window_layers": 28,
+        "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "gemma2-2b": {
+        "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "intermediate_size": 9216,
+        "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+    },
+    "gemma3-1b": {
+        "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": None,
+        "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "intermediate_size": 6912, "num_attention_heads": 4, "num_hidden_layers": 26,
+        "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+        "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+        "vocab_size": 262144,
+    },
+    "olmo2-1b": {
+        "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 8192, "num_attention_heads": 16, "num_hidden_layers": 16, "num_key_value_heads": 16,
+        "rms_norm_eps": 1e-06, "rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352,
+    },
+    "gpt2-124m": {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new",
+        "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 1024, "summary_type": "cls_index", "vocab_size": 50257,
+    },
+}  # fmt: skip
+
+
+def golden(name: str, **changed: Any) -> Given:
+    """The `config.json` of a golden, with some keys changed."""
+    return Given("config.json", json.loads((FOLDER / name / "config.json").read_text()) | changed)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_config_json_of_a_release_is_the_preset(name: str):
+    assert differences(model_of(Given("config.json", PUBLISHED[name]))[1], PRESETS[name]) == []
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_goes_to_config_json_and_back(name: str):
+    family = family_for(PRESETS[name])
+    written = json.loads(json.dumps(config_of(family, PRESETS[name], {}, length=4096)))
+    back, model = model_of(Given("config.json", written))
+    assert (back, differences(model, PRESETS[name])) == (family, [])
+    validate(Config(model=model))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_config_json_of_transformers_5_goes_both_ways(name: str):
+    family, model = model_of(golden(name))
+    again = model_of(Given("config.json", config_of(family, model, {}, length=128)))
+    assert again[0] is family and differences(again[1], model) == []
+
+
+REFUSED = {
+    "a family": ("llama", {"model_type": "mixtral"}, ("model_type", "mixtral", "mistral")),
+    "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
+    "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
+    "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
+    "a size that is text": ("llama", {"hidden_size": "32"}, ("hidden_size", "32")),
+    "a scaling": (
+        "llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        ("rope_parameters.rope_type", "yarn", "linear", "llama3"),
+    ),
+    "the same in transformers 4": (
+        "llama", {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+        ("rope_scaling.type", "dynamic"),
+    ),
+    "a scaling without its factor": (
+        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ("rope_parameters.factor", "missing")
+    ),
+    "long rope": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.rope_type", "longrope")),
+    "a part of each head": (
+        "phi3", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
+        ("partial_rotary_factor", "0.75"),
+    ),
+    "a type of layers": (
+        "gemma3", {"layer_types": ["chunked_attention"] * 6}, ("layer_types", "chunked_attention", "sliding_attention")
+    ),
+    "too few types of layers": ("gemma3", {"layer_types": ["full_attention"]}, ("layer_types", "6")),
+    "attention both ways": ("gemma3", {"use_bidirectional_attention": True}, ("use_bidirectional_attention", "True")),
+    "scores by layer": (
+        "gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx", "False")
+    ),
+    "a window of every layer without positions": ("smollm3", {"use_sliding_window": True}, ("use_sliding_window",)),
+    "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_key_that_is_not_supported_is_named(case: str):
+    name, changed, parts = REFUSED[case]
+    with refused("config.json", *parts):
+        model_of(golden(name, **changed))
+
+
+def test_qwen_with_windows_in_its_last_layers():
+    """By `max_window_layers`, as before transformers had `layer_types`."""
+    keys = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    _, model = model_of(golden("qwen2", **keys))
+    assert model.kinds == {"global": {}, "local": {"window": 8}}
+    assert layer_kinds(model) == ("global", "local")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pattern"),
+    [
+        ("abab", Pattern(("a", "b"))),
+        ("aab" * 3 + "a", Pattern(("a", "a", "b"), suffix=("a",))),
+        ("b" + "ca" * 4, Pattern(("c", "a"), prefix=("b",))),
+    ],
+)
+def test_the_shortest_pattern_is_found(kinds: str, pattern: Pattern):
+    assert pattern_of(list(kinds)) == pattern
+
+
+def test_what_no_family_can_hold_is_refused():
+    with refused("model", "no family"):
+        family_for(replace(PRESETS["llama3-1b"], activation="relu2"))
+    with refused("model", "no family"):
+        family_for(replace(PRESETS["llama3-1b"], window=128, attention_bias=True))
+
+
+def test_a_model_goes_to_the_family_that_can_hold_it():
+    found = {name: family_for(PRESETS[name]).name for name in ("llama3-8b", "mistral-7b", "qwen2.5-7b", "gemma3-4b")}
+    assert found == {"llama3-8b": "llama", "mistral-7b": "mistral", "qwen2.5-7b": "qwen2", "gemma3-4b": "gemma3"}
+    assert differences(PRESETS["llama3-8b"], PRESETS["llama3-8b"]) == []
+    assert [one.key for one in differences(PRESETS["llama3-8b"], replace(PRESETS["llama3-8b"], window=8))] == ["window"]

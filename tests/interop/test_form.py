@@ -1,0 +1,56 @@
+"""A part of a weight is read from the lines of the tensor in which it lies, and is that part of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxpar.interop.form import Form, Laid
+from jaxpar.mesh.parameters import ParamSpec
+
+QUERY = ParamSpec((6, 4, 2), ("embed", "heads", "head_dim"))
+KEY = ParamSpec((6, 2, 2), ("embed", "kv_heads", "head_dim"))
+OUTPUT = ParamSpec((4, 2, 6), ("heads", "head_dim", "embed"), inputs=2)
+BIAS = ParamSpec((4, 2), ("heads", "head_dim"))
+TABLE = ParamSpec((9, 6), ("vocab", "embed"))
+
+CASES = {
+    "linear": (Laid(Form.LINEAR, (QUERY,)), (8, 6)),
+    "three in one": (Laid(Form.LINEAR, (QUERY, KEY, KEY)), (16, 6)),
+    "three of Conv1D": (Laid(Form.TABLE, (QUERY, KEY, KEY)), (6, 16)),
+    "back": (Laid(Form.LINEAR, (OUTPUT,)), (6, 8)),
+    "back of Conv1D": (Laid(Form.TABLE, (OUTPUT,)), (8, 6)),
+    "bias": (Laid(Form.VECTOR, (BIAS, BIAS)), (16,)),
+    "table": (Laid(Form.TABLE, (TABLE,)), (9, 6)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_part_of_every_weight_comes_from_its_lines(case: str):
+    laid, shape = CASES[case]
+    assert laid.shape == shape
+    generator = np.random.default_rng(0)
+    weights = [generator.standard_normal(spec.shape) for spec in laid.specs]
+    tensor = laid.join(weights)
+    assert tensor.shape == shape and tensor.flags.c_contiguous
+    for _ in range(30):
+        for place, (spec, weight) in enumerate(zip(laid.specs, weights, strict=True)):
+            ends = [sorted(generator.choice(size + 1, 2, replace=False)) for size in spec.shape]
+            region = tuple(slice(int(first), int(last)) for first, last in ends)
+            asked = []
+
+            def read(lines, tensor=tensor, asked=asked):
+                asked.append(tensor[lines].size)
+                return tensor[lines]
+
+            np.testing.assert_array_equal(laid.read(place, region, read), weight[region])
+            assert asked[0] <= weight[region].size * max(spec.shape), "only the lines in which it lies"
+
+
+def test_queries_are_transposed_and_stand_before_keys():
+    """Written out: a `Linear` has its outputs in rows, heads one after the other."""
+    query = np.arange(6 * 8).reshape(QUERY.shape)
+    key = 100 + np.arange(6 * 4).reshape(KEY.shape)
+    tensor = Laid(Form.LINEAR, (QUERY, KEY)).join([query, key])
+    assert tensor[3].tolist() == query[:, 1, 1].tolist()  # row 3 is head 1, dim 1
+    assert tensor[8 + 2].tolist() == key[:, 1, 0].tolist()

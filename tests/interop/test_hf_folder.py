@@ -1,0 +1,136 @@
+"""A folder in Hugging Face's format is checked whole before a weight is read; what is wrong with it is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.interop.open_source import open_source
+from tests.goldens.loading import FOLDER
+from tests.interop.folders import copy_of, in_shards, rewrite, tensors
+from tests.sentences import refused
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A folder to break."""
+    return copy_of("llama", tmp_path / "model")
+
+
+def test_a_tensor_that_is_missing(llama: Path):
+    rewrite(llama, {UP: None, "model.norm.weight": None})
+    with refused(str(llama), UP, "missing", "1 more"):
+        HFFolder(llama)
+
+
+def test_a_tensor_too_many(llama: Path):
+    rewrite(llama, {"model.layers.2.mlp.up_proj.weight": np.zeros((48, 32), np.float32)})
+    with refused(str(llama), "model.layers.2.mlp.up_proj.weight", "not one of this model"):
+        HFFolder(llama)
+
+
+def test_a_tensor_of_another_shape(llama: Path):
+    rewrite(llama, {UP: np.zeros((32, 48), np.float32)})
+    with refused("model.safetensors", UP, "[32, 48]", "[48, 32]"):
+        HFFolder(llama)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, ml_dtypes.float8_e4m3fn])
+def test_a_tensor_of_another_dtype(llama: Path, dtype: type):
+    rewrite(llama, {UP: np.zeros((48, 32), dtype)})
+    with refused("model.safetensors", UP, "dtype", "BF16"):
+        HFFolder(llama)
+
+
+def test_sizes_of_config_json_that_are_not_those_of_the_tensors(tmp_path: Path):
+    with refused("model.embed_tokens.weight", "[61, 32]", "[62, 32]"):
+        HFFolder(copy_of("llama", tmp_path / "model", vocab_size=62))
+
+
+def test_a_file_that_is_cut_off(llama: Path):
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with refused("model.safetensors", "no whole safetensors file"):
+        HFFolder(llama)
+
+
+def test_pickles_are_not_read(llama: Path):
+    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+    with refused("pytorch_model.bin", "pickle", "model.safetensors"):
+        HFFolder(llama)
+
+
+def test_a_folder_without_weights(llama: Path):
+    (llama / "model.safetensors").unlink()
+    with refused(str(llama), "model.safetensors", "model.safetensors.index.json"):
+        HFFolder(llama)
+
+
+def test_shards_hold_what_one_file_does(llama: Path):
+    wanted = tensors(llama)
+    source = HFFolder(in_shards(llama, 3))
+    assert len(source.tensors) == len(wanted)
+    for tensor in source.tensors:
+        np.testing.assert_array_equal(source.tensor(tensor), wanted[tensor.name])
+
+
+def test_a_shard_that_is_missing(llama: Path):
+    (in_shards(llama) / "model-00002-of-00002.safetensors").unlink()
+    with refused("model-00002-of-00002.safetensors", "index.json", "missing"):
+        HFFolder(llama)
+
+
+def test_an_index_that_lists_another_tensor(llama: Path):
+    file = in_shards(llama) / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    whole = dict(index["weight_map"])
+    file.write_text(json.dumps({"weight_map": {**whole, "extra": "model-00001-of-00002.safetensors"}}))
+    with refused("model-00001-of-00002.safetensors", "extra", "missing"):
+        HFFolder(llama)
+    file.write_text(json.dumps({"weight_map": {name: shard for name, shard in whole.items() if name != UP}}))
+    with refused(UP, "does not list"):
+        HFFolder(llama)
+    file.write_text(json.dumps({"weight_map": {**whole, UP: "../elsewhere.safetensors"}}))
+    with refused("index.json", "../elsewhere.safetensors"):
+        HFFolder(llama)
+
+
+def test_a_head_that_repeats_the_embedding_is_not_read(tmp_path: Path):
+    folder = copy_of("qwen2", tmp_path / "model")
+    rewrite(folder, {"lm_head.weight": np.zeros((61, 32), np.float32)})
+    assert "lm_head.weight" not in [tensor.name for tensor in HFFolder(folder).tensors]
+
+
+def test_gpt2_as_it_was_released(tmp_path: Path):
+    """Its names have no prefix, and each layer has the causal mask as a buffer."""
+    folder = copy_of("gpt2", tmp_path / "model")
+    own = tensors(folder)
+    bare = {name.removeprefix("transformer."): leaf for name, leaf in own.items()}
+    mask = {"h.0.attn.bias": np.ones((1, 1, 64, 64), np.float32)}
+    rewrite(folder, {**dict.fromkeys(own), **bare, **mask})
+    old, new = HFFolder(folder), HFFolder(FOLDER / "gpt2")
+    for a, b in zip(old.tensors, new.tensors, strict=True):
+        assert old.tensor(a).tobytes() == new.tensor(b).tobytes() and a.name == b.name
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path):
+    with refused("run.init_from", "meta-llama/Llama-3.2-1B", "does not exist", "nothing is downloaded"):
+        open_source("meta-llama/Llama-3.2-1B", "run.init_from")
+    with refused("run.init_from", str(tmp_path), "holds no model"):
+        open_source(tmp_path, "run.init_from")
+    (tmp_path / "file").touch()
+    with refused("MODEL", "is a file"):
+        open_source(tmp_path / "file", "MODEL")
+    (tmp_path / "config.json").write_text("[]")
+    with refused("config.json", "mapping"):
+        open_source(tmp_path, "MODEL")
+    (tmp_path / "config.json").write_text("{")
+    with refused("config.json:1", "not valid JSON"):
+        open_source(tmp_path, "MODEL")
