@@ -35,7 +35,7 @@ OTHER_PROGRAMS = ("--gpus-per-node", "--gpus-per-task", "--requeue", "--signal",
 
 PLACEHOLDER = re.compile(r"(NAME|FILE|FOLDER|[A-Z])(\.\w+)?|.*(\.\.\.|[<>{}$…]).*")
 """A word to be replaced by the reader: `FILE`, `<name>`, `$HOME`."""
-COMMANDS = ("train", "plan", "inspect", "report", "schedule", "prepare", "find_lr", "doctor")
+COMMANDS = ("train", "plan", "inspect", "report", "schedule", "prepare", "find_lr", "doctor", "convert", "models")
 """Modules of jaxpar that pages also name without `python -m jaxpar.`: `train --plan`."""
 DOTTED = rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+"
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
@@ -141,7 +141,7 @@ def _unresolved(dotted: str, repository: Repository) -> str | None:
 
 
 def _is_file_name(dotted: str) -> bool:
-    return dotted.endswith((".py", ".md", ".csv", ".html", ".json", ".log", ".txt", ".yaml"))
+    return dotted.endswith((".py", ".md", ".csv", ".html", ".json", ".log", ".safetensors", ".txt", ".yaml"))
 
 
 def missing_commands(text: str, repository: Repository) -> Iterator[str]:

@@ -1,0 +1,114 @@
+"""`python -m jaxpar.convert hf-to-jaxpar MODEL OUT`, `jaxpar-to-hf MODEL OUT`: from and to Hugging Face's format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxpar.config import UserError
+from jaxpar.config.spelling import named, quoted
+
+INTO, BACK = "hf-to-jaxpar", "jaxpar-to-hf"
+UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Convert from the command line; returns the exit code: 0 done, 2 a user error."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.direction == INTO and (options.dtype or options.shard_size):
+            raise UserError(f"{'--dtype' if options.dtype else '--shard-size'}: expected with {BACK} alone")
+        if (options.out is None) != options.check:
+            raise UserError("OUT: expected a new folder, or --check, which writes nothing")
+        _without_gpus()
+        _into_jaxpar(options) if options.direction == INTO else _into_hf(options)
+        return 0
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.convert",
+        description="Convert weights from and to Hugging Face's format (docs/models.md).",
+    )
+    parser.add_argument(
+        "direction", choices=(INTO, BACK), help="to a checkpoint, or to what transformers and vLLM load"
+    )
+    words = f"a folder in Hugging Face's format; for {BACK} also of a run, a checkpoint or a converted model"
+    parser.add_argument("model", metavar="MODEL", help=words)
+    parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="the new folder")
+    parser.add_argument("--check", action="store_true", help="both ways in memory, bit for bit; writes nothing")
+    words = f"of {BACK}: float32, bfloat16 or float16 (default: what the weights came in, or float32)"
+    parser.add_argument("--dtype", help=words)
+    words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
+    parser.add_argument("--shard-size", metavar="SIZE", help=words)
+    return parser
+
+
+def _without_gpus() -> None:
+    """Nothing here computes on a device, and JAX would take the memory of those that there are."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _into_jaxpar(options: argparse.Namespace) -> None:
+    from jaxpar.interop.converted import write_checkpoint
+    from jaxpar.interop.export import plan_export
+    from jaxpar.interop.hf_folder import HFFolder
+    from jaxpar.interop.new_folder import new_folder
+    from jaxpar.interop.open_source import open_source
+    from jaxpar.interop.round_trip import check_import
+
+    source = open_source(options.model, "MODEL")
+    if not isinstance(source, HFFolder):
+        raise UserError(f"MODEL: {named(source.path)} is no folder in Hugging Face's format but {source.description}")
+    export = plan_export(source)
+    what = f"{source.family.name}, {len(source.tensors)} tensors, {export.parameters:,} weights"
+    if options.check:
+        check_import(source, export)
+        print(f"{named(source.path)}: {what}: the same bits both ways")
+        return
+    with new_folder(options.out) as folder:
+        write_checkpoint(source, folder, print)
+    print(f"{named(options.out)}: {what}")
+
+
+def _into_hf(options: argparse.Namespace) -> None:
+    from jaxpar.interop.export import DTYPE_NAMES, plan_export
+    from jaxpar.interop.new_folder import new_folder
+    from jaxpar.interop.open_source import open_source
+    from jaxpar.interop.round_trip import check_export
+
+    if options.dtype is not None and options.dtype not in DTYPE_NAMES:
+        raise UserError(f"--dtype: {quoted(options.dtype)}; expected one of {', '.join(DTYPE_NAMES)}")
+    shard_bytes = _bytes(options.shard_size or "5GB")
+    export = plan_export(open_source(options.model, "MODEL"), options.dtype)
+    dtypes = ", ".join(sorted({dtype.name for dtype in export.dtypes.values()}))
+    what = f"{export.family.name}, {len(export.tensors)} tensors, {export.parameters:,} weights in {dtypes}"
+    if options.check:
+        check_export(export)
+        print(f"{named(export.source.path)}: {what}: the same bits both ways")
+        return
+    with new_folder(options.out) as folder:
+        files = export.write(folder, shard_bytes)
+    print(f"{named(options.out)}: {what}, in {len(files)} file{'s' * (len(files) > 1)}")
+    if not any((options.out / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        print("No tokenizer is known for this model: put its files beside the weights before the folder is used.")
+
+
+def _bytes(size: str) -> int:
+    """The bytes of a size such as `5GB`. Raises `UserError` where it is none."""
+    for unit, factor in UNITS.items():
+        number = size.removesuffix(unit).strip()
+        if size.endswith(unit) and number.isascii() and number.isdigit() and int(number):
+            return int(number) * factor
+    raise UserError(f"--shard-size: {quoted(size)}; expected a whole number and a unit, one of {', '.join(UNITS)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""`python -m jaxpar.models [MODEL]`: the families of models that are known, or the configuration to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Describe models from the command line; returns the exit code: 0 done, 2 a user error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxpar.models",
+        description="List the families of models that can be read and written in Hugging Face's format; or print the "
+        "configuration with which to train a model, or which key of its config.json is not supported (docs/models.md).",
+    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="folder in Hugging Face's format, or of a run")
+    options = parser.parse_args(arguments)
+    try:
+        print(_families() if options.model is None else _begin(options.model), end="")
+        return 0
+    except UserError as error:
+        print(f"jaxpar: {error}", file=sys.stderr)
+        return 2
+
+
+def _families() -> str:
+    """A line for each family."""
+    from jaxpar.interop.registry import FAMILIES
+
+    width = max(len(family.model_type) for family in FAMILIES.values())
+    return "".join(f"{family.model_type:{width}}  {family.presets}\n" for family in FAMILIES.values())
+
+
+def _begin(path: str) -> str:
+    """The sections of a configuration that begins with the weights of a model."""
+    from jaxpar.config import DataConfig
+    from jaxpar.config.reading.yaml_text import to_yaml
+    from jaxpar.interop.config_json import model_of
+    from jaxpar.interop.hf_folder import CONFIG, read_config
+    from jaxpar.interop.open_source import open_source
+    from jaxpar.layers.counting import parameter_count
+
+    folder, about = Path(path).expanduser(), ""
+    if (folder / CONFIG).exists():
+        given = read_config(folder)
+        family, model = model_of(given)
+        about = f"{family.name} in Hugging Face's format"
+        if length := given.get("max_position_embeddings"):
+            about += f", made for up to {length} tokens"
+    else:
+        source = open_source(path, "MODEL")
+        model, about = source.model, source.description
+    sections = {"run": {"init_from": path}, "model": _written(model)}
+    if model.position == "learned" and model.max_positions < DataConfig().sequence_length:
+        sections["data"] = {"sequence_length": model.max_positions}
+    return f"# {path}: {about}; {parameter_count(model, padded=False):,} weights\n{to_yaml(sections)}"
+
+
+def _written(model: Any) -> dict[str, Any]:
+    """The keys of a model section that are not their defaults, and its sizes."""
+    from dataclasses import asdict
+
+    from jaxpar.config.schema import ModelConfig
+
+    plain, usual = asdict(model), asdict(ModelConfig())
+    sizes = ("layers", "embed", "heads", "mlp", "vocab")
+    return {key: value for key, value in plain.items() if key in sizes or value != usual[key]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

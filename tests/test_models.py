@@ -1,0 +1,47 @@
+"""`python -m jaxpar.models`: the families that are known, and a configuration that begins with a model's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import load_config
+from jaxpar.interop.config_json import differences
+from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.interop.registry import FAMILIES
+from jaxpar.layers.checks import validate
+from jaxpar.models import main
+from tests.goldens.loading import FOLDER, NAMES
+from tests.interop.folders import copy_of
+from tests.sentences import refused_by_command
+
+
+def test_every_family_has_a_line(capfd: pytest.CaptureFixture[str]):
+    assert main([]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [family.model_type for family in FAMILIES.values()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_prints_is_a_configuration_for_the_model(name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main([str(FOLDER / name)]) == 0
+    file = tmp_path / "begin.yaml"
+    file.write_text(capfd.readouterr().out)
+    config = load_config(file)
+    assert config.run.init_from == str(FOLDER / name)
+    assert differences(config.model, HFFolder(FOLDER / name).model) == []
+    validate(config)
+
+
+def test_the_key_that_is_not_supported_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    folder = copy_of("phi3", tmp_path / "model", rope_parameters={"rope_type": "longrope"})
+    refused_by_command(main([str(folder)]), *capfd.readouterr(), "config.json", "rope_parameters.rope_type", "longrope")
+
+
+def test_the_weights_are_not_needed(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    folder = copy_of("gpt2", tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    assert main([str(folder)]) == 0
+    assert "position: learned" in capfd.readouterr().out
+    refused_by_command(main([str(tmp_path)]), *capfd.readouterr(), "MODEL", "holds no model")
