@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -106,18 +106,22 @@ class Export:
                 (folder / name).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
 
 
-def plan_export(source: HFFolder | SavedWeights, dtype: str | None = None) -> Export:
+def plan_export(
+    source: HFFolder | SavedWeights, dtype: str | None = None, report: Callable[[str], None] = print
+) -> Export:
     """The export of a model.
 
     Args:
         source: the weights.
         dtype: that of all tensors; None takes those that the tensors had where the weights came from, or float32.
+        report: takes a sentence about what is written anew because its origin cannot be used.
 
     Raises:
         UserError: no family of Hugging Face's format can hold the model.
     """
-    model, origin = source.model, origin_of(source)
+    model, origin = source.model, origin_of(source, report)
     if origin is not None and not _holds(origin.family, source):
+        report(f"The format of {origin.family.name}, in which the weights came, cannot hold what the model is now.")
         origin = None
     family = family_for(model) if origin is None else origin.family
     tensors, length = tensors_of(family, model), _length(source)

@@ -133,15 +133,15 @@ class Only:
 
     theirs: str
     values: tuple[Any, ...]
-    """Those supported; the first is written, and is the value where `config.json` lacks the key."""
+    """Those supported; the first is written, and is meant where `config.json` has none."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
     def read(self, given: Given) -> dict[str, Any]:
-        value = given.get(self.theirs, self.values[0])
-        if value not in self.values:
+        value = given.get(self.theirs)
+        if value is not None and value not in self.values:
             raise given.refusal(self.theirs, value, one_of([str(value) for value in self.values]))
         return {}
 

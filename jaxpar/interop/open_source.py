@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from jaxpar.checkpoint.manifest import MANIFEST
@@ -45,9 +46,11 @@ def open_source(path: str | Path, key: str) -> HFFolder | SavedWeights:
     raise UserError(f"{key}: {quoted(str(path))} does not exist; nothing is downloaded; {EXPECTED}")
 
 
-def origin_of(source: HFFolder | SavedWeights) -> Origin | None:
-    """Where the weights of a source came from at first, through runs that began with those of others; None where that
-    is not known, or not there any more."""
+def origin_of(source: HFFolder | SavedWeights, report: Callable[[str], None]) -> Origin | None:
+    """Where the weights of a source came from at first, through runs that began with those of others.
+
+    None for weights that were drawn, and where the model that a run began with cannot be opened, which is reported.
+    """
     seen: set[str] = set()
     while source.origin is None and isinstance(source, SavedWeights):
         begun_from = source.config.run.init_from
@@ -56,6 +59,7 @@ def origin_of(source: HFFolder | SavedWeights) -> Origin | None:
         seen.add(begun_from)
         try:
             source = open_source(begun_from, "run.init_from")
-        except UserError:
+        except UserError as error:
+            report(f"The model that the run began with cannot be used for its config.json and tokenizer: {error}.")
             return None
     return source.origin

@@ -49,7 +49,7 @@ _ENTRIES = (
         to_ours=lambda scalar: scalar**-0.5,
         to_theirs=lambda model: _scalar(attention_scale(model)),
     ),
-    Only("use_bidirectional_attention", (False, None)),
+    Only("use_bidirectional_attention", (False,)),
 )
 
 GEMMA2 = Family(

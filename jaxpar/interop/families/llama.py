@@ -68,5 +68,5 @@ LLAMA = Family(
         Only("rope_interleaved", (False,)),
     ),
     layer_entries=(Rope(),),
-    unused=("pretraining_tp", "is_llama_config"),
+    unused=("is_llama_config",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpar.interop.families.llama import EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES
 from jaxpar.interop.family import Family, Tensor
-from jaxpar.interop.keys import Same
+from jaxpar.interop.keys import Only, Same
 from jaxpar.interop.layer_keys import Rope, Windows, all_local
 
 PHI3 = Family(
@@ -29,6 +29,7 @@ PHI3 = Family(
     entries=(
         *SIZES,
         SILU,
+        Only("attention_bias", (False,)),
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),
         Same("tie_word_embeddings", "tied", default=False),
     ),

@@ -6,14 +6,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
+from jaxpar.interop.config_json import differences
+from jaxpar.interop.form import Region
 from jaxpar.interop.hf_folder import HFFolder
 from jaxpar.interop.open_source import open_source
+from jaxpar.interop.source import read_part
+from jaxpar.interop.tensor_files import TensorFiles
 from jaxpar.interop.weight_names import LAYER_PREFIX, own_specs
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.training.residency.given_weights import begun_from
@@ -69,6 +74,28 @@ def test_every_layout_has_the_weights_of_the_files(layout: str, tmp_path: Path):
         assert_same_bits(found, dict(stacked(source)))
 
 
+def test_a_device_reads_its_part_of_the_files_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    """Of four devices: a quarter of each matrix, and the norms, which are on all of them."""
+    source = HFFolder(FOLDER / "phi3")
+    layout = SmallRun(small(model=model_of(FOLDER / "phi3"), parallel={"fsdp": 2, "tensor": 2})).step.layout
+    whole, read = TensorFiles.read, []
+
+    def counted(self: TensorFiles, name: str, region: Region) -> np.ndarray:
+        found = whole(self, name, region)
+        read.append(found.size)
+        return found
+
+    monkeypatch.setattr(TensorFiles, "read", counted)
+    leaves = jax.tree_util.tree_leaves_with_path(layout.specs)
+    own = 0
+    for (path, spec), placed in zip(leaves, jax.tree.leaves(layout.state_shardings().master), strict=True):
+        shape = placed.shard_shape(spec.shape)
+        read_part(source, path, spec, layout.order)(tuple(slice(0, size) for size in shape))
+        own += np.prod(shape)
+    total = sum(spec.size for _, spec in leaves)
+    assert sum(read) <= own < 0.27 * total
+
+
 def stacked(source: HFFolder) -> dict[str, Any]:
     """The weights by stacks, read whole from the tensors, in float32."""
     kinds, leaves = layer_kinds(source.model), {}
@@ -118,6 +145,10 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     assert "qwen3" in capfd.readouterr().out
     out = HFFolder(tmp_path / "out")
     assert (tmp_path / "out/tokenizer.json").exists() and out.model.rope_base == 2000.0
+    shutil.rmtree(model)
+    assert main(["jaxpar-to-hf", str(folder_of(second)), str(tmp_path / "anew")]) == 0
+    assert "cannot be used for its config.json" in capfd.readouterr().out
+    assert differences(HFFolder(tmp_path / "anew").model, out.model) == []
     trained = saved_state(second, 1).master
     tokens = out.read("embedding.tokens", None, (slice(0, 61), slice(0, 32)))
     assert_same_bits(tokens, np.asarray(trained["embedding"]["tokens"][:61]))
