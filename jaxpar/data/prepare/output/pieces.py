@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-LONGEST_PIECE = 2**20
+LONGEST_PIECE = 2**18
 """Characters of a piece, unless no cut is possible in so many."""
 LARGEST_PIECE = 2**23
 """Most characters that are encoded at once, which takes about 0.7 GB."""

@@ -27,7 +27,7 @@ from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 
-_BATCH_DOCUMENTS, _BATCH_LETTERS = 512, 2**20
+_BATCH_DOCUMENTS, _BATCH_LETTERS = 512, 2**18
 _REPORTED = 10
 """Most broken documents of a unit whose places are kept."""
 
