@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 
@@ -14,27 +15,20 @@ INTO, BACK = "hf-to-jaxpar", "jaxpar-to-hf"
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Convert from the command line; returns the exit code: 0 done, 2 a user error."""
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Convert from the command line; the exit code: 0 done, 2 a user error."""
     options = _parser().parse_args(arguments)
-    try:
-        if options.direction == INTO and (options.dtype or options.shard_size):
-            raise UserError(f"{'--dtype' if options.dtype else '--shard-size'}: expected with {BACK} alone")
-        if (options.out is None) != options.check:
-            raise UserError("OUT: expected a new folder, or --check, which writes nothing")
-        _without_gpus()
-        _into_jaxpar(options) if options.direction == INTO else _into_hf(options)
-        return 0
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
+    if options.direction == INTO and (options.dtype or options.shard_size):
+        raise UserError(f"{'--dtype' if options.dtype else '--shard-size'}: expected with {BACK} alone")
+    if (options.out is None) != options.check:
+        raise UserError("OUT: expected a new folder, or --check, which writes nothing")
+    _without_gpus()
+    _into_jaxpar(options) if options.direction == INTO else _into_hf(options)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.convert",
-        description="Convert weights from and to Hugging Face's format (docs/models.md).",
-    )
+def _parser() -> Parser:
+    parser = Parser("jaxpar.convert", "Convert weights from and to Hugging Face's format (docs/models.md).")
     parser.add_argument(
         "direction", choices=(INTO, BACK), help="to a checkpoint, or to what transformers and vLLM load"
     )

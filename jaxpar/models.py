@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpar.config import UserError
+from jaxpar.cli import Parser, command
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Describe models from the command line; returns the exit code: 0 done, 2 a user error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxpar.models",
-        description="List the families of models that can be read and written in Hugging Face's format; or print the "
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Describe models from the command line; the exit code: 0 done, 2 a user error."""
+    parser = Parser(
+        "jaxpar.models",
+        "List the families of models that can be read and written in Hugging Face's format; or print the "
         "configuration with which to train a model, or which key of its config.json is not supported (docs/models.md).",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="folder in Hugging Face's format, or of a run")
     options = parser.parse_args(arguments)
-    try:
-        print(_families() if options.model is None else _begin(options.model), end="")
-        return 0
-    except UserError as error:
-        print(f"jaxpar: {error}", file=sys.stderr)
-        return 2
+    print(_families() if options.model is None else _begin(options.model), end="")
 
 
 def _families() -> str:

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.plan import Plan
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.generation.cache import PARTITION, KeyValues
 from jaxpar.generation.functions import GenerationFunctions, Rows
@@ -76,13 +75,37 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     return replace(config, parallel=parallel, memory=memory, data=data)
 
 
+def generation_layout(
+    config: Config, mesh: Mesh, *, rows: int | None = None, tokens: int = 0, zero: int = 0
+) -> StepLayout:
+    """The layout of a prompt of `tokens` tokens in `rows` rows, padded to what the mesh splits.
+
+    The placement of the weights, `placements.storage`, is the same for all of them.
+    """
+    axes = dict(mesh.shape)
+    if rows is None:
+        rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
+    devices = list(mesh.devices.flat)
+    config = generation_config(config, rows, bucket(tokens, axes["context"] * axes["tensor"]), zero)
+    return StepLayout(config, make_plan(config, devices[0], devices_per_node(devices)))
+
+
+def bucket(tokens: int, part: int) -> int:
+    """The length to which so many tokens are padded: a power of two, rounded up to a multiple of `part`."""
+    size = SMALLEST_BUCKET
+    while size < tokens:
+        size *= 2
+    return -(-size // part) * part
+
+
 class Generator:
     """Continues prompts, on every process of a job alike.
 
     Args:
         config: of the model, with the vocabulary and a mesh whose axes are filled in.
         mesh: the devices, with the axes of `config`.
-        weights: master weights on `mesh` in any placement; they are copied once, in the dtype that layers compute in.
+        weights: on `mesh` in any placement; they are copied once, into the dtype that layers compute in, unless they are
+            in the placement and the dtype of `generation_layout` already.
         sampling: how tokens are drawn; by default the likeliest.
         zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
             training step, and each token gathers every layer.
@@ -109,11 +132,13 @@ class Generator:
         self._part = axes["context"] * axes["tensor"]
         self._compiled: dict[tuple[int, int, int], tuple[Any, Any]] = {}
         self.speed = Speed()
-        layout = self._layout(self._rows, self._bucket(1))
+        layout = generation_layout(config, mesh, zero=zero)
         dtype, stored = layout.placements.storage.dtype, shardings(mesh, layout.placements.storage.layout)
         cast = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree), out_shardings=stored)
         on_device = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
-        self._weights = cast(jax.tree.map(on_device, weights))  # offloaded weights are in host memory
+        there = jax.tree.map(lambda leaf, where: leaf.dtype == dtype and leaf.sharding == where, weights, stored)
+        # Offloaded weights are in host memory.
+        self._weights = weights if all(jax.tree.leaves(there)) else cast(jax.tree.map(on_device, weights))
 
     @property
     def compiles(self) -> int:
@@ -196,7 +221,7 @@ class Generator:
         """Compiled on first use: (weights, batch, lengths, numbers) -> (rows, drawn), and (weights, rows) -> same."""
         key = rows, prompt, capacity
         if key not in self._compiled:
-            layout = self._layout(rows, prompt)
+            layout = generation_layout(self.config, self.mesh, rows=rows, tokens=prompt, zero=self.zero)
             functions = GenerationFunctions(layout, capacity, self.sampling, self.seed)
             cache = dict.fromkeys(layout.order.stacks, (PARTITION, PARTITION))
             seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None
@@ -208,15 +233,6 @@ class Generator:
             decode = mapped(functions.decode, self.mesh, compute, (weights, state), out)
             self._compiled[key] = jax.jit(prefill), jax.jit(decode, donate_argnums=1)
         return self._compiled[key]
-
-    def _layout(self, rows: int, tokens: int) -> StepLayout:
-        config = generation_config(self.config, rows, tokens, self.zero)
-        devices = list(self.mesh.devices.flat)
-        return StepLayout(config, self._plan(config, devices))
-
-    @staticmethod
-    def _plan(config: Config, devices: Sequence[Any]) -> Plan:
-        return make_plan(config, devices[0], devices_per_node(devices))
 
     def _placed(
         self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int
@@ -243,11 +259,7 @@ class Generator:
         )
 
     def _bucket(self, tokens: int) -> int:
-        """The length to which so many tokens are padded: a power of two, a multiple of what the mesh splits."""
-        size = SMALLEST_BUCKET
-        while size < tokens:
-            size *= 2
-        return -(-size // self._part) * self._part
+        return bucket(tokens, self._part)
 
     def _check(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
         model = self.config.model

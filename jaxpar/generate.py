@@ -1,0 +1,260 @@
+"""`python -m jaxpar.generate --model MODEL --prompt TEXT`: text from a model, as it is drawn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import gcd
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxpar.cli import Parser, command, positive
+from jaxpar.config import Config, UserError
+from jaxpar.config.spelling import named, quoted
+
+if TYPE_CHECKING:
+    from jaxpar.generation.generator import Continuation
+
+SECTIONS = ("parallel", "precision", "attention", "distributed")
+"""Sections of a configuration that generation uses, besides the model's."""
+LONGEST_FILE = 64 * 2**20
+MOST_TOKENS = 2**20
+
+EPILOG = """\
+MODEL is a folder in Hugging Face's format, of a run, of a checkpoint, or one that python -m jaxpar.convert wrote. Its
+tokenizer is used, or that of the data of its run; --tokenizer names another one. By default the tensor axis takes as
+many devices as divide the heads, and fsdp the others, each with rows of its own. docs/models.md has more.
+"""
+
+
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Generate from the command line; the exit code: 0 done, 2 a user error, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    if (options.prompt is None) == (options.prompts is None):
+        raise UserError("expected one of --prompt TEXT and --prompts FILE")
+    if not 1 <= options.tokens <= MOST_TOKENS:
+        raise UserError(f"--tokens {options.tokens}: expected from 1 to {MOST_TOKENS}")
+    _generate(options)
+
+
+def _parser() -> Parser:
+    parser = Parser("jaxpar.generate", "Continue prompts with a model.", EPILOG)
+    parser.add_argument("--model", metavar="MODEL", required=True, help="folder of the weights")
+    what = parser.add_argument_group("what to continue")
+    what.add_argument("--prompt", metavar="TEXT", action="append", help="may be given many times")
+    what.add_argument("--prompts", metavar="FILE", type=Path, help="JSON lines, each a text or an object with `prompt`")
+    what.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json, in place of the model's")
+    how = parser.add_argument_group("how")
+    how.add_argument("--tokens", metavar="N", type=int, default=128, help="most new tokens of each (default: 128)")
+    how.add_argument("--stop", metavar="TEXT", action="append", default=[], help="ends a text before it")
+    how.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0, the default, takes the likeliest")
+    how.add_argument("--top-k", metavar="K", type=int, default=0, help="only the likeliest K tokens")
+    how.add_argument("--top-p", metavar="P", type=float, default=1.0, help="only the likeliest that add up to P")
+    how.add_argument("--min-p", metavar="P", type=float, default=0.0, help="only those P times as likely as the first")
+    how.add_argument("--repetition-penalty", metavar="X", type=float, default=1.0, help="above 1: repeats less")
+    how.add_argument("--seed", metavar="N", type=positive, default=1, help="of the draws (default: 1)")
+    how.add_argument(
+        "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
+        help=f"a key of {', '.join(SECTIONS)}, as for training; may be given many times",
+    )  # fmt: skip
+    parser.add_json("print a JSON object for each prompt, and nothing else")
+    return parser
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from jaxpar.generation.sampling import Sampling
+
+    sampling = Sampling(options.temperature, options.repetition_penalty, options.top_k, options.top_p, options.min_p)
+    prompts = options.prompt or _read_prompts(options.prompts)
+    config = _settings(options.overrides)
+    from jaxpar.interop.open_source import open_source
+
+    source = open_source(options.model, "--model")
+    text = _Text.of(source, options.tokenizer)
+    given = [text.encode(prompt) for prompt in prompts]
+    generator = _generator(replace(config, model=source.model), source, sampling, options.seed)
+    screen = None if options.json or len(given) > 1 else _Screen(text, prompts[0])
+    stops = [_Stop(text, options.stop) for _ in given]
+
+    def hear(row: int, token: int) -> bool:
+        ends = stops[row].hear(token)
+        if screen is not None:
+            screen.show(stops[row].text)
+        return ends
+
+    found = generator.continued(given, options.tokens, stop=text.ends, hear=hear)
+    if screen is not None:
+        screen.end()
+    for prompt, one, stop in zip(prompts, found, stops, strict=True):
+        if options.json:
+            print(json.dumps(_record(prompt, one, stop.text)))
+        elif screen is None:
+            print(f"{prompt}{stop.text}\n")
+    speed = generator.speed
+    print(
+        f"prompt: {speed.prompt_tokens} tokens in {speed.prompt_seconds:.2f} s, compilation included; "
+        f"{speed.new_tokens} new tokens in {speed.new_seconds:.2f} s",
+        file=sys.stderr,
+    )
+
+
+def _record(prompt: str, found: Continuation, text: str) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "text": text,
+        "tokens": found.tokens.tolist(),
+        "log_probabilities": [round(float(value), 6) for value in found.log_probabilities],
+        "ended": found.ended,
+    }
+
+
+def _read_prompts(path: Path) -> list[str]:
+    from jaxpar.config.reading.text_file import read_text_file
+
+    prompts = []
+    for number, line in enumerate(read_text_file(path, LONGEST_FILE, f"--prompts {named(path)}").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"--prompts {named(path)}: line {number} is not JSON; expected a text in quotes") from None
+        prompt = value.get("prompt") if isinstance(value, dict) else value
+        if not isinstance(prompt, str) or not prompt:
+            raise UserError(f"--prompts {named(path)}: line {number}: expected a text, or an object with `prompt`")
+        prompts.append(prompt)
+    if not prompts:
+        raise UserError(f"--prompts {named(path)}: there is no prompt in it")
+    return prompts
+
+
+def _settings(overrides: Sequence[str]) -> Config:
+    """A configuration with the overrides, which are of sections that generation uses."""
+    from jaxpar.config import load_config
+
+    for override in overrides:
+        if override.split(".")[0] not in SECTIONS:
+            raise UserError(
+                f"--set {quoted(override)}: expected a key of {', '.join(SECTIONS)}; the model has the rest"
+            )
+    return load_config(None, overrides)
+
+
+def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
+    """The weights of a source on the devices there are."""
+    import jax
+    import numpy as np
+
+    from jaxpar.config import virtual_devices_needed
+    from jaxpar.distributed.devices import find_devices, prepare_devices
+    from jaxpar.generation.generator import Generator, generation_layout
+    from jaxpar.interop.source import read_part
+    from jaxpar.layout.make_plan import resolve_config
+    from jaxpar.layout.step_layout import shardings
+    from jaxpar.mesh.axes import AXES
+    from jaxpar.mesh.build import build_mesh
+    from jaxpar.mesh.parameters import ParamSpec
+
+    prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+    devices = find_devices()
+    if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
+        tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
+        config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))
+    if devices[0].platform == "cpu" and config.precision == type(config.precision)():
+        config = replace(config, precision=replace(config.precision, compute="float32"))
+    rows = 8 * len(devices)
+    data = replace(config.data, source="synthetic", batch_size=rows, sequence_length=64 * len(devices), packed=False)
+    config = resolve_config(replace(config, data=data), len(devices))
+    from jaxpar.config.axes import axis_sizes
+    from jaxpar.config.plan import AxisSizes
+
+    mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), devices)
+    layout = generation_layout(config, mesh)
+    stored = shardings(mesh, layout.placements.storage.layout)
+    dtype = layout.placements.storage.dtype
+
+    def placed(path: Any, spec: ParamSpec, where: Any) -> jax.Array:
+        read = read_part(source, path, spec, layout.order)
+
+        def part(region: Any) -> np.ndarray:
+            return read(region).astype(dtype)
+
+        return jax.make_array_from_callback(spec.shape, where, part)
+
+    weights = jax.tree_util.tree_map_with_path(
+        placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
+    )
+    return Generator(config, mesh, weights, sampling=sampling, seed=seed)
+
+
+class _Text:
+    """Text to tokens and back."""
+
+    def __init__(self, encode: Callable[[str], list[int]], decode: Callable[[Any], str], ends: Sequence[int]):
+        self.encode, self.decode, self.ends = encode, decode, ends
+
+    @classmethod
+    def of(cls, source: Any, tokenizer: Path | None) -> _Text:
+        """That of a model: of `--tokenizer`, of its folder, or of the data of its run."""
+        from jaxpar.data import open_data
+        from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
+
+        origin = source.origin
+        file = tokenizer or (None if origin is None else origin.folder / "tokenizer.json")
+        if file is not None and (tokenizer is not None or file.exists()):
+            codec = TextCodec(file)
+            try:
+                ends = [end_of_document(load_tokenizer(file, named(file)), None)]
+            except UserError:
+                ends = []  # a tokenizer without such a token: only the limit ends a text
+            return cls(codec.encode, codec.decode, ends)
+        run = getattr(source, "config", None)
+        if run is not None and origin is None:
+            data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
+            if data.encode is not None and data.decode is not None:
+                return cls(data.encode, data.decode, [] if data.separator is None else [data.separator])
+        raise UserError(f"--tokenizer: no tokenizer is known for {named(source.path)}; expected a tokenizer.json")
+
+
+class _Stop:
+    """The text of a row so far, which ends before the first of the stop strings."""
+
+    def __init__(self, text: _Text, stops: Sequence[str]):
+        self.text, self._text, self._stops = "", text, [stop for stop in stops if stop]
+        self._tokens: list[int] = []
+
+    def hear(self, token: int) -> bool:
+        """Takes a new token; whether the text ends."""
+        self._tokens.append(token)
+        self.text = self._text.decode(self._tokens)
+        places = [place for stop in self._stops if (place := self.text.find(stop)) >= 0]
+        if places:
+            self.text = self.text[: min(places)]
+        return bool(places)
+
+
+class _Screen:
+    """Prints a text as it grows; bytes that are no whole character yet wait."""
+
+    def __init__(self, text: _Text, prompt: str):
+        self._shown = ""
+        print(prompt, end="", flush=True)
+
+    def show(self, text: str) -> None:
+        """Print what is new."""
+        whole = text.rstrip("\ufffd")
+        if whole.startswith(self._shown):
+            print(whole[len(self._shown) :], end="", flush=True)
+            self._shown = whole
+
+    def end(self) -> None:
+        """End the line."""
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
