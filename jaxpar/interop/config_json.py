@@ -40,7 +40,7 @@ def family_of(given: Given) -> Family:
         UserError: its `model_type` or `architectures` belong to none.
     """
     model_type, known = given.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         near = did_you_mean(model_type, known) if isinstance(model_type, str) else ""
         raise UserError(
             f"{given.file}: model_type is {quoted(model_type, 80)}, which is not supported"
@@ -48,7 +48,7 @@ def family_of(given: Given) -> Family:
         )
     family = known[model_type]
     classes = given.get("architectures") or [family.architecture]
-    if family.architecture not in classes:
+    if not isinstance(classes, list) or family.architecture not in classes:
         raise given.refusal("architectures", classes, family.architecture)
     return family
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import checked, field_types
 from jaxpar.config.schema import ModelConfig
@@ -36,8 +37,12 @@ class Given:
         return default
 
     def typed(self, key: str, ours: str, default: Any = None) -> Any:
-        """The same, checked to be of the type of our key `model.<ours>`."""
-        return checked(f"{self.file}: {key}", self.get(key, default), field_types(ModelConfig)[ours])
+        """The same, checked to be of the type and in the range of our key `model.<ours>`."""
+        value = checked(f"{self.file}: {key}", self.get(key, default), field_types(ModelConfig)[ours])
+        bound = BOUNDS.get(f"model.{ours}")
+        if bound is not None and value is not None and (refusal := bound.refusal(value)):
+            raise UserError(f"{self.file}: {key} {refusal}, got {value}")
+        return value
 
     def refusal(self, key: str, value: object, expected: str) -> UserError:
         """The error of a key whose value our model does not support."""

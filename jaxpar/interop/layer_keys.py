@@ -52,6 +52,8 @@ def five_to_one(given: Given, layers: int) -> list[str]:
 def from_max_window_layers(given: Given, layers: int) -> list[str]:
     """The layers from number `max_window_layers` on."""
     first = given.get("max_window_layers", layers)
+    if not isinstance(first, int):
+        raise given.refusal("max_window_layers", first, "a whole number")
     return [LOCAL if layer >= first else GLOBAL for layer in range(layers)]
 
 
@@ -170,7 +172,7 @@ class NoRope:
             raise given.refusal("no_rope_layer_interval", interval, "a whole number, at least 1")
         if each is None:
             each = [int((layer + 1) % interval != 0) for layer in range(layers)]
-        if not isinstance(each, list) or len(each) < layers or not set(each) <= {0, 1}:
+        if not isinstance(each, list) or len(each) < layers or any(one not in (0, 1) for one in each):
             raise given.refusal("no_rope_layers", each, f"a list of {layers} numbers, each 0 or 1")
         return [{"position": "rope" if rotates else "none"} for rotates in each[:layers]]
 
@@ -194,7 +196,7 @@ def _scaled(given: Given, key: str, scaling: object, base: float) -> dict[str, A
     _check_whole(given, f"{key}.partial_rotary_factor", inside.values)
     spelling = "type" if "type" in scaling and "rope_type" not in scaling else "rope_type"
     kind = scaling.get(spelling, "default")
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise given.refusal(f"{key}.{spelling}", kind, f"one of {', '.join(SCALINGS)}")
     known = {*_NEUTRAL, "partial_rotary_factor", *(theirs for theirs, _ in SCALINGS[kind])}
     for name in scaling.keys() - known:

@@ -18,7 +18,7 @@ def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     names = _names(distinct)
     base = distinct[names.index("global")] if "global" in names else distinct[0]
     kinds = {
-        name: {key: value for key, value in own.items() if value != base[key]}
+        name: {key: value for key, value in own.items() if key not in base or value != base[key]}
         for name, own in zip(names, distinct, strict=True)
     }
     of_layers = [names[distinct.index(own)] for own in layers]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config import Config
+from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Pattern
@@ -154,6 +154,21 @@ def test_a_key_that_is_not_supported_is_named(case: str):
     name, changed, parts = REFUSED[case]
     with refused("config.json", *parts):
         model_of(golden(name, **changed))
+
+
+JUNK = (None, True, "x", -1, 0, 2.5, 1e300, 10**30, [], ["x"], [None] * 6, {}, {"x": 1}, {"rope_type": []})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_a_key_holds_there_is_a_model_or_a_sentence(name: str):
+    for key in golden(name).values:
+        for junk in JUNK:
+            sentence = "config.json: it is a model"
+            try:
+                model_of(golden(name, **{key: junk}))
+            except UserError as error:
+                sentence = str(error)
+            assert sentence.startswith("config.json: ") and sentence.isprintable()
 
 
 def test_qwen_with_windows_in_its_last_layers():
