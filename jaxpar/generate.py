@@ -83,11 +83,12 @@ def _generate(options: argparse.Namespace) -> None:
     def hear(row: int, token: int) -> bool:
         ends = stops[row].hear(token)
         if screen is not None:
-            screen.show(stops[row].text)
+            screen.show(stops[row].text if ends else stops[row].certain)
         return ends
 
     found = generator.continued(given, options.tokens, stop=text.ends, hear=hear)
     if screen is not None:
+        screen.show(stops[0].text)
         screen.end()
     for prompt, one, stop in zip(prompts, found, stops, strict=True):
         if options.json:
@@ -116,7 +117,11 @@ def _read_prompts(path: Path) -> list[str]:
     from jaxpar.config.reading.text_file import read_text_file
 
     prompts = []
-    for number, line in enumerate(read_text_file(path, LONGEST_FILE, f"--prompts {named(path)}").splitlines(), 1):
+    try:
+        text = read_text_file(path, LONGEST_FILE, f"--prompts {named(path)}")
+    except OSError as error:
+        raise UserError(f"--prompts {named(path)}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -235,6 +240,13 @@ class _Stop:
         if places:
             self.text = self.text[: min(places)]
         return bool(places)
+
+    @property
+    def certain(self) -> str:
+        """The text without an end that may be the beginning of a stop string."""
+        parts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        held = max((len(part) for part in parts if self.text.endswith(part)), default=0)
+        return self.text[: len(self.text) - held]
 
 
 class _Screen:

@@ -75,16 +75,13 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     return replace(config, parallel=parallel, memory=memory, data=data)
 
 
-def generation_layout(
-    config: Config, mesh: Mesh, *, rows: int | None = None, tokens: int = 0, zero: int = 0
-) -> StepLayout:
+def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int = 0, zero: int = 0) -> StepLayout:
     """The layout of a prompt of `tokens` tokens in `rows` rows, padded to what the mesh splits.
 
     The placement of the weights, `placements.storage`, is the same for all of them.
     """
     axes = dict(mesh.shape)
-    if rows is None:
-        rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
+    rows = rows or axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
     devices = list(mesh.devices.flat)
     config = generation_config(config, rows, bucket(tokens, axes["context"] * axes["tensor"]), zero)
     return StepLayout(config, make_plan(config, devices[0], devices_per_node(devices)))
@@ -104,8 +101,8 @@ class Generator:
     Args:
         config: of the model, with the vocabulary and a mesh whose axes are filled in.
         mesh: the devices, with the axes of `config`.
-        weights: on `mesh` in any placement; they are copied once, into the dtype that layers compute in, unless they are
-            in the placement and the dtype of `generation_layout` already.
+        weights: on `mesh` in any placement; they are copied once, into the dtype that layers compute in, unless they
+            are in the placement and the dtype of `generation_layout` already.
         sampling: how tokens are drawn; by default the likeliest.
         zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
             training step, and each token gathers every layer.
