@@ -24,8 +24,10 @@ def target() -> Target:
 
 
 def multiprocessors() -> int:
-    """Streaming multiprocessors of the GPU that is traced for: 132 of an H100 SXM, 78 of an H20. Where a kernel is traced
-    without any GPU, it is for an H100."""
+    """Streaming multiprocessors of the GPU that is traced for: 132 of an H100 SXM, 78 of an H20.
+
+    Where a kernel is traced without any GPU, it is for an H100.
+    """
     described = jax.sharding.get_abstract_mesh().abstract_device
     cores = jax.local_devices()[0].core_count if described is None else described.num_cores
     return cores or 132

@@ -84,6 +84,7 @@ def generator_of(layout: dict[str, Any], **options: Any) -> Generator:
     return Generator(run.config, run.step.mesh, weights_on(run, source), **options)
 
 
+@pytest.mark.long
 def test_draws_do_not_depend_on_the_layout_nor_on_other_rows():
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.3)
     given = prompts(generator_of({}).config.model.vocab or 0)

@@ -12,7 +12,6 @@ import jax
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import SKIPPED_IN_ROW
-from jaxpar.checkpoint.folders import listed_steps
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
@@ -76,7 +75,7 @@ class _Loop:
                 self.folder.release()
 
     def _run(self) -> Summary:
-        if not from_first(lambda: listed_steps(self.folder.checkpoints)):
+        if self.config.run.init_from is not None and from_first(self.folder.begins_anew):
             liveness.at("looking into run.init_from", busy=True)
             self.trainer.first_weights  # noqa: B018 (refused, where it does not fit, before a file is written)
         liveness.at("looking into its folder")

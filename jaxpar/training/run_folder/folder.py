@@ -101,6 +101,13 @@ class RunFolder:
                 f"{CONFIG}); choose another run.name or run.dir"
             )
 
+    def begins_anew(self) -> bool:
+        """Whether no step has a checkpoint. False where that cannot be read: the restore reports why."""
+        try:
+            return not listed_steps(self.checkpoints)
+        except OSError:
+            return False
+
     def check_nothing_saved(self) -> None:
         """Raises `UserError` when a checkpoint was complete once: starting over would overwrite the run's record."""
         steps = listed_steps(self.checkpoints)
