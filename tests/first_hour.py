@@ -5,7 +5,8 @@
 
 A page marks what can be run with a comment, which readers do not see:
 
-    <!-- run -->            the next block, or the commands in the second column of the next table, run in order
+    <!-- run -->            the next block, or the commands in the next table, run in order; in a block with lines that
+                            begin with "$ " these are the commands, and the others what they print
     <!-- run: --set a.b=1 -->   the same, each training command with these arguments besides, unless --full
     <!-- refused: ... -->   the same for commands that end with exit code 2
     <!-- prints -->         the next block is what the last command printed
@@ -76,10 +77,10 @@ def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
                 yield replace(waiting, printed=token.content)
                 waiting = None
             else:
-                for command in re.sub(r"\\\n\s*", "", token.content).splitlines():
+                for command, printed in _commands(re.sub(r"\\\n\s*", "", token.content)):
                     if waiting is not None:
                         yield waiting
-                    waiting = _step(place, command, mark, full) if command.strip() else None
+                    waiting = replace(_step(place, command, mark, full), printed=printed)
             mark = None
         elif mark and token.type == "table_open":
             cells = []
@@ -99,6 +100,17 @@ def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
         raise ValueError(f"{name}: {mark[0]} has no block")
     if waiting is not None:
         yield waiting
+
+
+def _commands(block: str) -> Iterator[tuple[str, str | None]]:
+    """The commands of a block, each with what the block says that it prints."""
+    lines = [line for line in block.splitlines() if line.strip()]
+    if not any(line.startswith("$ ") for line in lines):
+        yield from ((line, None) for line in lines)
+        return
+    starts = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield lines[start], "\n".join(lines[start + 1 : end]) or None
 
 
 def _step(place: str, line: str, mark: re.Match[str], full: bool) -> Step:

@@ -28,6 +28,12 @@ Text with `python -m jaxpar.never`.
 |---|---|
 | draw | `python -m jaxpar.schedule --name gpipe` ([docs](x.md)), then `--set c=1` |
 
+<!-- run -->
+
+    $ echo 3 words
+    1 words
+    $ echo more
+
 <!-- refused -->
 
 ```
@@ -37,7 +43,8 @@ python -m jaxpar.train --config none.yaml
 
 
 def test_marked_commands_are_taken_in_order():
-    train, made, plan, draw, other, refused = steps("x.md", PAGE)
+    train, made, plan, draw, other, words, more, refused = steps("x.md", PAGE)
+    assert (words.command, words.printed, more.command) == ("echo 3 words", "1 words", "echo more")
     assert train == Step("x.md:6", "python -m jaxpar.train --config a.yaml --set run.steps=2")
     assert made.command == "make train ARGS='--set b=1 --set run.steps=2'"
     assert (plan.command, plan.printed) == ("python -m jaxpar.plan --top 3", "3 plans\n")
