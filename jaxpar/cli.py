@@ -125,6 +125,13 @@ def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[st
     return decorate
 
 
+def without_gpus() -> None:
+    """For a command that computes nothing on devices: JAX would take the memory of the GPUs that there are."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
 def stop(code: int, why: str) -> int:
     """Prints why the command ends, leaves the job if it is in one, and returns the exit code."""
     print(f"jaxpar: {why}", file=sys.stderr)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpar.cli import Parser, command
+from jaxpar.cli import Parser, command, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(f"{'--dtype' if options.dtype else '--shard-size'}: expected with {BACK} alone")
     if (options.out is None) != options.check:
         raise UserError("OUT: expected a new folder, or --check, which writes nothing")
-    _without_gpus()
+    without_gpus()
     _into_jaxpar(options) if options.direction == INTO else _into_hf(options)
 
 
@@ -41,13 +41,6 @@ def _parser() -> Parser:
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
     return parser
-
-
-def _without_gpus() -> None:
-    """Nothing here computes on a device, and JAX would take the memory of those that there are."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
 
 
 def _into_jaxpar(options: argparse.Namespace) -> None:
@@ -99,7 +92,7 @@ def _bytes(size: str) -> int:
     """The bytes of a size such as `5GB`. Raises `UserError` where it is none."""
     for unit, factor in UNITS.items():
         number = size.removesuffix(unit).strip()
-        if size.endswith(unit) and number.isascii() and number.isdigit() and int(number):
+        if size.endswith(unit) and number.isascii() and number.isdigit() and len(number) <= 15 and int(number):
             return int(number) * factor
     raise UserError(f"--shard-size: {quoted(size)}; expected a whole number and a unit, one of {', '.join(UNITS)}")
 

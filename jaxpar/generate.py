@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxpar.cli import Parser, command, positive
 from jaxpar.config import Config, UserError
+from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import named, quoted
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     if (options.prompt is None) == (options.prompts is None):
         raise UserError("expected one of --prompt TEXT and --prompts FILE")
+    if not all(prompt and is_name(prompt) for prompt in options.prompt or ()):
+        raise UserError("--prompt: expected a text in UTF-8 that is not empty, without NUL")
     if not 1 <= options.tokens <= MOST_TOKENS:
         raise UserError(f"--tokens {options.tokens}: expected from 1 to {MOST_TOKENS}")
     _generate(options)
@@ -71,8 +74,12 @@ def _generate(options: argparse.Namespace) -> None:
     sampling = Sampling(options.temperature, options.repetition_penalty, options.top_k, options.top_p, options.min_p)
     prompts = options.prompt or _read_prompts(options.prompts)
     config = _settings(options.overrides)
+    from jaxpar.config import virtual_devices_needed
+    from jaxpar.distributed.devices import prepare_devices
     from jaxpar.interop.open_source import open_source
 
+    # Before anything else uses JAX: opening a checkpoint does.
+    prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
     source = open_source(options.model, "--model")
     text = _Text.of(source, options.tokenizer)
     given = [text.encode(prompt) for prompt in prompts]
@@ -119,8 +126,9 @@ def _read_prompts(path: Path) -> list[str]:
     prompts = []
     try:
         text = read_text_file(path, LONGEST_FILE, f"--prompts {named(path)}")
-    except OSError as error:
-        raise UserError(f"--prompts {named(path)}: cannot be read ({error.strerror})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "it is not UTF-8")
+        raise UserError(f"--prompts {named(path)}: cannot be read ({why})") from None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -129,7 +137,7 @@ def _read_prompts(path: Path) -> list[str]:
         except (ValueError, RecursionError):
             raise UserError(f"--prompts {named(path)}: line {number} is not JSON; expected a text in quotes") from None
         prompt = value.get("prompt") if isinstance(value, dict) else value
-        if not isinstance(prompt, str) or not prompt:
+        if not isinstance(prompt, str) or not prompt or not is_name(prompt):
             raise UserError(f"--prompts {named(path)}: line {number}: expected a text, or an object with `prompt`")
         prompts.append(prompt)
     if not prompts:
@@ -154,8 +162,7 @@ def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
     import jax
     import numpy as np
 
-    from jaxpar.config import virtual_devices_needed
-    from jaxpar.distributed.devices import find_devices, prepare_devices
+    from jaxpar.distributed.devices import find_devices
     from jaxpar.generation.generator import Generator, generation_layout
     from jaxpar.interop.source import read_part
     from jaxpar.layout.make_plan import resolve_config
@@ -164,7 +171,6 @@ def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
     from jaxpar.mesh.build import build_mesh
     from jaxpar.mesh.parameters import ParamSpec
 
-    prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
     devices = find_devices()
     if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
         tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
@@ -172,7 +178,7 @@ def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
     if devices[0].platform == "cpu" and config.precision == type(config.precision)():
         config = replace(config, precision=replace(config.precision, compute="float32"))
     rows = 8 * len(devices)
-    data = replace(config.data, source="synthetic", batch_size=rows, sequence_length=64 * len(devices), packed=False)
+    data = replace(config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False)
     config = resolve_config(replace(config, data=data), len(devices))
     from jaxpar.config.axes import axis_sizes
     from jaxpar.config.plan import AxisSizes
@@ -207,8 +213,9 @@ class _Text:
         """That of a model: of `--tokenizer`, of its folder, or of the data of its run."""
         from jaxpar.data import open_data
         from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
+        from jaxpar.interop.open_source import origin_of
 
-        origin = source.origin
+        origin = origin_of(source, lambda text: print(text, file=sys.stderr))
         file = tokenizer or (None if origin is None else origin.folder / "tokenizer.json")
         if file is not None and (tokenizer is not None or file.exists()):
             codec = TextCodec(file)
@@ -218,7 +225,7 @@ class _Text:
                 ends = []  # a tokenizer without such a token: only the limit ends a text
             return cls(codec.encode, codec.decode, ends)
         run = getattr(source, "config", None)
-        if run is not None and origin is None:
+        if run is not None and source.origin is None:
             data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
             if data.encode is not None and data.decode is not None:
                 return cls(data.encode, data.decode, [] if data.separator is None else [data.separator])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from jaxpar.cli import Parser, command
+from jaxpar.cli import Parser, command, without_gpus
 
 
 @command()
@@ -34,14 +33,16 @@ def _families() -> str:
 def _begin(path: str) -> str:
     """The sections of a configuration that begins with the weights of a model."""
     from jaxpar.config import DataConfig
+    from jaxpar.config.paths import user_path
     from jaxpar.config.reading.yaml_text import to_yaml
     from jaxpar.interop.config_json import model_of
     from jaxpar.interop.hf_folder import CONFIG, read_config
     from jaxpar.interop.open_source import open_source
     from jaxpar.layers.counting import parameter_count
 
-    folder, about = Path(path).expanduser(), ""
-    if (folder / CONFIG).exists():
+    without_gpus()
+    folder, about = user_path(path, "MODEL"), ""
+    if folder.is_dir() and (folder / CONFIG).exists():
         given = read_config(folder)
         family, model = model_of(given)
         about = f"{family.name} in Hugging Face's format"

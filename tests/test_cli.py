@@ -13,10 +13,10 @@ import pytest
 
 from jaxpar.cli import Parser, command, positive, seconds, size, stop
 from jaxpar.config.errors import UserError
+from tests.docs.references import COMMANDS
 from tests.sentences import refused, refused_by_command
 
 REPOSITORY = Path(__file__).parents[1]
-COMMANDS = ("doctor", "find_lr", "inspect", "plan", "prepare", "report", "schedule", "train")
 
 
 def parser() -> Parser:

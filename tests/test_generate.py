@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,10 @@ def test_a_run_continues_text_on_any_layout(tmp_path: Path, capfd: pytest.Captur
     text = found[0][0]["text"]
     assert main([*asked[:2], "--prompt", "import ", "--tokens", "12", "--stop", text[3:5]]) == 0
     assert capfd.readouterr().out == f"import {text[: text.find(text[3:5])]}\n"
+    alone = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "jaxpar.generate", *asked, "--set", "parallel.tensor=2"]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=True, cwd=FOLDER.parents[1])
+    assert [json.loads(line)["tokens"] for line in done.stdout.splitlines()] == [row["tokens"] for row in found[0]]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -20,6 +19,7 @@ from jaxpar.config.reading.sections import config_to_dict
 from jaxpar.config.schema import Config
 from jaxpar.interop.export import GENERATION, TOKENIZER
 from jaxpar.interop.hf_folder import CONFIG, HFFolder
+from jaxpar.interop.new_folder import copy_beside
 from jaxpar.interop.saved_weights import CHECKPOINTS, HF_FACTS, HF_FILES
 from jaxpar.interop.source import ReadPart, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
@@ -48,7 +48,7 @@ def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], Non
     (folder / HF_FILES).mkdir()
     for name in (CONFIG, GENERATION, *TOKENIZER):
         if (source.path / name).exists():
-            shutil.copyfile(source.path / name, folder / HF_FILES / name)
+            copy_beside(source.path / name, folder / HF_FILES / name)
 
 
 def _origin_facts(source: HFFolder) -> dict[str, Any]:

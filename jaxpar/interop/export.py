@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jaxpar.config.errors import UserError
@@ -18,6 +18,7 @@ from jaxpar.interop.config_json import config_of, differences, family_for, model
 from jaxpar.interop.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.hf_folder import CONFIG, HFFolder, read_config
 from jaxpar.interop.keys import Given
+from jaxpar.interop.new_folder import copy_beside
 from jaxpar.interop.open_source import origin_of
 from jaxpar.interop.saved_weights import SavedWeights
 from jaxpar.interop.tensor_files import DTYPES, INDEX, WHOLE
@@ -85,7 +86,10 @@ class Export:
         shards, files, by_name = self.shards(shard_bytes), [], {}
         for number, shard in enumerate(shards, start=1):
             name = WHOLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            save_file({one.name: self.values(one) for one in shard}, folder / name, metadata={"format": "pt"})
+            try:
+                save_file({one.name: self.values(one) for one in shard}, folder / name, metadata={"format": "pt"})
+            except SafetensorError as error:
+                raise OSError(None, str(error)) from error
             files.append(folder / name)
             by_name |= {tensor.name: name for tensor in shard}
         if len(shards) > 1:
@@ -101,7 +105,7 @@ class Export:
         ids = {key: self.config[key] for key in TOKEN_IDS if self.config.get(key) is not None}
         for name in (GENERATION, *TOKENIZER):
             if self.beside is not None and (self.beside / name).exists():
-                shutil.copyfile(self.beside / name, folder / name)
+                copy_beside(self.beside / name, folder / name)
             elif name == GENERATION:
                 (folder / name).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
 

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from jaxpar.checkpoint.manifest import flush_directory
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import named
 
 
@@ -29,16 +31,15 @@ def check_new(out: Path) -> None:
 def new_folder(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out`, which becomes `out` at the end; after an error it is deleted.
 
-    A kill leaves it behind, under a hidden name with the process's number.
+    A kill leaves it behind, under a hidden name that no other call uses.
 
     Raises:
         UserError: `out` exists, or it cannot be written.
     """
-    check_new(out)
     out = out.absolute()
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    temporary = out.with_name(f".{uuid4().hex}.tmp")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        check_new(out)
         temporary.mkdir()
         yield temporary
         _flush(temporary)
@@ -48,6 +49,20 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise UserError(f"OUT: {named(out)} cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def copy_beside(file: Path, to: Path) -> None:
+    """Copy a small file of a folder in Hugging Face's format.
+
+    Raises:
+        UserError: it is no regular file, is larger than any such file, or leads out of its folder, other than to the
+            blobs of Hugging Face's cache.
+        OSError: it cannot be read, or `to` not be written.
+    """
+    folder, target = file.parent.resolve(), file.resolve()
+    if not any(target.is_relative_to(place) for place in (folder, folder.parent.parent / "blobs")):
+        raise UserError(f"{named(file)}: leads out of its folder, to {named(target)}; expected a file in it")
+    to.write_bytes(read_file(file))
 
 
 def _flush(folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
 from jaxpar.interop.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.saved_weights import CHECKPOINTS, SavedWeights
@@ -29,7 +30,7 @@ def open_source(path: str | Path, key: str) -> HFFolder | SavedWeights:
     Raises:
         UserError: there is no model, or it is damaged or not supported.
     """
-    folder = Path(path).expanduser()
+    folder = user_path(path, key)
     try:
         if (folder / MANIFEST).exists() or (folder / CHECKPOINTS).is_dir():
             return SavedWeights(folder)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest, processes
-from jaxpar.checkpoint.checkpointer import FACTS, STATE
-from jaxpar.checkpoint.errors import Damage, reason
+from jaxpar.checkpoint.checkpointer import STATE
+from jaxpar.checkpoint.errors import reason
+from jaxpar.checkpoint.facts import read_facts
+from jaxpar.checkpoint.folders import step_folder
 from jaxpar.checkpoint.pieces import open_saved
+from jaxpar.checkpoint.sealing import damage
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import ALIKE, layer_kinds
 from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import named
+from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.form import Region
 from jaxpar.interop.registry import FAMILIES
 from jaxpar.interop.source import Origin
@@ -44,11 +47,20 @@ class SavedWeights:
 
     def __init__(self, path: Path):
         self.path = path
-        self._checkpoint = path if (path / manifest.MANIFEST).exists() else _newest(path)
-        facts = processes.from_first(lambda: _facts(self._checkpoint))
+        self._checkpoint = (_whole(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
+        facts = processes.from_first(lambda: read_facts(self._checkpoint))
         self.config = config_from_dict(facts["config"])
         self._hf: dict[str, Any] | None = facts.get(HF_FACTS)
+        if self._hf is not None and self._hf["family"] not in FAMILIES:
+            raise CheckpointError(
+                f"checkpoint {self._checkpoint} came from a family that this release does not know "
+                f"({quoted(str(self._hf['family']), 40)})"
+            )
         self._stores: dict[str, Any] = {}
+        # Files that the manifest does not list are not seen, for as long as this object lives.
+        view = manifest.view(self._checkpoint)
+        self._seen = view.__enter__()
+        finalize(self, view.__exit__, None, None, None)
 
     @property
     def model(self) -> ModelConfig:
@@ -82,7 +94,7 @@ class SavedWeights:
         if name not in self._stores:
             try:
                 saved = f"master/{name.replace('.', '/')}"
-                self._stores[name] = open_saved(self._checkpoint, saved, STATE)
+                self._stores[name] = open_saved(self._seen, saved, STATE)
             except (ValueError, OSError) as error:
                 raise CheckpointError(
                     f"checkpoint {self._checkpoint} has no weight {name} ({reason(error)})"
@@ -102,12 +114,11 @@ def _newest(path: Path) -> Path:
     if step is None:
         why = f"; {notes[-1]}" if notes else ""
         raise UserError(f"{named(folder)}: there is no checkpoint that can be used{why}")
-    return checkpointer.folder / f"{step:08d}"
+    return step_folder(checkpointer.folder, step)
 
 
-def _facts(checkpoint: Path) -> dict[str, Any]:
-    try:
-        manifest.verify(checkpoint)
-        return json.loads((checkpoint / FACTS).read_text(encoding="utf-8"))
-    except Damage as damage:
-        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage
+def _whole(checkpoint: Path) -> Path:
+    """A checkpoint's own folder, once every byte of it is verified."""
+    if (why := damage(checkpoint)) is not None:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {why}")
+    return checkpoint

@@ -56,7 +56,11 @@ class TensorFiles:
 
     def read(self, name: str, region: Region) -> np.ndarray:
         """Part of a tensor, in its dtype."""
-        return self._file(self.tensors[name].file).get_slice(name)[region]
+        file = self.tensors[name].file
+        try:
+            return self._file(file).get_slice(name)[region]
+        except SafetensorError as error:
+            raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} cannot be read ({error})") from None
 
     def _tensors_of(self, file: Path, listed: list[str] | None) -> Mapping[str, Stored]:
         found = {}
@@ -72,8 +76,9 @@ class TensorFiles:
         for name in found if listed is None else listed:
             if name not in found:
                 raise UserError(f"{named(file)}: the tensor {quoted(name, 120)}, which {INDEX} lists in it, is missing")
+        known = None if listed is None else set(listed)
         for name in found:
-            if listed is not None and name not in listed:
+            if known is not None and name not in known:
                 raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} is in it, and {INDEX} does not list it")
         return found
 
@@ -113,11 +118,14 @@ def _listed(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     by_name = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(by_name, dict) or not all(isinstance(shard, str) for shard in by_name.values()):
         raise UserError(f"{named(file)}: weight_map is missing; expected the file of each tensor by name")
-    for shard in dict.fromkeys(by_name.values()):
+    names: dict[str, list[str]] = {}
+    for name, shard in by_name.items():
+        names.setdefault(shard, []).append(name)
+    for shard, own in names.items():
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise UserError(
                 f"{named(file)}: weight_map names {quoted(shard, 120)}; expected a .safetensors file beside it"
             )
         if not (folder / shard).exists():
             raise UserError(f"{named(folder / shard)}: this shard, which {INDEX} names, is missing")
-        yield folder / shard, [name for name, own in by_name.items() if own == shard]
+        yield folder / shard, own

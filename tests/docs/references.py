@@ -35,7 +35,9 @@ OTHER_PROGRAMS = ("--gpus-per-node", "--gpus-per-task", "--requeue", "--signal",
 
 PLACEHOLDER = re.compile(r"(NAME|FILE|FOLDER|[A-Z])(\.\w+)?|.*(\.\.\.|[<>{}$…]).*")
 """A word to be replaced by the reader: `FILE`, `<name>`, `$HOME`."""
-COMMANDS = ("train", "plan", "inspect", "report", "schedule", "prepare", "find_lr", "doctor", "convert", "models")
+COMMANDS = (
+    "train", "plan", "inspect", "report", "schedule", "prepare", "find_lr", "doctor", "convert", "models", "generate",
+)  # fmt: skip
 """Modules of jaxpar that pages also name without `python -m jaxpar.`: `train --plan`."""
 DOTTED = rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+"
 PYTHON = re.compile(r"(.*/)?python[\d.]*")

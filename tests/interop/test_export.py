@@ -36,11 +36,15 @@ def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_in_memory(name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path):
+def test_both_ways_in_memory(
+    name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted((FOLDER / name).iterdir())
     convert("hf-to-jaxpar", FOLDER / name, "--check")
     convert("jaxpar-to-hf", FOLDER / name, "--check")
     assert capfd.readouterr().out.count("the same bits both ways") == 2
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and sorted((FOLDER / name).iterdir()) == before
 
 
 def test_the_check_notices_a_dtype_that_cannot_hold_the_weights(capfd: pytest.CaptureFixture[str]):

@@ -91,7 +91,7 @@ FIGURES = (
     Figure("tokens", tokens, count),
     Figure("training loss, last", last("loss"), nats),
     Figure("held-out loss, last", last("eval_loss"), nats),
-    Figure("step of the last held-out loss", last_evaluation, count),
+    Figure("step of the last held-out loss", last_evaluation, whole),
     Figure("held-out loss, best", least("eval_loss"), nats),
     Figure("baseline", lambda run: run.baseline, nats),
     Figure("baseline less held-out loss", gain, nats, relative=False),
