@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import time
 from typing import Any
 
@@ -21,6 +22,8 @@ os.environ["XLA_FLAGS"] = (
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
 )
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _import_jax_silently() -> None:

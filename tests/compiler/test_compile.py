@@ -105,7 +105,7 @@ def test_gpus_that_no_run_was_measured_on_are_compiled_for_and_timed(short: str,
     """A card without NVLink, and a Hopper with few multiprocessors."""
     analysis, report = inspected(wide(model={"layers": 2}, parallel={"fsdp": 2}), f"{short}:1x2")
     assert (analysis.compilation.gpu, report.fits) == (short, True)
-    assert "__cublas$gemm" in analysis.compilation.program
+    assert "__cublas$" in analysis.compilation.program
     assert any(f"no run on {said} was at hand" in note for note in report.notes)
     assert report.collectives and all(one.seconds > 0 for one in report.collectives)
 
