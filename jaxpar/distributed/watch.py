@@ -152,7 +152,8 @@ class Watch:
                 self._forgive(now - woke)
             woke = now
             for key, _ in events:
-                self._hear(key.data, now)
+                if not self._over.is_set():  # The end of the watch has let go of the other connections.
+                    self._hear(key.data, now)
             if self._failing.is_set():
                 if not self._selector.get_map():
                     self._over.set()
