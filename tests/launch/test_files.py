@@ -93,7 +93,7 @@ def test_the_batch_script_starts_one_process_per_node_with_all_its_gpus(tmp_path
 
 
 SHOWN = '#!/usr/bin/env bash\n{ printf "%s\\n" "$PWD" "${NCCL_DEBUG-}" "$@"; echo .; } >> "$SHOWN"\nexit "${ENDS-0}"\n'
-"""A program that writes down where and with what it was started, and ends as it is told to."""
+"""A program that writes down where and with what it was started, and ends as its arguments ask."""
 
 
 def program(folder: Path, name: str, text: str) -> Path:

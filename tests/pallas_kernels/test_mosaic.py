@@ -51,7 +51,7 @@ class Case(NamedTuple):
     louder: float = 1.0
     """By what queries are multiplied."""
     neighbours: bool = False
-    """Whether kernels are told that indices grow by one."""
+    """Whether kernels may assume that indices grow by one."""
 
 
 CASES = {

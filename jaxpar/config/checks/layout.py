@@ -12,10 +12,12 @@ from jaxpar.config.schema import Config, ParallelConfig
 
 
 def check_mesh_axes(config: Config) -> None:
+    """Refuse sizes of mesh axes that are not positive, and more than one of -1."""
     check_axes(config.parallel)
 
 
 def check_mesh(config: Config) -> None:
+    """Refuse a mesh of more devices than any cluster has."""
     parallel = config.parallel
     devices = known(parallel, *AXES)
     if devices > RANKS:
@@ -24,6 +26,7 @@ def check_mesh(config: Config) -> None:
 
 
 def check_auto(config: Config) -> None:
+    """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
     if config.parallel.auto:
         for key, usual in vars(ParallelConfig(auto=True)).items():
             if getattr(config.parallel, key) != usual:
@@ -64,6 +67,7 @@ def check_pipeline(config: Config) -> None:
 
 
 def check_heads(config: Config) -> None:
+    """Refuse heads and feed-forward widths that the tensor ranks do not divide."""
     model, tensor = config.model, known(config.parallel, "tensor")
     divides("model.heads", model.heads, "parallel.tensor", tensor)
     if kv_heads(model) % tensor and tensor % kv_heads(model):
@@ -75,6 +79,7 @@ def check_heads(config: Config) -> None:
 
 
 def check_vocab(config: Config) -> None:
+    """Refuse a padded vocabulary that the ranks which split it do not divide."""
     model, parallel = config.model, config.parallel
     shared = ("pipe", "tensor") if parallel.pipe_ends == "shared" else ("tensor",)
     ways = f"parallel.{' x '.join(shared)}", known(parallel, *shared)
@@ -86,10 +91,12 @@ def check_vocab(config: Config) -> None:
 
 
 def check_sequence(config: Config) -> None:
+    """Refuse a sequence length that context x tensor does not divide."""
     ranks = known(config.parallel, "context", "tensor")
     divides("data.sequence_length", config.data.sequence_length, "parallel.context x tensor", ranks)
 
 
 def check_batch(config: Config) -> None:
+    """Refuse a batch that data ranks x microbatches do not divide."""
     parts = known(config.parallel, "replica", "fsdp", "expert") * config.parallel.microbatches
     divides("data.batch_size", config.data.batch_size, "parallel.replica x fsdp x expert x microbatches", parts)

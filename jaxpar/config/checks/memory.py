@@ -9,6 +9,7 @@ from jaxpar.config.spelling import quoted
 
 
 def check_offload(config: Config) -> None:
+    """Refuse settings of offloading that exclude each other, or have no effect."""
     memory = config.memory
     if memory.offload_fraction and memory.remat == "auto":
         raise UserError(
@@ -28,6 +29,7 @@ def check_offload(config: Config) -> None:
 
 
 def check_weights_offload(config: Config) -> None:
+    """Refuse what `memory.weights_offload: host` cannot be combined with."""
     memory, parallel = config.memory, config.parallel
     if memory.weights_offload == "none":
         if memory.weights_resident:

@@ -13,6 +13,7 @@ from jaxpar.config.schema import Config
 
 
 def check_model(config: Config) -> None:
+    """Refuse sizes that do not fit each other, and settings that a kind of layers cannot have."""
     model = config.model
     check_kinds(model)
     check_overrides(config)

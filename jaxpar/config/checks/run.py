@@ -23,6 +23,7 @@ def profile_steps(profile: str) -> tuple[int, int]:
 
 
 def check_run(config: Config) -> None:
+    """Refuse names that are no folder or project, and a profile after the last step."""
     run = config.run
     if run.name in ("", ".", "..") or re.search(r"[/\\]", run.name) or not run.name.isprintable():
         raise UserError(
@@ -39,6 +40,7 @@ def check_run(config: Config) -> None:
 
 
 def check_watch(config: Config) -> None:
+    """Refuse rollbacks without detection of spikes or without checkpoints to return to."""
     if config.watch.on_spike != "rollback":
         return
     if config.watch.spike is None:

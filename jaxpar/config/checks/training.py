@@ -34,6 +34,7 @@ def check_optimizer(config: Config) -> None:
 
 
 def check_data(config: Config) -> None:
+    """Refuse data keys that belong to another source."""
     data = config.data
     if data.source == "tokens":
         check_tokens(data)
@@ -47,6 +48,7 @@ def check_data(config: Config) -> None:
 
 
 def check_tokens(data: DataConfig) -> None:
+    """Refuse token data without a path, or with two."""
     if data.path is None and data.sources is None:
         raise UserError("data.path: null, and data.source: tokens needs the path of a token folder or a file of tokens")
     if data.path is not None and data.sources is not None:
@@ -66,6 +68,7 @@ def check_tokens(data: DataConfig) -> None:
 
 
 def check_batches(config: Config) -> None:
+    """Refuse batches of more tokens than memory can hold."""
     data = config.data
     tokens = data.batch_size * data.sequence_length * (1 + data.prefetch)
     if tokens > TOKENS:
