@@ -38,6 +38,18 @@ COLLECTIVE_TIMEOUTS = (
 )
 """XLA:CPU ends a run whose collective waits longer than these; a busy laptop needs more than the default."""
 
+THREADS = 8
+"""Threads of XLA:CPU's pool for each virtual device.
+
+XLA:CPU blocks a thread of the pool in every collective that waits for another device, and one device may wait in
+several: in a permute, say, and in a gather of a branch that does not depend on it. By default the pool has one thread
+for each device, and a pipeline with branches then stops for ever when all are blocked (seen with `pipe_ticks:
+branching` and `context: 2`: within two steps with 8 threads, not in 300 with 64).
+"""
+
+POOL_THREADS = "PJRT_NPROC"
+"""The environment variable from which XLA:CPU takes the size of its pool, when its client is made."""
+
 MOST_VIRTUAL = 64
 """Virtual CPU devices that one process may have: each has threads of its own."""
 
@@ -71,9 +83,13 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     flags = os.environ.get("XLA_FLAGS", "")
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or (not platforms and not has_gpu()):
+        processes = 1 if job is None else job.processes
+        if needed > processes:
+            threads = THREADS * min(needed // processes, MOST_VIRTUAL)
+            os.environ.setdefault(POOL_THREADS, str(max(os.cpu_count() or 1, threads)))
         if "xla_force_host_platform_device_count" not in flags:
             try:
-                jax.config.update("jax_num_cpu_devices", _virtual(needed, 1 if job is None else job.processes))
+                jax.config.update("jax_num_cpu_devices", _virtual(needed, processes))
             except RuntimeError as error:  # JAX has initialized its devices already
                 if job is not None and not jax.distributed.is_initialized():
                     raise UserError(
