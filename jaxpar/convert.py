@@ -44,12 +44,12 @@ def _parser() -> Parser:
 
 
 def _into_jaxpar(options: argparse.Namespace) -> None:
-    from jaxpar.interop.converted import write_checkpoint
-    from jaxpar.interop.export import plan_export
-    from jaxpar.interop.hf_folder import HFFolder
-    from jaxpar.interop.new_folder import new_folder
-    from jaxpar.interop.open_source import open_source
-    from jaxpar.interop.round_trip import check_import
+    from jaxpar.interop.conversion.converted import write_checkpoint
+    from jaxpar.interop.conversion.export import plan_export
+    from jaxpar.interop.conversion.new_folder import new_folder
+    from jaxpar.interop.conversion.round_trip import check_import
+    from jaxpar.interop.sources.hf_folder import HFFolder
+    from jaxpar.interop.sources.open_source import open_source
 
     source = open_source(options.model, "MODEL")
     if not isinstance(source, HFFolder):
@@ -66,10 +66,10 @@ def _into_jaxpar(options: argparse.Namespace) -> None:
 
 
 def _into_hf(options: argparse.Namespace) -> None:
-    from jaxpar.interop.export import DTYPE_NAMES, plan_export
-    from jaxpar.interop.new_folder import new_folder
-    from jaxpar.interop.open_source import open_source
-    from jaxpar.interop.round_trip import check_export
+    from jaxpar.interop.conversion.export import DTYPE_NAMES, plan_export
+    from jaxpar.interop.conversion.new_folder import new_folder
+    from jaxpar.interop.conversion.round_trip import check_export
+    from jaxpar.interop.sources.open_source import open_source
 
     if options.dtype is not None and options.dtype not in DTYPE_NAMES:
         raise UserError(f"--dtype: {quoted(options.dtype)}; expected one of {', '.join(DTYPE_NAMES)}")

@@ -76,7 +76,7 @@ def _generate(options: argparse.Namespace) -> None:
     config = _settings(options.overrides)
     from jaxpar.config import virtual_devices_needed
     from jaxpar.distributed.devices import prepare_devices
-    from jaxpar.interop.open_source import open_source
+    from jaxpar.interop.sources.open_source import open_source
 
     # Before anything else uses JAX: opening a checkpoint does.
     prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
@@ -164,7 +164,7 @@ def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
 
     from jaxpar.distributed.devices import find_devices
     from jaxpar.generation.generator import Generator, generation_layout
-    from jaxpar.interop.source import read_part
+    from jaxpar.interop.sources.source import read_part
     from jaxpar.layout.make_plan import resolve_config
     from jaxpar.layout.step_layout import shardings
     from jaxpar.mesh.axes import AXES
@@ -213,7 +213,7 @@ class _Text:
         """That of a model: of `--tokenizer`, of its folder, or of the data of its run."""
         from jaxpar.data import open_data
         from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
-        from jaxpar.interop.open_source import origin_of
+        from jaxpar.interop.sources.open_source import origin_of
 
         origin = origin_of(source, lambda text: print(text, file=sys.stderr))
         file = tokenizer or (None if origin is None else origin.folder / "tokenizer.json")

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _families() -> str:
     """A line for each family."""
-    from jaxpar.interop.registry import FAMILIES
+    from jaxpar.interop.families.registry import FAMILIES
 
     width = max(len(family.model_type) for family in FAMILIES.values())
     return "".join(f"{family.model_type:{width}}  {family.presets}\n" for family in FAMILIES.values())
@@ -36,8 +36,8 @@ def _begin(path: str) -> str:
     from jaxpar.config.paths import user_path
     from jaxpar.config.reading.yaml_text import to_yaml
     from jaxpar.interop.config_json import model_of
-    from jaxpar.interop.hf_folder import CONFIG, read_config
-    from jaxpar.interop.open_source import open_source
+    from jaxpar.interop.sources.hf_folder import CONFIG, read_config
+    from jaxpar.interop.sources.open_source import open_source
     from jaxpar.layers.counting import parameter_count
 
     without_gpus()

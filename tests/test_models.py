@@ -8,8 +8,8 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.interop.config_json import differences
-from jaxpar.interop.hf_folder import HFFolder
-from jaxpar.interop.registry import FAMILIES
+from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layers.checks import validate
 from jaxpar.models import main
 from tests.goldens.loading import FOLDER, NAMES

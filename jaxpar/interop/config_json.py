@@ -11,11 +11,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import did_you_mean, quoted
-from jaxpar.interop.family import Family, tensors_of
-from jaxpar.interop.keys import Given
-from jaxpar.interop.layer_keys import SCALINGS
-from jaxpar.interop.layer_packing import layer_models, packed
-from jaxpar.interop.registry import FAMILIES
+from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.mapping.family import Family, tensors_of
+from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.layer_keys import SCALINGS
+from jaxpar.interop.mapping.layer_packing import layer_models, packed
 
 UNUSED = (
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",

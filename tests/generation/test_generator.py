@@ -9,7 +9,7 @@ import pytest
 
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
-from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.training.residency.given_weights import begun_from
 from tests.goldens.loading import FOLDER, NAMES, options_of
 from tests.model.test_goldens import logits

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.hf_folder import HFFolder
-from jaxpar.interop.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.reference.tree import Tree, unflatten
 
 FOLDER = Path(__file__).parent

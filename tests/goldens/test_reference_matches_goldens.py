@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxpar.interop.registry import FAMILIES
+from jaxpar.interop.families.registry import FAMILIES
 from tests.goldens.loading import NAMES, load
 from tests.reference import decoder64
 

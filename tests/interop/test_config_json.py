@@ -13,8 +13,8 @@ from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
-from jaxpar.interop.keys import Given
-from jaxpar.interop.layer_packing import pattern_of
+from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.mapping.layer_packing import pattern_of
 from jaxpar.layers.checks import validate
 from tests.goldens.loading import FOLDER, NAMES
 from tests.sentences import refused

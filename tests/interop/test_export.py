@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpar.convert import main
-from jaxpar.interop.export import Export, plan_export
-from jaxpar.interop.hf_folder import HFFolder
-from jaxpar.interop.new_folder import new_folder
+from jaxpar.interop.conversion.export import Export, plan_export
+from jaxpar.interop.conversion.new_folder import new_folder
+from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.goldens.loading import FOLDER, NAMES
 from tests.interop.folders import copy_of, tensors
 from tests.sentences import refused_by_command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxpar.interop.form import Form, Laid
+from jaxpar.interop.mapping.form import Form, Laid
 from jaxpar.mesh.parameters import ParamSpec
 
 QUERY = ParamSpec((6, 4, 2), ("embed", "heads", "head_dim"))

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxpar.interop.hf_folder import HFFolder
-from jaxpar.interop.open_source import open_source
-from jaxpar.interop.tensor_files import TensorFiles
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.open_source import open_source
+from jaxpar.interop.sources.tensor_files import TensorFiles
 from tests.goldens.loading import FOLDER
 from tests.interop.folders import copy_of, in_shards, rewrite, tensors
 from tests.sentences import refused

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.collectives import reduce_sum

@@ -13,10 +13,10 @@ from jaxpar.interop.families.llama import (
     QK_NORMS,
     SIZES,
 )
-from jaxpar.interop.family import Family, Tensor
-from jaxpar.interop.form import Form
-from jaxpar.interop.keys import Converted, Only, Same
-from jaxpar.interop.layer_keys import Rope, RopeByType, Windows, alternating, five_to_one
+from jaxpar.interop.mapping.family import Family, Tensor
+from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.mapping.keys import Converted, Only, Same
+from jaxpar.interop.mapping.layer_keys import Rope, RopeByType, Windows, alternating, five_to_one
 
 _NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),

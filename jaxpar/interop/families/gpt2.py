@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.family import Family, Tensor
-from jaxpar.interop.form import Form
-from jaxpar.interop.keys import REQUIRED, Given, Only, Same
+from jaxpar.interop.mapping.family import Family, Tensor
+from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.mapping.keys import REQUIRED, Given, Only, Same
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.family import Family, Tensor
-from jaxpar.interop.form import Form
-from jaxpar.interop.keys import Only, Same
-from jaxpar.interop.layer_keys import Rope
+from jaxpar.interop.mapping.family import Family, Tensor
+from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.mapping.keys import Only, Same
+from jaxpar.interop.mapping.layer_keys import Rope
 
 EMBEDDING = Tensor("model.embed_tokens.weight", "embedding.tokens", Form.TABLE)
 NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxpar.interop.families.llama import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD, HEAD_DIM, NORM, NORMS, SILU, SIZES
-from jaxpar.interop.family import Family
-from jaxpar.interop.keys import Same
-from jaxpar.interop.layer_keys import Rope, Windows, all_local
+from jaxpar.interop.mapping.family import Family
+from jaxpar.interop.mapping.keys import Same
+from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
 
 MISTRAL = Family(
     name="mistral",

@@ -13,10 +13,10 @@ from jaxpar.interop.families.llama import (
     SILU,
     SIZES,
 )
-from jaxpar.interop.family import Family, Tensor
-from jaxpar.interop.form import Form
-from jaxpar.interop.keys import Same
-from jaxpar.interop.layer_keys import Rope
+from jaxpar.interop.mapping.family import Family, Tensor
+from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.mapping.keys import Same
+from jaxpar.interop.mapping.layer_keys import Rope
 
 OLMO2 = Family(
     name="olmo2",

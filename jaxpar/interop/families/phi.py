@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jaxpar.interop.families.llama import EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES
-from jaxpar.interop.family import Family, Tensor
-from jaxpar.interop.keys import Only, Same
-from jaxpar.interop.layer_keys import Rope, Windows, all_local
+from jaxpar.interop.mapping.family import Family, Tensor
+from jaxpar.interop.mapping.keys import Only, Same
+from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
 
 PHI3 = Family(
     name="phi3",

@@ -14,9 +14,9 @@ from jaxpar.interop.families.llama import (
     SILU,
     SIZES,
 )
-from jaxpar.interop.family import Family
-from jaxpar.interop.keys import Only, Same
-from jaxpar.interop.layer_keys import Rope, Windows, from_max_window_layers
+from jaxpar.interop.mapping.family import Family
+from jaxpar.interop.mapping.keys import Only, Same
+from jaxpar.interop.mapping.layer_keys import Rope, Windows, from_max_window_layers
 
 WINDOWS = Windows(from_max_window_layers, switch="use_sliding_window", beside=("max_window_layers",), absent=4096)
 

@@ -13,9 +13,9 @@ from jaxpar.interop.families.llama import (
     SILU,
     SIZES,
 )
-from jaxpar.interop.family import Family
-from jaxpar.interop.keys import Only, Same
-from jaxpar.interop.layer_keys import NoRope, Rope
+from jaxpar.interop.mapping.family import Family
+from jaxpar.interop.mapping.keys import Only, Same
+from jaxpar.interop.mapping.layer_keys import NoRope, Rope
 
 SMOLLM3 = Family(
     name="smollm3",

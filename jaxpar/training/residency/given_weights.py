@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jaxpar.interop.source import WeightSource, read_part
+from jaxpar.interop.sources.source import WeightSource, read_part
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.training.residency.protocol import Residency

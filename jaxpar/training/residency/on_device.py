@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jaxpar.interop.form import Region
-from jaxpar.interop.source import ReadPart
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, join_weights, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import copied

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxpar.interop.source import ReadPart
+from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale

@@ -20,8 +20,8 @@ from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.interop.config_json import Difference
-from jaxpar.interop.open_source import open_source
-from jaxpar.interop.source import WeightSource, check_fits
+from jaxpar.interop.sources.open_source import open_source
+from jaxpar.interop.sources.source import WeightSource, check_fits
 from jaxpar.layers.checks import validate
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab

@@ -14,12 +14,12 @@ from jaxpar.config import Config
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
 from jaxpar.interop.config_json import differences
-from jaxpar.interop.form import Region
-from jaxpar.interop.hf_folder import HFFolder
-from jaxpar.interop.open_source import open_source
-from jaxpar.interop.source import read_part
-from jaxpar.interop.tensor_files import TensorFiles
-from jaxpar.interop.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.open_source import open_source
+from jaxpar.interop.sources.source import read_part
+from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.training.residency.given_weights import begun_from
 from tests.goldens.loading import FOLDER, nested, options_of

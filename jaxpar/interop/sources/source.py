@@ -14,9 +14,9 @@ from jaxpar.config.kinds import ALIKE, layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.config_json import Difference, differences
-from jaxpar.interop.family import Family
-from jaxpar.interop.form import Region
-from jaxpar.interop.weight_names import own_specs, weight_name
+from jaxpar.interop.mapping.family import Family
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import own_specs, weight_name
 from jaxpar.mesh.layer_order import LAYERS, PADDING, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 

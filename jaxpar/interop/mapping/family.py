@@ -9,9 +9,9 @@ from itertools import groupby
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.form import Form, Laid
-from jaxpar.interop.keys import Entry, LayerEntry
-from jaxpar.interop.weight_names import LAYER_PREFIX, own_specs
+from jaxpar.interop.mapping.form import Form, Laid
+from jaxpar.interop.mapping.keys import Entry, LayerEntry
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, own_specs
 
 LAYER = "{layer}"
 

@@ -15,7 +15,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, check_regular, read_text_file
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.form import Region
+from jaxpar.interop.mapping.form import Region
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES: dict[str, np.dtype] = {

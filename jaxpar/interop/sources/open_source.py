@@ -9,9 +9,9 @@ from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
-from jaxpar.interop.hf_folder import CONFIG, HFFolder
-from jaxpar.interop.saved_weights import CHECKPOINTS, SavedWeights
-from jaxpar.interop.source import Origin
+from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
+from jaxpar.interop.sources.saved_weights import CHECKPOINTS, SavedWeights
+from jaxpar.interop.sources.source import Origin
 
 EXPECTED = (
     "expected a folder in Hugging Face's format (config.json and .safetensors files), of a run, of a checkpoint, or "

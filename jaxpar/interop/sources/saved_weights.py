@@ -22,10 +22,10 @@ from jaxpar.config.kinds import ALIKE, layer_kinds
 from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.form import Region
-from jaxpar.interop.registry import FAMILIES
-from jaxpar.interop.source import Origin
-from jaxpar.interop.weight_names import LAYER_PREFIX
+from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
+from jaxpar.interop.sources.source import Origin
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in a run's folder, and in a converted model's."""

@@ -13,11 +13,11 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.config_json import model_of
-from jaxpar.interop.family import StoredTensor, tensors_of
-from jaxpar.interop.form import Region
-from jaxpar.interop.keys import Given
-from jaxpar.interop.source import Origin
-from jaxpar.interop.tensor_files import Stored, TensorFiles
+from jaxpar.interop.mapping.family import StoredTensor, tensors_of
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.sources.source import Origin
+from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 
 CONFIG = "config.json"
 

@@ -17,11 +17,11 @@ from jaxpar.checkpoint.pieces import Pieces, Region
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.reading.sections import config_to_dict
 from jaxpar.config.schema import Config
-from jaxpar.interop.export import GENERATION, TOKENIZER
-from jaxpar.interop.hf_folder import CONFIG, HFFolder
-from jaxpar.interop.new_folder import copy_beside
-from jaxpar.interop.saved_weights import CHECKPOINTS, HF_FACTS, HF_FILES
-from jaxpar.interop.source import ReadPart, read_part
+from jaxpar.interop.conversion.export import GENERATION, TOKENIZER
+from jaxpar.interop.conversion.new_folder import copy_beside
+from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
+from jaxpar.interop.sources.saved_weights import CHECKPOINTS, HF_FACTS, HF_FILES
+from jaxpar.interop.sources.source import ReadPart, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.model.decoder import decoder_specs

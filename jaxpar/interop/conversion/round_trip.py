@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.export import Export
-from jaxpar.interop.hf_folder import HFFolder
+from jaxpar.interop.conversion.export import Export
+from jaxpar.interop.sources.hf_folder import HFFolder
 
 
 def check_import(source: HFFolder, export: Export) -> None:

@@ -10,7 +10,7 @@ from jaxpar.interop.families.olmo import OLMO2
 from jaxpar.interop.families.phi import PHI3
 from jaxpar.interop.families.qwen import QWEN2, QWEN3
 from jaxpar.interop.families.smollm import SMOLLM3
-from jaxpar.interop.family import Family
+from jaxpar.interop.mapping.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, OLMO2, SMOLLM3, PHI3, GPT2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.keys import REQUIRED, Given
+from jaxpar.interop.mapping.keys import REQUIRED, Given
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 """What `layer_types` names layers with a window, and without."""

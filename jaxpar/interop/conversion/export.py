@@ -15,13 +15,13 @@ from safetensors.numpy import save_file
 
 from jaxpar.config.errors import UserError
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
-from jaxpar.interop.family import Family, StoredTensor, tensors_of
-from jaxpar.interop.hf_folder import CONFIG, HFFolder, read_config
-from jaxpar.interop.keys import Given
-from jaxpar.interop.new_folder import copy_beside
-from jaxpar.interop.open_source import origin_of
-from jaxpar.interop.saved_weights import SavedWeights
-from jaxpar.interop.tensor_files import DTYPES, INDEX, WHOLE
+from jaxpar.interop.conversion.new_folder import copy_beside
+from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
+from jaxpar.interop.mapping.keys import Given
+from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
+from jaxpar.interop.sources.open_source import origin_of
+from jaxpar.interop.sources.saved_weights import SavedWeights
+from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, WHOLE
 
 GENERATION = "generation_config.json"
 TOKENIZER = (

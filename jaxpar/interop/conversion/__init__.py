@@ -1,0 +1,1 @@
+"""Hugging Face folders and checkpoints as `python -m jaxpar.convert` writes them, checked by converting back."""

@@ -1,0 +1,1 @@
+"""Weights that are read by parts: folders in Hugging Face's format and checkpoints."""
