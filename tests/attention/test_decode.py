@@ -15,9 +15,9 @@ from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.decode import tree_attention
 from jaxpar.mesh.axes import AXES
 from pallas_kernels.masks import Mask
+from tests.pallas_kernels.attention.test_attention import every_equation
 from tests.pallas_kernels.dense64 import Tokens, pairs
 from tests.pallas_kernels.dense64 import attention as dense_attention
-from tests.pallas_kernels.test_attention import every_equation
 
 TOLERANCE = 1e-5
 BF16_TOLERANCE = 1e-2

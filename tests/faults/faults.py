@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests.faults.communication import COMMUNICATION
-from tests.faults.kinds import KINDS
-from tests.faults.layers import LAYERS
-from tests.faults.loss import LOSS
-from tests.faults.memory import MEMORY
-from tests.faults.pipeline import PIPELINE
-from tests.faults.plan import PLAN
-from tests.faults.planner import PLANNER
-from tests.faults.prepared import PREPARED
-from tests.faults.tokens import TOKENS
-from tests.faults.update import UPDATE
+from tests.faults.catalogue.communication import COMMUNICATION
+from tests.faults.catalogue.kinds import KINDS
+from tests.faults.catalogue.layers import LAYERS
+from tests.faults.catalogue.loss import LOSS
+from tests.faults.catalogue.memory import MEMORY
+from tests.faults.catalogue.pipeline import PIPELINE
+from tests.faults.catalogue.plan import PLAN
+from tests.faults.catalogue.planner import PLANNER
+from tests.faults.catalogue.prepared import PREPARED
+from tests.faults.catalogue.tokens import TOKENS
+from tests.faults.catalogue.update import UPDATE
 
 FAULTS = (*COMMUNICATION, *LOSS, *TOKENS, *LAYERS, *UPDATE, *PREPARED, *PIPELINE, *MEMORY, *KINDS, *PLANNER, *PLAN)

@@ -19,11 +19,12 @@ from pallas_kernels.attention.mosaic.tiles import tiles as mosaic_tiles
 from pallas_kernels.attention.triton import lists
 from pallas_kernels.attention.triton.tiles import tiles as triton_tiles
 from pallas_kernels.masks import Mask
-from tests.pallas_kernels import blocks64, dense64
+from tests.pallas_kernels import dense64
+from tests.pallas_kernels.attention import blocks64
+from tests.pallas_kernels.attention.triton.test_triton import FLOOR, MASKS, TIMES
+from tests.pallas_kernels.attention.triton.test_triton import run as run_kernels
 from tests.pallas_kernels.dense64 import Tokens, worst
 from tests.pallas_kernels.test_masks import random_tokens
-from tests.pallas_kernels.test_triton import FLOOR, MASKS, TIMES
-from tests.pallas_kernels.test_triton import run as run_kernels
 
 
 def tokens_of(length: int, padding: int) -> Tokens:

@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import tiled
-from tests.pallas_kernels.simulator import SAID, watch_tensor_cores
+from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
 
 TILES = 2
 

@@ -24,7 +24,7 @@ FORMS = {
     ("gpu", "width", "value_width", "form"), [(gpu, *form) for gpu, forms in FORMS.items() for form in forms]
 )
 def test_kernels_use_tensor_cores_and_spill_nothing(gpu: str, width: int, value_width: int, form: str) -> None:
-    [found] = in_child("tests.pallas_kernels.gpu_attention:kernels", gpu, (width, value_width, form))
+    [found] = in_child("tests.pallas_kernels.attention.triton.gpu_attention:kernels", gpu, (width, value_width, form))
     assert found.keys() == {f"attention_{kind}_{width}" for kind in ("forward", "dq", "dkv")}
     for name, said in found.items():
         assert said["spilled"] == 0 and said["registers"] <= 255, (name, said)

@@ -66,7 +66,7 @@ def _name(configuration: Configuration) -> str:
 @pytest.mark.parametrize("configuration", [DEFAULT, *OTHERS], ids=_name)
 def test_kernels_use_tensor_cores_and_tma_and_spill_nothing(configuration: Configuration) -> None:
     arguments = [[*configuration.widths, *configuration[1:]]]
-    [found] = in_child("tests.pallas_kernels.gpu_mosaic:all_of", arguments)
+    [found] = in_child("tests.pallas_kernels.attention.mosaic.gpu_mosaic:all_of", arguments)
     check(configuration, found)
 
 

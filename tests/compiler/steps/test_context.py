@@ -16,7 +16,7 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.attention import attention_request
 from tests.compiler.inspected import INTEGERS, inspected, wide
 
-LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+LLAMA = Path(__file__).parents[3] / "configs" / "llama3_8b.yaml"
 CLUSTER = "h100:1x8"
 COLLECTIVES = ("gather_context", "scatter_context", "shift_context", "exchange_heads", "exchange_sequence")
 

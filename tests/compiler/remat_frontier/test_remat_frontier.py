@@ -22,7 +22,7 @@ from jaxpar.memory.layer_shape import LayerShape
 from jaxpar.memory.remat import layer_runs
 from tests.sentences import refused_by_command
 
-LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+LLAMA = Path(__file__).parents[3] / "configs" / "llama3_8b.yaml"
 SHAPE = LayerShape(
     ModelConfig(embed=4096, heads=32, kv_heads=8, head_dim=128, mlp=14336), rows=1, sequence=8192, context=1, tensor=1
 )

@@ -86,7 +86,7 @@ LAYERS = (
         old="ds = ds * (1.0 - jnp.square(scores / settings.softcap))",
         new="ds = ds * 1.0",
         caught_by=(
-            "tests/pallas_kernels/test_attention.py::test_output_lse_and_gradients_equal_dense_attention[softcap]",
+            "tests/pallas_kernels/attention/test_attention.py::test_output_lse_and_gradients_equal_dense_attention[softcap]",
         ),
     ),
 )

@@ -16,7 +16,7 @@ from pallas_kernels.linear_cross_entropy import Tile
 from pallas_kernels.linear_cross_entropy.registry import IMPLEMENTATIONS, Request, choose
 from pallas_kernels.verified import Record, digest
 from tests.pallas_kernels.dense64 import worst
-from tests.pallas_kernels.linear64 import Case, case, losses
+from tests.pallas_kernels.linear_cross_entropy.linear64 import Case, case, losses
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 

@@ -9,7 +9,7 @@ import pytest
 from jaxpar.config import load_config
 from tests.compiler.inspected import inspected
 
-LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+LLAMA = Path(__file__).parents[3] / "configs" / "llama3_8b.yaml"
 
 
 @pytest.mark.long

@@ -10,9 +10,9 @@ from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
 from pallas_kernels.attention.mosaic import KERNELS
 from pallas_kernels.masks import Mask
+from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
+from tests.pallas_kernels.attention.mosaic.test_mosaic import FLOOR, TIMES, Case, random_inputs, run, tokens_of
 from tests.pallas_kernels.dense64 import attention, pairs, worst
-from tests.pallas_kernels.simulator import SAID, watch_tensor_cores
-from tests.pallas_kernels.test_mosaic import FLOOR, TIMES, Case, random_inputs, run, tokens_of
 
 
 @pytest.mark.long

@@ -25,8 +25,8 @@ from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_lim
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
+from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
-from tests.pallas_kernels.simulator import SAID, watch_tensor_cores
 from tests.pallas_kernels.test_masks import packed_rows, random_tokens
 
 TIMES = 2.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu_compile import in_child
-from tests.pallas_kernels.gpu_linear import KERNELS
+from tests.pallas_kernels.linear_cross_entropy.gpu_linear import KERNELS
 
+PROGRAMS = "tests.pallas_kernels.linear_cross_entropy.gpu_linear"
 SHARED = {"sm_90a": 232448, "sm_80": 166912}
 """Bytes of shared memory that a thread block may have."""
 CASES = [
@@ -17,7 +18,7 @@ CASES = [
 
 @pytest.mark.long
 def test_no_kernel_spills_and_all_use_the_tensor_cores():
-    for case, kernels in zip(CASES, in_child("tests.pallas_kernels.gpu_linear:measure", *CASES), strict=True):
+    for case, kernels in zip(CASES, in_child(f"{PROGRAMS}:measure", *CASES), strict=True):
         assert set(kernels) == set(KERNELS), case
         for name, found in kernels.items():
             assert found["spilled"] == 0 < found["registers"], (case, name, found)
@@ -27,4 +28,4 @@ def test_no_kernel_spills_and_all_use_the_tensor_cores():
 
 @pytest.mark.long
 def test_both_kernels_compile_inside_a_shard_map_over_eight_gpus():
-    assert in_child("tests.pallas_kernels.gpu_linear:over_eight") == list(KERNELS)
+    assert in_child(f"{PROGRAMS}:over_eight") == list(KERNELS)
