@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from benchmarks import context_tiles
-from benchmarks.context import main, table
-from benchmarks.context_strategies import ONE_DEVICE, Sizes, measure
-from benchmarks.context_tiles import measure_tiles, tiles_table
+from benchmarks.context import tiles
+from benchmarks.context.__main__ import main, table
+from benchmarks.context.strategies import ONE_DEVICE, Sizes, measure
+from benchmarks.context.tiles import measure_tiles, tiles_table
 from jaxpar.attention import CONTEXT_STRATEGIES
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank, sequence_order
 from pallas_kernels.masks import Mask
@@ -48,7 +48,7 @@ def test_a_length_that_does_not_divide_is_refused_in_one_sentence(
 @pytest.mark.long
 def test_whole_steps_report_tiles_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
-    monkeypatch.setattr(context_tiles, "CASES", {"tiled loss": ("memory.loss_tiles=4",), "too many": ("nothing=1",)})
+    monkeypatch.setattr(tiles, "CASES", {"tiled loss": ("memory.loss_tiles=4",), "too many": ("nothing=1",)})
     small = ["model.layers=1", "model.embed=16", "model.mlp=16", "parallel.tensor=1", "parallel.context=1"]
     result = measure_tiles("configs/quickstart.yaml", [64], steps=1, warmup=1, overrides=small)
     measured, refused = result["rows"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.longest import Layout, layouts, table
-from benchmarks.longest_search import Longest, furthest, longest
+from benchmarks.longest.__main__ import Layout, layouts, table
+from benchmarks.longest.search import Longest, furthest, longest
 from jaxpar.hardware.cluster import parse_cluster
 
 

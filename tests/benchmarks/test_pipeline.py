@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.pipeline import main, table
-from benchmarks.pipeline_actions import durations
-from benchmarks.pipeline_steps import Case, Sizes, measure
+from benchmarks.pipeline.__main__ import main, table
+from benchmarks.pipeline.actions import durations
+from benchmarks.pipeline.steps import Case, Sizes, measure
 from jaxpar.pipeline.lockstep import branching_ticks
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.simulate import simulate

@@ -61,7 +61,7 @@ class Repository:
     def flags(self) -> frozenset[str]:
         """Flags of all commands, and of the tests."""
         commands = (
-            path for path in self.files if re.fullmatch(r"(jaxpar|launch|benchmarks(/gpu)?|tests)/\w+\.py", path)
+            path for path in self.files if re.fullmatch(r"(jaxpar|launch|benchmarks(/\w+)?|tests)/\w+\.py", path)
         )
         return frozenset(flag for path in commands for flag in self.flags_in(path))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.planner_cases import BATCH, LLAMA_175B, LLAMA_405B
+from benchmarks.planner.cases import BATCH, LLAMA_175B, LLAMA_405B
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.evidence.published import Run, read_runs

@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.planner import CURRENT, FITTED, PRIORS, START, alone, behind
-from benchmarks.planner_cases import best_of_ours
+from benchmarks.planner.cases import best_of_ours
+from benchmarks.planner.fit import CURRENT, FITTED, PRIORS, START, alone, behind
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.hardware_model import AMPERE, HOPPER
 from jaxpar.cost.operations import ATTENTION_BACKWARD

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxpar.units import GIB, percent
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 CASES: Mapping[str, tuple[str, ...]] = {
     "no tiles": ("memory.loss_tiles=1", "memory.mlp_tiles=1"),

@@ -22,8 +22,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.context_tiles import measure_tiles, tiles_table
-from benchmarks.pipeline import one_thread_devices
+from benchmarks.context.tiles import measure_tiles, tiles_table
+from benchmarks.cpu_devices import one_thread_devices
 from benchmarks.results import add_json_file, write_json
 from jaxpar.attention.balance import ORDERS
 from jaxpar.cli import Parser, command
@@ -62,7 +62,7 @@ def _on_gpu(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _on_cpu(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     one_thread_devices(options.context)
-    from benchmarks.context_strategies import Sizes, measure  # imports JAX, which reads the number of devices once
+    from benchmarks.context.strategies import Sizes, measure  # imports JAX, which reads the number of devices once
 
     sizes = Sizes(options.context, window=options.window, documents=options.documents)
     result = measure(sizes, options.lengths or LENGTHS, options.orders, rounds=options.rounds)

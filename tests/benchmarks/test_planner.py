@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.planner_memory import BEGIN, END, PAGE, with_table
+from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
 from jaxpar.config import UserError
 
 

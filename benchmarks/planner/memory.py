@@ -1,7 +1,7 @@
 """The planner's memory against what XLA's GPU compiler allocates, on layouts of real models that no GPU is needed for.
 
-    python -m benchmarks.planner_memory
-    python -m benchmarks.planner_memory --write
+    python -m benchmarks.planner.memory
+    python -m benchmarks.planner.memory --write
 
 Each layout is compiled for its cluster (half a minute on two idle cores, remembered in the compiler's cache), and what
 a step takes of a device (arguments, output, temporaries) is put beside the planner's closed form. `--write` renews the
@@ -24,9 +24,9 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import GIB, percent
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "planner.md"
-BEGIN, END = "<!-- benchmarks.planner_memory: begin -->", "<!-- benchmarks.planner_memory: end -->"
+BEGIN, END = "<!-- benchmarks.planner.memory: begin -->", "<!-- benchmarks.planner.memory: end -->"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def with_table(page: str, lines: Sequence[str]) -> str:
 @command()
 def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
-    parser = Parser("benchmarks.planner_memory", __doc__)
+    parser = Parser("benchmarks.planner.memory", __doc__)
     parser.add_argument("--write", action="store_true", help=f"renew the table in {PAGE.name}")
     options = parser.parse_args(arguments)
     lines = [

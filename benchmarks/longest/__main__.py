@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.longest_search import furthest
+from benchmarks.longest.search import furthest
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import compile_step, plan_for

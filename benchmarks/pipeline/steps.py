@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.pipeline_actions import SENDS, Action, buffers, chunk_actions, durations, end_actions
+from benchmarks.pipeline.actions import SENDS, Action, buffers, chunk_actions, durations, end_actions
 from benchmarks.turns import CLOCKS, Times, processor_name, spread, take_turns
 from jaxpar.config import Config, DataConfig, MemoryConfig, ModelConfig, ParallelConfig, PrecisionConfig, UserError
 from jaxpar.data import batch_rows, open_data

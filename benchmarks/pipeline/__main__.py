@@ -17,11 +17,11 @@ time is their work alone, and only wall time shows ticks, on a machine with an i
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.cpu_devices import one_thread_devices
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -48,23 +48,13 @@ def main(arguments: Sequence[str]) -> None:
     add_json_file(parser)
     options = parser.parse_args(arguments)
     one_thread_devices(options.pipe)
-    from benchmarks.pipeline_steps import Case, Sizes, measure  # imports JAX, which reads the number of devices once
+    from benchmarks.pipeline.steps import Case, Sizes, measure  # imports JAX, which reads the number of devices once
 
     cases = [*map(Case, options.schedules), *(Case(name, branching=True) for name in options.branching)]
     sizes = Sizes(options.pipe, options.microbatches, options.layers or 2 * options.pipe)
     result = measure(sizes, cases, rounds=options.rounds, repeats=options.repeats)
     write_json(options.json, result)
     print(table(result))
-
-
-def one_thread_devices(devices: int) -> None:
-    """Has JAX, which must not have started yet, make so many CPU devices that compute with one thread each.
-
-    Otherwise a rank that works alone would take the cores of those that wait, which branching ticks must not.
-    """
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_cpu_multi_thread_eigen=false"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def table(result: Mapping[str, Any]) -> str:

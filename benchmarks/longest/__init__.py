@@ -1,0 +1,1 @@
+"""`python -m benchmarks.longest`: the longest row that fits, by compiling."""

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.pipeline`: executed pipeline ticks beside simulated ones, on CPU devices."""

@@ -1,0 +1,103 @@
+"""Tables of the fit: parameters with the runs behind them, collectives measured alone, errors by source."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.planner.fit import FITTED, PRIORS, START, Behind, Fit
+from jaxpar.cost.hardware_model import AMPERE, described
+from jaxpar.cost.messages import network_of
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.planner.evidence.validate import Report
+from jaxpar.units import KILO, MICRO, MILLI, percent
+
+
+def behind_table(rows: Behind, found: Fit) -> list[str]:
+    """Rows and sources behind each fitted parameter, and where those with a prior begin."""
+    lines = ["| parameter | of | rows | sources | begins at | fitted |", "|---|---|---|---|---|---|"]
+    of = {"both": "all", "ampere": "A100, A800", "hopper": "H100, H800"}
+    for kind, name, *_ in FITTED:
+        sources = rows[kind, name]
+        value, cited = PRIORS.get((kind, name), (START.get(name, 0.0), ""))
+        where = ", ".join(sources) if len(sources) <= 3 else f"{len(sources)} of them"
+        begins = f"{value:g}: {cited}" if cited else f"{value:g}"
+        fitted = getattr(found.ampere if kind == "ampere" else found.hopper, name)
+        lines.append(f"| `{name}` | {of[kind]} | {sum(sources.values())} | {where} | {begins} | {fitted:.3g} |")
+    return lines
+
+
+def fitted_values(found: Fit) -> str:
+    """The fitted values, as `hardware_model` has them."""
+    values = (
+        (kind, name, getattr(found.ampere if kind == "ampere" else found.hopper, name)) for kind, name, *_ in FITTED
+    )
+    return ", ".join(f"{kind} {name}={value:.3g}" for kind, name, value in values)
+
+
+def collectives_table(path: Path) -> list[str]:
+    """All-reduces inside a host, measured and predicted, by GPU and ranks."""
+    with path.open(newline="") as stream:
+        rows = list(csv.DictReader(line for line in stream if not line.startswith("#")))
+    lines = ["| GPU | ranks | median error | largest message: measured | predicted |", "|---|---|---|---|---|"]
+    for gpu, short, share in (("A100", "a100-80", AMPERE.node_share), ("V100", "v100-32", 0.895)):
+        network = network_of(parse_cluster(f"{short}:1x8"), replace(AMPERE, node_share=share))
+        for ranks in (2, 4, 8):
+            own = [
+                (int(r["size_bytes"]), float(r["time_us"]))
+                for r in rows
+                if r["gpu"] == gpu and int(r["n_gpus"]) == ranks
+            ]
+            ring = network.ring(ranks, 1)
+            errors = [abs(ring.reduce(size) / MICRO / time - 1) for size, time in own]
+            size, time = own[-1]
+            lines.append(
+                f"| {gpu} | {ranks} | {percent(float(np.median(errors)))} | {time / KILO:.2f} ms | "
+                f"{ring.reduce(size) / MILLI:.2f} ms |"
+            )
+    return lines
+
+
+def parameters_table(found: Fit) -> list[str]:
+    """Every parameter: value on Ampere, on Hopper, unit, meaning."""
+    fitted = {name for _, name, *_ in FITTED}
+    lines = ["| parameter | A100, A800 | H100, H800 | unit | what it is | from |", "|---|---|---|---|---|---|"]
+    for (name, ampere, unit, meaning), (_, hopper, *_) in zip(
+        described(found.ampere), described(found.hopper), strict=True
+    ):
+        source = "fitted" if name in fitted else SOURCES[name]
+        lines.append(f"| `{name}` | {ampere:.3g} | {hopper:.3g} | {unit} | {meaning} | {source} |")
+    return lines
+
+
+SOURCES = {
+    "launch_seconds": "usual; no run in the data is limited by it",
+    "node_share": "all-reduces measured alone",
+    "message_seconds": "all-reduces measured alone",
+    "attention_native_share": "NVIDIA's table for cuDNN 9",
+    "multiprocessors": "datasheet",
+    "exponentials": "whitepaper",
+}
+
+
+def errors_table(parts: Mapping[str, Report]) -> list[str]:
+    """Median and 90th percentile by source, for each way to be judged."""
+    names = list(dict.fromkeys(name for part in parts.values() for name in part.sources))
+    head = ["source", *(f"{part}: rows | median | p90" for part in parts)]
+    lines = ["| " + " | ".join(head) + " |", "|---" * (1 + 3 * len(parts)) + "|"]
+    for name in [*names, None]:
+        cells = [name or "**mean over sources**"]
+        for part in parts.values():
+            errors = part.overall if name is None else part.sources.get(name)
+            shown = errors is not None and errors.median_error is not None and errors.p90_error is not None
+            cells += (
+                [str(errors.rows), percent(errors.median_error), percent(errors.p90_error)]
+                if shown and errors is not None and errors.median_error is not None and errors.p90_error is not None
+                else ["", "", ""]
+            )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
