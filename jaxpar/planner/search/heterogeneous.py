@@ -19,7 +19,7 @@ from itertools import permutations
 from typing import Any
 
 from jaxpar.config.kinds import layer_kinds
-from jaxpar.config.schema import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
@@ -29,8 +29,9 @@ from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
-from jaxpar.planner.step_time.model import Step, StepTime, floor_time, step_parts, step_time
+from jaxpar.planner.step_time.model import StepTime, steps_of
 from jaxpar.planner.step_time.pipeline import ChunkTime, Pieces, Stages, chunk_layers, seconds_of_chunks
+from jaxpar.planner.step_time.step import Step, Steps
 from jaxpar.planner.step_time.update import Update
 
 PER_LAYER = {"matmuls", "attention", "other", "tensor"}
@@ -161,22 +162,20 @@ class StepTimer:
 
     def parts(self, layers: int, layout: Layout, group: Group, network: Network | None = None) -> Step:
         """The parts of that step."""
-        cluster = self._cluster_of(group)
-        return step_parts(
-            self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
-            self.mechanisms, self._reached(cluster), self.update, network,
-        )  # fmt: skip
+        return self._steps(layers, self._cluster_of(group), network).step(layout)
 
     def _of_kind(self, layers: int, layout: Layout, cluster: Cluster, network: Network | None) -> StepTime:
-        return step_time(
-            self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
-            self.mechanisms, self._reached(cluster), self.update, network,
-        )  # fmt: skip
+        return self._steps(layers, cluster, network).time(layout)
 
     def _floor(self, layers: int, layout: Layout, cluster: Cluster) -> StepTime:
-        return floor_time(
-            self._model_of(layers), self.sequence_length, self.global_batch, layout, cluster,
-            self.mechanisms, self._reached(cluster), self.update,
+        """Like `_of_kind`, for a pipeline in which no rank waits: a lower bound for every schedule, without
+        simulation."""
+        return self._steps(layers, cluster, None).time(layout, waits=False)
+
+    def _steps(self, layers: int, cluster: Cluster, network: Network | None) -> Steps:
+        return steps_of(
+            self._model_of(layers), self.sequence_length, self.global_batch, cluster,
+            self.mechanisms, self._reached(cluster), self.update, network,
         )  # fmt: skip
 
     def _model_of(self, layers: int) -> ModelConfig:

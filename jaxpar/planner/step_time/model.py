@@ -16,10 +16,10 @@ from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.step import Step, Steps, StepTime
+from jaxpar.planner.step_time.step import Steps, StepTime
 from jaxpar.planner.step_time.update import ADAMW, Update
 
-__all__ = ["Step", "StepTime", "floor_time", "step_parts", "step_time"]
+__all__ = ["StepTime", "step_time", "steps_of"]
 
 KEPT = 256
 """How many (model, cluster) pairs have their steps cached: a search needs thousands of steps of one pair, or, where
@@ -52,52 +52,31 @@ def step_time(
         update: the rule of the optimizer (`update.update_of`).
         network: measured bandwidths (`measured`); None means the cluster's links.
     """
-    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
-    return where.time(layout)
+    steps = steps_of(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
+    return steps.time(layout)
 
 
-def floor_time(
+def steps_of(
     model: ModelConfig,
     sequence_length: int,
     global_batch: int,
-    layout: Layout,
-    cluster: Cluster,
-    mechanisms: Mechanisms = GENERATIONS["jaxpar"],
-    hardware: HardwareModel | None = None,
-    update: Update = ADAMW,
-) -> StepTime:
-    """Like `step_time`, for a pipeline in which no rank waits: a lower bound for every schedule, without simulation."""
-    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, None)
-    return where.time(layout, waits=False)
-
-
-def step_parts(
-    model: ModelConfig,
-    sequence_length: int,
-    global_batch: int,
-    layout: Layout,
     cluster: Cluster,
     mechanisms: Mechanisms = GENERATIONS["jaxpar"],
     hardware: HardwareModel | None = None,
     update: Update = ADAMW,
     network: Network | None = None,
-) -> Step:
-    """The parts of `step_time`."""
-    where = _steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
-    return where.step(layout)
+) -> Steps:
+    """The steps of a model on a cluster, by layout; the arguments are those of `step_time`.
 
-
-def _steps(
-    model: ModelConfig, sequence: int, batch: int, cluster: Cluster, does: Mechanisms, hardware: HardwareModel | None,
-    update: Update, network: Network | None,
-) -> Steps:  # fmt: skip
-    """The steps of these objects, cached by identity; the cache holds the objects, so that their ids stay unique."""
+    Cached by the identity of these objects; the cache holds the objects, so that their ids stay unique.
+    """
     model = _same(model)
-    objects = model, cluster, does, hardware, update, network
-    key = (sequence, batch, *map(id, objects))
+    objects = model, cluster, mechanisms, hardware, update, network
+    key = (sequence_length, global_batch, *map(id, objects))
     known = _known.pop(key, None)
     if known is None:
-        known = Steps(model, sequence, batch, cluster, does, hardware, update, network), objects
+        steps = Steps(model, sequence_length, global_batch, cluster, mechanisms, hardware, update, network)
+        known = steps, objects
         if len(_known) >= KEPT:
             del _known[next(iter(_known))]
     _known[key] = known  # most recently used last

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.schema import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.cost.mechanisms import GENERATIONS
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
@@ -15,7 +15,8 @@ from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.step_time.model import Step, step_parts, step_time
+from jaxpar.planner.step_time.model import step_time, steps_of
+from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import ADAMW
 
 CLUSTER = parse_cluster("h100:1x8")
@@ -34,7 +35,7 @@ def of_kind(name: str) -> ModelConfig:
 
 
 def parts(model: ModelConfig, layout: Layout) -> Step:
-    return step_parts(model, 8192, 64, layout, CLUSTER, JAXPAR)
+    return steps_of(model, 8192, 64, CLUSTER, JAXPAR).step(layout)
 
 
 @pytest.mark.parametrize("layout", [ONE, replace(ONE, zero=3, remat="full"), TWO], ids=["one", "zero3", "two"])
