@@ -10,6 +10,7 @@ from jaxpar.interop.families.llama import (
     FEED_FORWARD,
     HEAD,
     NORM,
+    NORM_EPSILON,
     QK_NORMS,
     SIZES,
 )
@@ -39,7 +40,7 @@ _ENTRIES = (
     *SIZES,
     Same("head_dim", "head_dim", default=256),
     Only("hidden_activation", ("gelu_pytorch_tanh",)),
-    Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+    NORM_EPSILON,
     ATTENTION_BIAS,
     Same("tie_word_embeddings", "tied", default=True),
     Converted(

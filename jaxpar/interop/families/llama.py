@@ -11,17 +11,31 @@ EMBEDDING = Tensor("model.embed_tokens.weight", "embedding.tokens", Form.TABLE)
 NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)
 HEAD = Tensor("lm_head.weight", "head.weight")
 
+
+def _linear(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
+    """The matrix and the bias of a linear map of each layer; a model without the bias has no such tensor."""
+    return (
+        Tensor(f"model.layers.{{layer}}.{theirs}.weight", f"layers.{ours}"),
+        Tensor(f"model.layers.{{layer}}.{theirs}.bias", f"layers.{ours}_bias", Form.VECTOR),
+    )
+
+
 ATTENTION = (
-    Tensor("model.layers.{layer}.self_attn.q_proj.weight", "layers.attention.query"),
-    Tensor("model.layers.{layer}.self_attn.q_proj.bias", "layers.attention.query_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.self_attn.k_proj.weight", "layers.attention.key"),
-    Tensor("model.layers.{layer}.self_attn.k_proj.bias", "layers.attention.key_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.self_attn.v_proj.weight", "layers.attention.value"),
-    Tensor("model.layers.{layer}.self_attn.v_proj.bias", "layers.attention.value_bias", Form.VECTOR),
-    Tensor("model.layers.{layer}.self_attn.o_proj.weight", "layers.attention.output"),
-    Tensor("model.layers.{layer}.self_attn.o_proj.bias", "layers.attention.output_bias", Form.VECTOR),
+    *_linear("self_attn.q_proj", "attention.query"),
+    *_linear("self_attn.k_proj", "attention.key"),
+    *_linear("self_attn.v_proj", "attention.value"),
+    *_linear("self_attn.o_proj", "attention.output"),
 )
 QK_NORMS = (
+    Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
+    Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
+)
+FEED_FORWARD = (
+    *_linear("mlp.gate_proj", "mlp.gate"),
+    *_linear("mlp.up_proj", "mlp.up"),
+    *_linear("mlp.down_proj", "mlp.down"),
+)
+NORMS = (
     Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
     Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
 )
@@ -37,6 +51,7 @@ NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
 )
+TENSORS = (EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD)
 
 SIZES = (
     Same("vocab_size", "vocab"),
@@ -47,6 +62,8 @@ SIZES = (
     Same("num_key_value_heads", "kv_heads", default=None),
 )
 ATTENTION_BIAS = Same("attention_bias", "attention_bias", default=False, annotation=bool)
+NORM_EPSILON = Same("rms_norm_eps", "norm_epsilon", default=1e-6)
+TIED = Same("tie_word_embeddings", "tied", default=False)
 HEAD_DIM = Same("head_dim", "head_dim", default=None)
 SILU = Only("hidden_act", ("silu", "swish"))
 
@@ -55,16 +72,16 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     presets="Llama 2, 3, 3.1, 3.2 and 3.3; SmolLM and SmolLM2",
-    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu"},
     entries=(
         *SIZES,
         HEAD_DIM,
         SILU,
-        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+        NORM_EPSILON,
         ATTENTION_BIAS,
         Same("mlp_bias", "mlp_bias", default=False),
-        Same("tie_word_embeddings", "tied", default=False),
+        TIED,
         Only("rope_interleaved", (False,)),
     ),
     layer_entries=(Rope(),),

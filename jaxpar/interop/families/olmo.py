@@ -12,6 +12,7 @@ from jaxpar.interop.families.llama import (
     QK_NORMS,
     SILU,
     SIZES,
+    TIED,
 )
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
@@ -39,7 +40,7 @@ OLMO2 = Family(
         SILU,
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),
         ATTENTION_BIAS,
-        Same("tie_word_embeddings", "tied", default=False),
+        TIED,
     ),
     layer_entries=(Rope(),),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES
+from jaxpar.interop.families.llama import EMBEDDING, HEAD, NORM, NORMS, SILU, SIZES, TIED
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.keys import Only, Same
 from jaxpar.interop.mapping.layer_keys import Rope, Windows, all_local
@@ -31,7 +31,7 @@ PHI3 = Family(
         SILU,
         Only("attention_bias", (False,)),
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),
-        Same("tie_word_embeddings", "tied", default=False),
+        TIED,
     ),
     layer_entries=(Rope(), Windows(all_local, typed=False)),
     unused=("original_max_position_embeddings", "embd_pdrop", "resid_pdrop"),

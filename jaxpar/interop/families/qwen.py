@@ -9,10 +9,13 @@ from jaxpar.interop.families.llama import (
     FEED_FORWARD,
     HEAD,
     NORM,
+    NORM_EPSILON,
     NORMS,
     QK_NORMS,
     SILU,
     SIZES,
+    TENSORS,
+    TIED,
 )
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
@@ -25,13 +28,13 @@ QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     presets="Qwen2 and Qwen2.5, dense ones",
-    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu", "attention_bias": "qkv"},
     entries=(
         *SIZES,
         SILU,
-        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
-        Same("tie_word_embeddings", "tied", default=False),
+        NORM_EPSILON,
+        TIED,
         Only("use_mrope", (False,)),
     ),
     layer_entries=(Rope(), WINDOWS),
@@ -48,9 +51,9 @@ QWEN3 = Family(
         *SIZES,
         Same("head_dim", "head_dim", default=128),
         SILU,
-        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+        NORM_EPSILON,
         ATTENTION_BIAS,
-        Same("tie_word_embeddings", "tied", default=False),
+        TIED,
     ),
     layer_entries=(Rope(), WINDOWS),
 )

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import (
-    ATTENTION,
-    ATTENTION_BIAS,
-    EMBEDDING,
-    FEED_FORWARD,
-    HEAD,
-    NORM,
-    NORMS,
-    SILU,
-    SIZES,
-)
+from jaxpar.interop.families.llama import ATTENTION_BIAS, NORM_EPSILON, SILU, SIZES, TENSORS
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
 from jaxpar.interop.mapping.layer_keys import NoRope, Rope
@@ -22,12 +12,12 @@ SMOLLM3 = Family(
     model_type="smollm3",
     architecture="SmolLM3ForCausalLM",
     presets="SmolLM3",
-    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    tensors=TENSORS,
     model={"norm": "rmsnorm", "activation": "swiglu"},
     entries=(
         *SIZES,
         SILU,
-        Same("rms_norm_eps", "norm_epsilon", default=1e-6),
+        NORM_EPSILON,
         ATTENTION_BIAS,
         Same("mlp_bias", "mlp_bias", default=False),
         Same("tie_word_embeddings", "tied", default=True),
