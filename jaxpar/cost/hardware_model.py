@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, get_type_hints
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of
 from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
 
 
+class Parameter(NamedTuple):
+    """What a number of `HardwareModel` means."""
+
+    unit: str
+    meaning: str
+
+
 @dataclass(frozen=True)
 class HardwareModel:
     """What a GPU kind reaches, fitted to published measurements (the method is in docs/planner.md)."""
 
-    matmul_share: float = field(metadata={"unit": "of the dense 16-bit peak", "meaning": "large matmuls reach"})
-    matmul_ramp: float = field(
-        metadata={"unit": "of the inner dimension", "meaning": "a tile's start and end cost as much as this many steps"}
-    )
-    float8_share: float = field(metadata={"unit": "of the dense float8 peak", "meaning": "large float8 matmuls reach"})
-    attention_first_share: float = field(
-        metadata={"unit": "of the dense 16-bit peak", "meaning": "matmuls inside a FlashAttention kernel reach"}
-    )
-    attention_share: float = field(
-        metadata={"unit": "of the dense 16-bit peak", "meaning": "the same in FlashAttention-2"}
-    )
-    memory_share: float = field(metadata={"unit": "of the peak bandwidth", "meaning": "elementwise kernels reach"})
-    launch_seconds: float = field(metadata={"unit": "s", "meaning": "the host needs to launch a kernel"})
-    node_share: float = field(
-        metadata={"unit": "of the link inside a host", "meaning": "large collectives reach in a host"}
-    )
-    network_share: float = field(
-        metadata={"unit": "of the link between hosts", "meaning": "large collectives reach between hosts"}
-    )
-    message_seconds: float = field(metadata={"unit": "s", "meaning": "a collective takes before it sends anything"})
-    overlap_slowdown: float = field(
-        metadata={"unit": "s per s", "meaning": "compute loses for each second of a message beside it"}
-    )
-    host_jitter: float = field(
-        metadata={"unit": "of the step", "meaning": "waiting for the slowest, per doubling of hosts"}
-    )
-    attention_native_share: float = field(
-        default=0.78,
-        metadata={
-            "unit": "of the dense 16-bit peak",
-            "meaning": "the same in kernels written for Hopper (NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k)",
-        },
-    )
-    multiprocessors: int = field(default=132, metadata={"unit": "", "meaning": "streaming multiprocessors (datasheet)"})
-    exponentials: float = field(
-        default=3.9e12, metadata={"unit": "1/s", "meaning": "exponentials: 16 a clock and multiprocessor (whitepaper)"}
+    matmul_share: Annotated[float, Parameter("of the dense 16-bit peak", "large matmuls reach")]
+    matmul_ramp: Annotated[
+        float, Parameter("of the inner dimension", "a tile's start and end cost as much as this many steps")
+    ]
+    float8_share: Annotated[float, Parameter("of the dense float8 peak", "large float8 matmuls reach")]
+    attention_first_share: Annotated[
+        float, Parameter("of the dense 16-bit peak", "matmuls inside a FlashAttention kernel reach")
+    ]
+    attention_share: Annotated[float, Parameter("of the dense 16-bit peak", "the same in FlashAttention-2")]
+    memory_share: Annotated[float, Parameter("of the peak bandwidth", "elementwise kernels reach")]
+    launch_seconds: Annotated[float, Parameter("s", "the host needs to launch a kernel")]
+    node_share: Annotated[float, Parameter("of the link inside a host", "large collectives reach in a host")]
+    network_share: Annotated[float, Parameter("of the link between hosts", "large collectives reach between hosts")]
+    message_seconds: Annotated[float, Parameter("s", "a collective takes before it sends anything")]
+    overlap_slowdown: Annotated[float, Parameter("s per s", "compute loses for each second of a message beside it")]
+    host_jitter: Annotated[float, Parameter("of the step", "waiting for the slowest, per doubling of hosts")]
+    attention_native_share: Annotated[
+        float,
+        Parameter(
+            "of the dense 16-bit peak",
+            "the same in kernels written for Hopper (NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k)",
+        ),
+    ] = 0.78
+    multiprocessors: Annotated[int, Parameter("", "streaming multiprocessors (datasheet)")] = 132
+    exponentials: Annotated[float, Parameter("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = (
+        3.9e12
     )
 
 
@@ -141,4 +139,5 @@ def _nearest(gpu: GPU) -> str:
 
 def described(model: HardwareModel) -> list[tuple[str, float, str, str]]:
     """(name, value, unit, meaning) of every parameter."""
-    return [(f.name, getattr(model, f.name), f.metadata["unit"], f.metadata["meaning"]) for f in fields(model)]
+    hints = get_type_hints(HardwareModel, include_extras=True)
+    return [(name, getattr(model, name), *hint.__metadata__[0]) for name, hint in hints.items()]
