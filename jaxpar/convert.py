@@ -10,9 +10,9 @@ from pathlib import Path
 from jaxpar.cli import Parser, command, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
+from jaxpar.units import parse_file_size
 
 INTO, BACK = "hf-to-jaxpar", "jaxpar-to-hf"
-UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
 @command()
@@ -73,7 +73,10 @@ def _into_hf(options: argparse.Namespace) -> None:
 
     if options.dtype is not None and options.dtype not in DTYPE_NAMES:
         raise UserError(f"--dtype: {quoted(options.dtype)}; expected one of {', '.join(DTYPE_NAMES)}")
-    shard_bytes = _bytes(options.shard_size or "5GB")
+    try:
+        shard_bytes = parse_file_size(options.shard_size or "5GB")
+    except ValueError as error:
+        raise UserError(f"--shard-size: {error}") from None
     export = plan_export(open_source(options.model, "MODEL"), options.dtype)
     dtypes = ", ".join(sorted({dtype.name for dtype in export.dtypes.values()}))
     what = f"{export.family.name}, {len(export.tensors)} tensors, {export.parameters:,} weights in {dtypes}"
@@ -86,15 +89,6 @@ def _into_hf(options: argparse.Namespace) -> None:
     print(f"{named(options.out)}: {what}, in {len(files)} file{'s' * (len(files) > 1)}")
     if not any((options.out / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         print("No tokenizer is known for this model: put its files beside the weights before the folder is used.")
-
-
-def _bytes(size: str) -> int:
-    """The bytes of a size such as `5GB`. Raises `UserError` where it is none."""
-    for unit, factor in UNITS.items():
-        number = size.removesuffix(unit).strip()
-        if size.endswith(unit) and number.isascii() and number.isdigit() and len(number) <= 15 and int(number):
-            return int(number) * factor
-    raise UserError(f"--shard-size: {quoted(size)}; expected a whole number and a unit, one of {', '.join(UNITS)}")
 
 
 if __name__ == "__main__":

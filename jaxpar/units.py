@@ -24,6 +24,7 @@ _OPERATIONS: Units = (
     (" EFLOP", EXA), (" PFLOP", PETA), (" TFLOP", TERA), (" GFLOP", GIGA), (" MFLOP", MEGA), (" FLOP", 1)
 )  # fmt: skip
 _RATES: Units = ((" TB/s", TERA), (" GB/s", GIGA), (" MB/s", MEGA), (" kB/s", KILO), (" B/s", 1))
+_FILE_BYTES = {"MB": 10**6, "GB": 10**9, "MiB": MIB, "GiB": GIB}
 _POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -40,7 +41,7 @@ def size(count: Number, digits: int = 1) -> str:
 
 def seconds(time: Number) -> str:
     """`1.24 s`, `35.2 ms`, `4.10 us`, `39,860 s`; `0` for no time."""
-    return _three_digits(float(time), _SECONDS) if time else "0"
+    return _in_unit(float(time), _SECONDS) if time else "0"
 
 
 def clock(time: Number) -> str:
@@ -57,12 +58,12 @@ def count(number: Number) -> str:
     """Parameters, tokens, tokens per second: `70.6B`, `1.24M`, `12.3k`, `950`."""
     if abs(number) < KILO:
         return f"{float(number):.0f}"
-    return _three_digits(float(number), _COUNTS)
+    return _in_unit(float(number), _COUNTS)
 
 
 def operations(number: Number) -> str:
     """Floating-point operations: `3.94 PFLOP`. A rate is `operations(...)` and `/s`."""
-    return _three_digits(float(number), _OPERATIONS)
+    return _in_unit(float(number), _OPERATIONS)
 
 
 def plain(value: float, digits: int = 4) -> str:
@@ -71,9 +72,15 @@ def plain(value: float, digits: int = 4) -> str:
     return f"{value:,.0f}" if "e+" in text else text
 
 
+def three_digits(number: float) -> str:
+    """A number without a unit, to three digits and never with an exponent: `1,234`, `39.9`, `2.10`, `0.0123`."""
+    exponent = f"{number:.2e}".partition("e")[2]  # none of infinity
+    return f"{number:,.{max(0, 2 - int(exponent or 2))}f}"
+
+
 def rate(speed: Number) -> str:
     """Bytes per second in decimal units, as datasheets give them: `3.35 TB/s`, `450 GB/s`, `12.5 MB/s`."""
-    return re.sub(r"\.?0+(?= )", "", text) if "." in (text := _three_digits(float(speed), _RATES)) else text
+    return re.sub(r"\.?0+(?= )", "", text) if "." in (text := _in_unit(float(speed), _RATES)) else text
 
 
 def percent(part: Number, whole: Number = 1, digits: int = 1) -> str:
@@ -93,9 +100,19 @@ def parse_size(text: str) -> int:
     return int(Fraction(found[1]) * 2 ** _POWERS[found[2] or ""])
 
 
-def _three_digits(number: float, units: Units) -> str:
-    """Three digits, without an exponent, in the largest unit of which there is one when rounded, or in the smallest."""
+def parse_file_size(text: str) -> int:
+    """Bytes of a file as a user types them: `500MB`, `5GB`, `2GiB`; the unit decides between 1000 and 1024.
+
+    Raises:
+        ValueError: it is no such size, or 0; says what was expected.
+    """
+    found = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text.strip(), re.ASCII)
+    if not found or found[2] not in _FILE_BYTES or not int(found[1]):
+        raise ValueError(f"expected a whole number and a unit, one of {', '.join(_FILE_BYTES)}, got {text[:40]!r}")
+    return int(found[1]) * _FILE_BYTES[found[2]]
+
+
+def _in_unit(number: float, units: Units) -> str:
+    """Three digits, in the largest unit of which there is one when rounded, or in the smallest."""
     unit, factor = next((one for one in units if float(f"{abs(number) / one[1]:.3g}") >= 1), units[-1])
-    scaled = number / factor
-    digits = next((digits for digits, limit in ((2, 9.995), (1, 99.95)) if abs(scaled) < limit), 0)
-    return f"{scaled:,.{digits}f}{unit}"
+    return three_digits(number / factor) + unit

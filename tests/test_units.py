@@ -6,7 +6,22 @@ from fractions import Fraction
 
 import pytest
 
-from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent, plain, rate, seconds, size
+from jaxpar.units import (
+    GIB,
+    MIB,
+    clock,
+    count,
+    operations,
+    parse_file_size,
+    parse_size,
+    percent,
+    plain,
+    rate,
+    seconds,
+    size,
+    three_digits,
+)
+from tests.sentences import refused
 
 
 @pytest.mark.parametrize(
@@ -30,7 +45,7 @@ from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent
         (seconds(99.97), "100 s"),  # neither 99.97 nor 100.0
         (seconds(0.9997), "1.00 s"),
         (seconds(0.000123), "123 us"),
-        (seconds(3e-11), "0.03 ns"),
+        (seconds(3e-11), "0.0300 ns"),
         (seconds(-0.25), "-250 ms"),
         (clock(75), "1:15"),
         (clock(7650), "2:07:30"),
@@ -50,6 +65,14 @@ from jaxpar.units import GIB, MIB, clock, count, operations, parse_size, percent
         (plain(39860.2), "39,860"),
         (plain(1234.5, 3), "1,234"),
         (plain(float("inf")), "inf"),
+        (three_digits(2.1), "2.10"),
+        (three_digits(9.996), "10.0"),
+        (three_digits(99.97), "100"),
+        (three_digits(1234.5), "1,234"),
+        (three_digits(0.01234), "0.0123"),
+        (three_digits(0.00001), "0.0000100"),
+        (three_digits(0), "0.00"),
+        (three_digits(float("inf")), "inf"),
         (rate(450e9), "450 GB/s"),
         (rate(25e9), "25 GB/s"),
         (rate(3.35e12), "3.35 TB/s"),
@@ -83,6 +106,18 @@ def test_sizes_are_read_as_users_type_them(text: str, expected: int):
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "3XB", "6GB", "1e9", "1..5g", "٣"])
 def test_what_is_no_size_is_refused_with_its_text(text: str):
-    with pytest.raises(ValueError, match="expected bytes") as refused:
+    with refused(repr(text), "bytes", "24MiB", error=ValueError):
         parse_size(text)
-    assert repr(text) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("500MB", 5 * 10**8), (" 5 GB ", 5 * 10**9), ("2GiB", 2 * GIB), ("3MiB", 3 * MIB)]
+)
+def test_sizes_of_files_have_a_unit_that_decides_between_1000_and_1024(text: str, expected: int):
+    assert parse_file_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "5", "GB", "0GB", "5gb", "5TB", "1.5GB", "-1GB", "٣GB", "1" * 16 + "GB"])
+def test_what_is_no_size_of_a_file_is_refused_with_its_text_and_the_units(text: str):
+    with refused(repr(text), "MB", "GiB", error=ValueError):
+        parse_file_size(text)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
-from jaxpar.units import GIB, clock, count, percent, plain, seconds, size
+from jaxpar.units import GIB, clock, count, percent, plain, seconds, size, three_digits
 
 FILES = (
     ("config.yaml", "the configuration, every field resolved"),
@@ -167,7 +167,7 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     if record.muon_learning_rate is not None:
         columns.append(("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
     columns += [
-        ("s/step", 9, _three_digits(record.step_time_s)),
+        ("s/step", 9, three_digits(record.step_time_s)),
         ("tokens/s", 9, count(record.tokens_per_second)),
         ("/device", 8, count(record.tokens_per_second_per_device)),
     ]
@@ -194,11 +194,6 @@ def _against(loss: float, baseline: float | None) -> str:
         return ""
     side = "below" if loss < baseline else "above"
     return f", {abs(baseline - loss):.4f} {side} the bigram baseline of {baseline:.4f}"
-
-
-def _three_digits(time: float) -> str:
-    """Neither an exponent nor a point at the end."""
-    return f"{time:#.3g}" if time < 99.95 else f"{time:,.0f}"
 
 
 def _norm(value: float) -> str:
