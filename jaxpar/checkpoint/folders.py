@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+CHECKPOINTS = "checkpoints"
+"""Name of the folder of checkpoints, in a run's folder and in a converted model's."""
 REMOVING = ".removing"
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.checkpoint import Checkpointer
+from jaxpar.checkpoint.folders import CHECKPOINTS
 from jaxpar.checkpoint.pieces import Pieces, Region
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.reading.sections import config_to_dict
@@ -20,7 +21,7 @@ from jaxpar.config.schema import Config
 from jaxpar.interop.conversion.export import GENERATION, TOKENIZER
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
-from jaxpar.interop.sources.saved_weights import CHECKPOINTS, HF_FACTS, HF_FILES
+from jaxpar.interop.sources.saved_weights import HF_FACTS, HF_FILES
 from jaxpar.interop.sources.source import ReadPart, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec

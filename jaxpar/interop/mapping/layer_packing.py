@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxpar.config.kinds import OWN, kind_models, layer_kinds
-from jaxpar.config.schema import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig, Pattern
 
 
 def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxpar.checkpoint.folders import CHECKPOINTS
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
-from jaxpar.interop.sources.saved_weights import CHECKPOINTS, SavedWeights
+from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
 
 EXPECTED = (

@@ -14,7 +14,7 @@ from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest, processes
 from jaxpar.checkpoint.checkpointer import STATE
 from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import read_facts
-from jaxpar.checkpoint.folders import step_folder
+from jaxpar.checkpoint.folders import CHECKPOINTS, step_folder
 from jaxpar.checkpoint.pieces import open_saved
 from jaxpar.checkpoint.sealing import damage
 from jaxpar.config.errors import UserError
@@ -27,8 +27,6 @@ from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
 from jaxpar.interop.sources.source import Origin
 
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in a run's folder, and in a converted model's."""
 HF_FILES = "hf"
 """Folder of the files of Hugging Face's format in a converted model's."""
 HF_FACTS = "hugging_face"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpar.checkpoint.folders import listed_steps, step_folder
+from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
 from jaxpar.config.plan import Plan
@@ -16,7 +16,7 @@ from jaxpar.observe.files import remove_leftovers, write_atomically
 from jaxpar.observe.writers.jsonl import METRICS_FILE, read_metrics
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.lock import RunLock
-from jaxpar.training.run_folder.own_checkpoints import CHECKPOINTS, CONFIG, check_checkpoints
+from jaxpar.training.run_folder.own_checkpoints import CONFIG, check_checkpoints
 from jaxpar.training.run_folder.same_run import forbidden_changes
 
 PLAN = "plan.json"

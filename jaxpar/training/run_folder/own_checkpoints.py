@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.checkpoint.facts import FACTS
-from jaxpar.checkpoint.folders import listed_steps, step_folder
+from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.sections import config_from_dict
@@ -17,7 +17,7 @@ from jaxpar.observe.writers.event_log import EVENTS_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.same_run import forbidden_changes
 
-CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+CONFIG = "config.yaml"
 
 
 def check_checkpoints(run: Path, config: Config) -> None:
