@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -32,11 +33,18 @@ class TracedBytes(NamedTuple):
     """Kept from its forward to its backward in the host's memory."""
 
 
+def with_attention(plan: Plan, backend: str) -> Plan:
+    """The plan with another attention backend in all layers."""
+    changed = lambda choice: replace(choice, name=backend)
+    own = {kind: changed(choice) for kind, choice in plan.kind_attention.items()}
+    return replace(plan, attention=changed(plan.attention), kind_attention=own)
+
+
 def traced_bytes(config: Config, plan: Plan) -> TracedBytes:
     """What the chunks of a plan keep and send."""
     found: dict[str, int] = {}
     # What the backends keep is the same, and this one can be traced anywhere.
-    layout = StepLayout(config, plan.with_attention("xla"))
+    layout = StepLayout(config, with_attention(plan, "xla"))
 
     def measure(batch: Batch, master: Weights) -> jax.Array:
         stages = stages_of(layout, train=True)

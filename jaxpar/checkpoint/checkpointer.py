@@ -16,7 +16,7 @@ from jaxpar.checkpoint import folders, manifest, processes, retention, sealing
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
 from jaxpar.checkpoint.facts import FACTS, read_facts
-from jaxpar.checkpoint.leaves import SEPARATOR, as_named_before, check_arrays, check_same, named_leaves, specs
+from jaxpar.checkpoint.leaves import as_named_before, check_arrays, check_same, named_leaves, specs
 from jaxpar.checkpoint.pieces import Pieces
 
 STATE = "state"
@@ -188,41 +188,21 @@ class Checkpointer:
             CheckpointError: there is no such checkpoint, it is damaged, or a leaf is missing, left over, or of another
                 shape or dtype.
         """
-        return self._restore(step, like, part=None)
-
-    def restore_part(self, step: int, like: Any, name: str) -> Any:
-        """One part of the state saved at `step`, such as its `master` weights; the rest is not read.
-
-        Args:
-            step: as in `restore`.
-            like: as in `restore`, for this part alone.
-            name: key of the part in the saved state.
-
-        Raises:
-            CheckpointError: as in `restore`.
-        """
-        return self._restore(step, like, part=name)
-
-    def _restore(self, step: int, like: Any, part: str | None) -> Any:
         self.wait()
         self._check_intact(step)
         path = self._path(step)
         try:
             with manifest.view(path) as seen:
-                return self._read(seen / STATE, like, part, path)
+                return self._read(seen / STATE, like, path)
         except Damage as damage:
             raise CheckpointError(f"checkpoint {path} cannot be used, because {damage}") from damage
         except OSError as error:
             raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
 
-    def _read(self, arrays: Path, like: Any, part: str | None, path: Path) -> Any:
-        """The state, or a part of it, from the folder `arrays` in a view of the checkpoint at `path`."""
+    def _read(self, arrays: Path, like: Any, path: Path) -> Any:
+        """The state from the folder `arrays` in a view of the checkpoint at `path`."""
         saved = self._arrays.specs(arrays)
-        wanted = named_leaves(like)
-        if part is not None:
-            wanted = {SEPARATOR.join([part, name] if name else [part]): leaf for name, leaf in wanted.items()}
-            saved = {name: spec for name, spec in saved.items() if (name + SEPARATOR).startswith(part + SEPARATOR)}
-        wanted = as_named_before(wanted, saved, self._former)
+        wanted = as_named_before(named_leaves(like), saved, self._former)
         check_same(saved, specs(wanted), str(path))
         try:
             restored = self._arrays.read(arrays, wanted)

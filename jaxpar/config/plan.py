@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
@@ -170,12 +170,6 @@ class Plan:
     def attention_of(self, kind: str) -> Choice:
         """The attention backend of the layers of a kind."""
         return self.kind_attention.get(kind, self.attention)
-
-    def with_attention(self, backend: str, reason: str | None = None) -> Plan:
-        """The plan with another attention backend in all layers, and with its `reason` if one is given."""
-        changed = lambda old: replace(old, name=backend, reason=old.reason if reason is None else reason)
-        own = {kind: changed(choice) for kind, choice in self.kind_attention.items()}
-        return replace(self, attention=changed(self.attention), kind_attention=own)
 
 
 _RANGES: dict[str, tuple[int, int]] = {

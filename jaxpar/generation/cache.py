@@ -16,7 +16,6 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.mesh.axes import DATA_AXES
@@ -44,26 +43,6 @@ def capacities(model: ModelConfig, tokens: int, context: int) -> dict[str, int]:
     windows = {kind: own.window for kind, own in kind_models(model).items()}
     needed = {kind: tokens if window is None else min(window, tokens) for kind, window in windows.items()}
     return {kind: -(-places // context) * context for kind, places in needed.items()}
-
-
-def cache_bytes(
-    model: ModelConfig, layers: Mapping[str, int], rows: int, tokens: int, context: int, tensor: int, itemsize: int
-) -> int:
-    """Bytes of the cache on one device.
-
-    Args:
-        model: the configuration.
-        layers: number of each kind of layers.
-        rows: of the device.
-        tokens: of a row, at most.
-        context: context ranks.
-        tensor: tensor ranks.
-        itemsize: bytes of a number.
-    """
-    heads = max(1, kv_heads(model) // tensor)
-    places = capacities(model, tokens, context)
-    each = 2 * rows * heads * head_dim(model) * itemsize
-    return sum(each * layers[kind] * places[kind] // context for kind in layers)
 
 
 def own_places(capacity: int) -> Int[Array, " own"]:

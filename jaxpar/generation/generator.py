@@ -137,11 +137,6 @@ class Generator:
         # Offloaded weights are in host memory.
         self._weights = weights if all(jax.tree.leaves(there)) else cast(jax.tree.map(on_device, weights))
 
-    @property
-    def compiles(self) -> int:
-        """How many pairs of programs (for a prompt, for a token) were made."""
-        return len(self._compiled)
-
     def continued(
         self,
         prompts: Sequence[Sequence[int]],

@@ -44,14 +44,6 @@ def test_a_folder_without_checkpoints_has_no_latest(checkpointer):
     assert checkpointer().latest() is None
 
 
-def test_one_part_is_restored_without_the_others(saved, checkpointer):
-    mesh = mesh_of(fsdp=4)
-    want = host_state()["master"]
-    assert_same_bits(checkpointer(saved).restore_part(7, like(want, mesh), "master"), want)
-    step = checkpointer(saved).restore_part(7, like(host_state()["step"], mesh), "step")
-    assert step == host_state()["step"]
-
-
 def wrong(change):
     """The stand-ins of the saved state after `change` edits them."""
     wanted = like(host_state(), mesh_of(fsdp=4))
@@ -94,14 +86,6 @@ def test_a_state_of_another_form_is_refused_in_one_sentence(saved, checkpointer,
 def test_several_differences_name_the_first_and_count_the_rest(saved, checkpointer):
     with refused("leaf master/up", "2 other leaves", error=CheckpointError):
         checkpointer(saved).restore(7, wrong(lambda state: (resize(state), add(state), drop(state))))
-
-
-def test_a_part_of_another_form_is_refused(saved, checkpointer):
-    wanted = wrong(resize)["master"]
-    with refused("leaf master/up", "float32[4, 16, 24]", error=CheckpointError):
-        checkpointer(saved).restore_part(7, wanted, "master")
-    with refused("no leaf", "weights/scale", error=CheckpointError):
-        checkpointer(saved).restore_part(7, wanted, "weights")
 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(saved, checkpointer):

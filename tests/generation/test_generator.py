@@ -114,9 +114,9 @@ def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
     assert found[0].tokens.tolist() == first[: first.index(end)] and found[0].ended
     assert found[1].tokens.tolist() == whole[1].tokens[:1].tolist() and found[1].ended
     assert [row for row, _ in heard].count(1) == 1 and len(found[2].log_probabilities) == len(found[2].tokens)
-    assert generator.compiles == 1
+    assert len(generator._compiled) == 1
     generator.continued([given[0] * 50], 1)
-    assert generator.compiles == 2
+    assert len(generator._compiled) == 2
 
 
 @pytest.mark.parametrize(

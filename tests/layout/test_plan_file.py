@@ -19,6 +19,7 @@ from jaxpar.plan import main as plan_command
 from jaxpar.train import main as train
 from tests.sentences import refused, refused_by_command
 from tests.small_run import small
+from tests.traced_bytes import with_attention
 
 PREDICTED = {
     "step_time_s": 0.5, "tokens_per_s_per_gpu": 100.0, "mfu": 0.4, "peak_bytes": 10**9,
@@ -146,7 +147,7 @@ def test_a_plan_without_a_version_is_made_again_and_that_is_said(
 ):
     config, plan = planned(run={"dir": str(file.parent), "name": "old", "steps": 1}, evaluation={"batches": 0})
     if wrote == "a run":
-        file.write_text(json.dumps(asdict(plan.with_attention("cudnn"))))
+        file.write_text(json.dumps(asdict(with_attention(plan, "cudnn"))))
         file.with_name("config.yaml").write_text(config_to_yaml(config))
     else:
         edit(file, config=config_to_dict(config))
