@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from tests.given_weights import state_with
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import checked, field_types
-from jaxpar.config.schema import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 OWN = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxpar.config.schema import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig, Pattern
 
 _GPT = ModelConfig(
     norm="layernorm", position="learned", attention_bias=True, mlp_bias=True, activation="gelu", tied=True, vocab=50257

@@ -9,7 +9,7 @@ import pytest
 from jaxpar.compiler import stand_in
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.stand_in import compilable, counts_one_backward
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from tests.compiler.inspected import wide
 

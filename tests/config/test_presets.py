@@ -9,7 +9,7 @@ import pytest
 from jaxpar.config import Config, ModelConfig, UserError
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
 

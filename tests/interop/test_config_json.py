@@ -11,7 +11,7 @@ import pytest
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.mapping.layer_packing import pattern_of

@@ -18,7 +18,8 @@ from jaxpar.config.kinds import ALIKE, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.schema import Config, ModelConfig, Pattern
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.model import Pattern
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import layer_case

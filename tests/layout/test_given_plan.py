@@ -11,7 +11,7 @@ import pytest
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config

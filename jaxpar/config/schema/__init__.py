@@ -9,26 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxpar.config.schema.layout import AttentionConfig, MemoryConfig, ParallelConfig, PrecisionConfig
-from jaxpar.config.schema.model import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig
 from jaxpar.config.schema.run import CheckpointConfig, DistributedConfig, RunConfig, WatchConfig
 from jaxpar.config.schema.training import DataConfig, EvaluationConfig, OptimizerConfig
-
-__all__ = [
-    "AttentionConfig",
-    "CheckpointConfig",
-    "Config",
-    "DataConfig",
-    "DistributedConfig",
-    "EvaluationConfig",
-    "MemoryConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "Pattern",
-    "PrecisionConfig",
-    "RunConfig",
-    "WatchConfig",
-]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from tests.compiler.inspected import assert_planned, inspected, wide

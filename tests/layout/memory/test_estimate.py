@@ -13,7 +13,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.layout.memory.estimate import case_of, chunk_bytes, estimate_memory, offloaded_bytes

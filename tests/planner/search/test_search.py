@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from jaxpar.config import UserError
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.nothing_fits import _planners

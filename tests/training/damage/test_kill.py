@@ -15,16 +15,7 @@ import pytest
 from jaxpar.config import Config
 from tests.patience import seconds
 from tests.same_bits import assert_same_bits
-from tests.training.runs import (
-    MESH,
-    fit,
-    folder_of,
-    losses,
-    run_config,
-    saved_state,
-    start,
-    write_config,
-)
+from tests.training.runs import MESH, fit, folder_of, losses, run_config, saved_state, start, write_config
 
 PATIENCE_S = seconds(240)
 

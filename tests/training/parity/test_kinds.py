@@ -15,7 +15,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.kinds import ALIKE
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.report import AUXILIARY_LOSS
