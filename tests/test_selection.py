@@ -91,6 +91,8 @@ def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     assert len(whole) == 36 and "not run" not in said and "slowest tests" in said
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
+    by_word, _ = chosen(tmp_path, "--level", "ci", "-k", "named and not b")
+    assert len(by_word) == 2 and "test_named[c]" in by_word, "the quick row is not among them"
 
 
 def test_rows_of_one_matrix_are_the_same_for_all_its_tests_whatever_the_order():

@@ -29,6 +29,7 @@ from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
+from jaxpar.hardware.xla_flags import merged, xla_flags
 
 ROOT = Path(__file__).parent.parent.parent
 GRACE = 10
@@ -118,10 +119,14 @@ def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]
 
 
 def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None:
-    """Run a part; returns why it did not come to its end. Programs that parts share are compiled once."""
+    """Run a part with the XLA flags of a run; returns why it did not come to its end.
+
+    Programs that parts share are compiled once.
+    """
     command = [sys.executable, "-m", "benchmarks.gpu", "--part", part.name, "--seconds", str(seconds)]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
-    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | cache | os.environ
+    flags = {"XLA_FLAGS": merged(xla_flags(), os.environ.get("XLA_FLAGS", ""))}
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | cache | os.environ | flags
     with tempfile.TemporaryFile("w+") as said:
         child = subprocess.Popen(
             [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=said, stderr=said,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -79,7 +80,7 @@ def seconds_of(programs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[A
 
 
 def device_row() -> dict[str, Any]:
-    """The device, and the versions that a record names."""
+    """The device, the versions that a record names, and XLA's flags."""
     device = jax.devices()[0]
     versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}
     backend = getattr(device, "client", None)
@@ -90,6 +91,7 @@ def device_row() -> dict[str, Any]:
         "compute_capability": str(getattr(device, "compute_capability", "")),
         "count": jax.device_count(),
         "versions": versions,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 
 

@@ -14,6 +14,7 @@ def table(result: Mapping[str, Any]) -> str:
     of = lambda kind: [row for row in rows if row["kind"] == kind]
     device = result["device"]
     lines = [f"{device['count']} x {device['device']}; {seconds(result['seconds'])} in all"]
+    lines += [f"XLA_FLAGS {flags}"] if (flags := device.get("xla_flags")) else []
     if result["dry_run"]:
         lines.append("DRY RUN: tiny shapes, to see that the suite runs; no number here means anything.")
     sections = (

@@ -26,29 +26,11 @@ from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
+from jaxpar.hardware.virtual_devices import COLLECTIVE_TIMEOUTS, THREADS_VARIABLE, threads_for
 from jaxpar.hardware.xla_flags import check_flags, merged, options, xla_flags
 
 type Device = Any
 """A `jax.Device`, which type checkers take for a variable."""
-
-COLLECTIVE_TIMEOUTS = (
-    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
-    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
-    "--xla_cpu_collective_timeout_seconds=600",
-)
-"""XLA:CPU ends a run whose collective waits longer than these; a busy laptop needs more than the default."""
-
-THREADS = 8
-"""Threads of XLA:CPU's pool for each virtual device.
-
-XLA:CPU blocks a thread of the pool in every collective that waits for another device, and one device may wait in
-several: in a permute, say, and in a gather of a branch that does not depend on it. By default the pool has one thread
-for each device, and a pipeline with branches then stops for ever when all are blocked (seen with `pipe_ticks:
-branching` and `context: 2`: within two steps with 8 threads, not in 300 with 64).
-"""
-
-POOL_THREADS = "PJRT_NPROC"
-"""The environment variable from which XLA:CPU takes the size of its pool, when its client is made."""
 
 MOST_VIRTUAL = 64
 """Virtual CPU devices that one process may have: each has threads of its own."""
@@ -85,8 +67,7 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     if platforms == "cpu" or (not platforms and not has_gpu()):
         processes = 1 if job is None else job.processes
         if needed > processes:
-            threads = THREADS * min(needed // processes, MOST_VIRTUAL)
-            os.environ.setdefault(POOL_THREADS, str(max(os.cpu_count() or 1, threads)))
+            os.environ.setdefault(THREADS_VARIABLE, str(threads_for(min(needed // processes, MOST_VIRTUAL))))
         if "xla_force_host_platform_device_count" not in flags:
             try:
                 jax.config.update("jax_num_cpu_devices", _virtual(needed, processes))

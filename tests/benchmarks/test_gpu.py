@@ -22,6 +22,7 @@ from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
+from jaxpar.hardware.xla_flags import xla_flags
 from pallas_kernels.attention import kinds
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.triton.tiles import AMPERE
@@ -84,6 +85,19 @@ def test_a_part_that_hangs_is_killed_and_one_that_crashes_is_told(tmp_path: Path
     run = lambda name: suite._child(Part(name, 1, lambda journal: None), 0.5, tmp_path / "rows.jsonl", tmp_path)
     assert run("slow") == "killed after 0 s"
     assert run("crash") == "ended with 3: broken"
+
+
+def test_parts_run_with_the_flags_of_a_run_and_those_that_the_user_set_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "flags.sh").write_text('#!/bin/sh\necho "$XLA_FLAGS" >&2; exit 3\n')
+    (tmp_path / "flags.sh").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "flags.sh"))
+    own = "--xla_gpu_enable_triton_gemm=true"
+    monkeypatch.setenv("XLA_FLAGS", own)
+    said = suite._child(Part("any", 1, lambda journal: None), 10, tmp_path / "rows.jsonl", tmp_path)
+    flags = xla_flags()
+    assert said is not None and said.split()[3:] == [*(flag for flag in flags if "triton_gemm" not in flag), own]
 
 
 def test_parts_share_the_time_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxpar.distributed.devices import POOL_THREADS, THREADS
+from jaxpar.hardware.virtual_devices import THREADS_VARIABLE, threads_for
 from tests.training.runs import ROOT
 
 COUNTED = """
@@ -23,11 +23,11 @@ print(len(jax.devices()), sum("XLAEigen" in (task / "comm").read_text() for task
 """
 
 
-@pytest.mark.parametrize(("own", "threads"), [(None, 4 * THREADS), ("5", 5)], ids=["ours", "the user's"])
+@pytest.mark.parametrize(("own", "threads"), [(None, threads_for(4)), ("5", 5)], ids=["ours", "the user's"])
 def test_collectives_that_wait_leave_threads_for_those_that_they_wait_for(own: str | None, threads: int):
     """With one thread a device, a pipeline with branches stops for ever: each waits, and none is left to arrive."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", POOL_THREADS)}
-    asked = {} if own is None else {POOL_THREADS: own}
+    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", THREADS_VARIABLE)}
+    asked = {} if own is None else {THREADS_VARIABLE: own}
     command = [sys.executable, "-c", COUNTED]
     done = subprocess.run(command, env=variables | asked, cwd=ROOT, capture_output=True, text=True, check=True)
     assert [int(word) for word in done.stdout.split()] == [4, max(threads, 4)]

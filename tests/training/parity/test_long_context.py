@@ -23,9 +23,10 @@ STRATEGIES = ("allgather", "ring", "ulysses", "usp")
 
 
 def short_documents(file: Path, length: int) -> None:
-    """Bytes of text, in documents so short (but for some) that a CPU attends over a row in seconds."""
+    """Words, in documents so short (but for some) that a CPU attends over a row in seconds."""
     draw = np.random.default_rng(0)
-    text = np.frombuffer((CONFIG.parents[1] / "docs" / "decisions.md").read_bytes(), np.uint8)
+    words = [draw.integers(97, 123, size=count) for count in draw.integers(1, 9, size=500)]
+    text = np.concatenate([np.append(words[word % len(words)], 32) for word in draw.zipf(1.3, size=20_000)])
     tokens = np.resize(text, 11 * length + 1).astype(np.uint16)
     ends = np.cumsum(draw.integers(2, 400, size=10_000))
     ends = ends[ends < len(tokens)]

@@ -1,0 +1,28 @@
+"""What XLA:CPU needs where virtual devices of one process stand in for GPUs."""
+
+from __future__ import annotations
+
+import os
+
+COLLECTIVE_TIMEOUTS = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120",
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+    "--xla_cpu_collective_timeout_seconds=600",
+)
+"""XLA:CPU ends a run whose collective waits longer than these; a busy laptop needs more than the default."""
+
+THREADS_VARIABLE = "PJRT_NPROC"
+"""The environment variable from which XLA:CPU takes the size of its thread pool, when its client is made."""
+
+THREADS_PER_DEVICE = 8
+
+
+def threads_for(devices: int) -> int:
+    """Threads that the pool of so many devices needs.
+
+    XLA:CPU blocks a thread of the pool in every collective that waits for another device, and one device may wait in
+    several: in a permute, say, and in an all-gather of a branch that does not depend on it. By default the pool has
+    one thread per device or core, and a program stops for ever once all of them are blocked: a pipeline with
+    `pipe_ticks: branching` and `context: 2` on 8 devices did within two steps with 8 threads, and not in 300 with 64.
+    """
+    return max(os.cpu_count() or 1, THREADS_PER_DEVICE * devices)
