@@ -5,10 +5,10 @@
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
-`quick=("ring",)`. The draw is a function of a seed, the
-commit's hash by default, so that each commit tries other rows and anyone can repeat it: `--draw SEED`. Rows named in
-`tests/fixed_rows.txt` (those that failed, until they are mended), and rows that are `long`, run in every draw. Tests
-asked for by their ids run.
+`quick=("ring",)`. A long test that one commit in two is enough for says `@pytest.mark.long(every=2)`. The draw is a
+function of a seed, the commit's hash by default, so that each commit tries others and anyone can repeat it:
+`--draw SEED`. Tests named in `tests/fixed_rows.txt` (those that failed, until they are mended), and rows of a matrix
+that are `long`, run in every draw. Tests asked for by their ids run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 LEVELS = ("quick", "ci", "all")
 FIXED = Path(__file__).with_name("fixed_rows.txt")
 QUICK_SEED = "quick"
-RELEASES, LONG, ROWS = "that take minutes each", "that are long", "rows of matrices"
+RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -51,6 +51,12 @@ def drawn(rows: Sequence[str], count: int, seed: str) -> list[str]:
     rank = lambda row: hashlib.sha256(f"{seed} {row}".encode()).digest()
     chosen = set(sorted(rows, key=rank)[:count])
     return [row for row in rows if row in chosen]
+
+
+def has_turn(test: str, every: int, seed: str) -> bool:
+    """Whether `seed` draws a long test that one commit of `every` runs, or that failed and is not mended yet."""
+    number = int(hashlib.sha256(f"{seed} {test}".encode()).hexdigest(), 16)
+    return number % every == 0 or test in fixed_rows()
 
 
 def case_of(item: pytest.Item) -> str:
@@ -95,10 +101,14 @@ class Selection:
                 matrices[item.nodeid.split("[")[0]].append(item)
             elif item.get_closest_marker("release"):
                 left[RELEASES] += 1
-            elif (item.get_closest_marker("long") is not None) == (self.level == "ci"):
-                kept.add(item)
+            elif (long := item.get_closest_marker("long")) is None:
+                kept |= {item} if self.level == "quick" else set()
             elif self.level == "quick":
                 left[LONG] += 1
+            elif has_turn(item.nodeid, long.kwargs.get("every", 1), self.seed):
+                kept.add(item)
+            else:
+                left[OTHERS] += 1
         for rows in matrices.values():
             chosen = self._rows(rows)
             kept |= set(chosen)
