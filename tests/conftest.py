@@ -21,7 +21,7 @@ os.environ["XLA_FLAGS"] = (
     "--xla_cpu_collective_call_terminate_timeout_seconds=600 --xla_cpu_collective_timeout_seconds=600 "
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
 )
-os.environ["PJRT_NPROC"] = "64"  # threads: see jaxpar/hardware/virtual_devices.py
+os.environ["PJRT_NPROC"] = "32"  # threads: see jaxpar/hardware/virtual_devices.py
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
