@@ -32,6 +32,11 @@ def memory_limit(mesh: Mesh) -> tuple[int, int]:
     return (host_memory(), len(local)) if limit is None else (limit, 1)
 
 
+def own_memory(mesh: Mesh) -> bool:
+    """Whether the devices have memory of their own: CPU devices use the machine's."""
+    return mesh.devices.flat[0].platform != "cpu"
+
+
 def usable_bytes() -> int:
     """Bytes that a program may take of a device: its own, or its share of the machine's memory. If processes see
     different numbers, that of the first counts."""

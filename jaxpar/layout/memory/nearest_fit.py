@@ -37,12 +37,14 @@ class Search(NamedTuple):
     """Cheaper changes that were not enough by themselves."""
 
 
-def nearest_fit(layout: StepLayout, limit: int, rebuild: Rebuild, needed: int | None = None) -> Search:
+def nearest_fit(
+    layout: StepLayout, limit: int, rebuild: Rebuild, needed: int | None = None, *, own_memory: bool = True
+) -> Search:
     """The first change of a configuration, in order of usual cost, that takes at most `limit` bytes on a device.
 
     Each change of `changes` is tried alone, then they are applied one after the other (`_in_turn`), each kept if it
     makes the step smaller. Estimates are corrected by the error of the estimate of `layout` itself against `needed`,
-    XLA's own number.
+    XLA's own number. Devices without memory of their own (`own_memory`) gain nothing by what goes to the host's.
     """
     config = layout.config
     own = estimated_bytes(config, layout.plan)
@@ -58,7 +60,7 @@ def nearest_fit(layout: StepLayout, limit: int, rebuild: Rebuild, needed: int | 
     # What `auto` chose did not fit: it relies on estimates too.
     base = ("memory.remat=full",) if config.memory.remat == "auto" else ()
     tried: list[Fit] = []
-    for setting in changes(config):
+    for setting in changes(config, host=own_memory):
         if (found := fit(_joined(base, setting))) is None:
             continue
         if found.bytes <= limit:
@@ -103,10 +105,10 @@ def _in_turn(alone: Sequence[str], config: Config) -> Iterator[str]:
             yield "memory.weights_offload=host"
 
 
-def changes(config: Config) -> Iterator[str]:
+def changes(config: Config, *, host: bool = True) -> Iterator[str]:
     """Settings that make a step smaller, in a fixed order of usual cost: no state kept on the device when it is
-    offloaded; more sharding; smaller microbatches; more recomputation; offloading to the host; and fewer bits, which
-    change the numbers."""
+    offloaded; more sharding; smaller microbatches; more recomputation; offloading to the `host`, unless its memory is
+    the devices' own; and fewer bits, which change the numbers."""
     parallel, memory = config.parallel, config.memory
     if memory.optimizer_resident:
         yield "memory.optimizer_resident=0"
@@ -126,14 +128,16 @@ def changes(config: Config) -> Iterator[str]:
         yield "parallel.zero=3"
     if memory.remat != "full":
         yield "memory.remat=full"
-    for fraction in (0.25, 0.5, 0.75, 1.0):
-        if fraction > memory.offload_fraction and memory.remat != "full":
-            yield f"memory.offload_fraction={fraction}"
-    yield "memory.remat={preset: full, layer_input: offload}"
+    if host:
+        for fraction in (0.25, 0.5, 0.75, 1.0):
+            if fraction > memory.offload_fraction and memory.remat != "full":
+                yield f"memory.offload_fraction={fraction}"
+        yield "memory.remat={preset: full, layer_input: offload}"
     tiers = ("none", "host", "file")
     for tier in tiers[tiers.index(memory.optimizer_offload) + 1 :]:
-        yield f"memory.optimizer_offload={tier}"
-    if memory.optimizer_offload == "host" and memory.weights_offload == "none":
+        if host or tier != "host":
+            yield f"memory.optimizer_offload={tier}"
+    if host and memory.optimizer_offload == "host" and memory.weights_offload == "none":
         yield "memory.weights_offload=host"
     if config.optimizer.name != "adafactor":
         for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):

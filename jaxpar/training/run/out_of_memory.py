@@ -15,7 +15,7 @@ from jaxpar.distributed.devices import devices_per_node
 from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
 from jaxpar.layers.checks import validate
 from jaxpar.layout.make_plan import make_plan
-from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit
+from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, own_memory
 from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory, estimated_bytes, offloaded_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, nearest_fit, told
@@ -29,6 +29,9 @@ EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA's out-of-memory message begins."""
 OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
 """What it contains where pinned host memory ran out."""
+ESTIMATE_TOO_HIGH = 1.25
+"""How many times what XLA allocates an estimate may be: a step is refused by its estimate only beyond that
+(docs/memory.md has the errors that were found)."""
 ROOM = 0.97
 """Share of the memory that a suggested plan may use where XLA has run out of it."""
 
@@ -65,6 +68,17 @@ def check_batch_fits(layout: StepLayout, mesh: Mesh) -> None:
         )
 
 
+def check_estimate_fits(layout: StepLayout, mesh: Mesh) -> None:
+    """Raises `UserError` when a step on CPU devices cannot fit by its estimate: before it is compiled.
+
+    GPUs are not refused by an estimate: XLA recomputes by itself where their memory is short.
+    """
+    limit, sharing = memory_limit(mesh)
+    estimated = estimated_bytes(layout.config, layout.plan)
+    if not own_memory(mesh) and estimated * sharing > ESTIMATE_TOO_HIGH * limit:
+        raise UserError(_too_large(layout, mesh, estimated, None))
+
+
 def check_step_fits(layout: StepLayout, mesh: Mesh, needed: int | None) -> None:
     """Raises `UserError` when the compiled step needs `needed` bytes per device, and there are fewer.
 
@@ -73,11 +87,17 @@ def check_step_fits(layout: StepLayout, mesh: Mesh, needed: int | None) -> None:
     limit, sharing = memory_limit(mesh)
     if needed is None or needed * sharing <= limit:
         return
-    shared = f", {size(needed * sharing, 2)} for this machine's {sharing} devices" if sharing > 1 else ""
-    way_out = told(_search(layout, mesh, limit // sharing, needed))
-    raise UserError(
-        f"parallel: the step needs {size(needed, 2)} per device{shared}, and there are {size(limit, 2)}; by "
-        f"shapes, {_by_class(estimate_memory(layout.config, layout.plan))}; {way_out}"
+    raise UserError(_too_large(layout, mesh, needed, needed))
+
+
+def _too_large(layout: StepLayout, mesh: Mesh, bytes_each: int, compiled: int | None) -> str:
+    """The sentence about a step that takes `bytes_each` per device; `compiled` is XLA's number, if there is one."""
+    limit, sharing = memory_limit(mesh)
+    shared = f", {size(bytes_each * sharing, 2)} for this machine's {sharing} devices" if sharing > 1 else ""
+    way_out = told(_search(layout, mesh, limit // sharing, compiled))
+    return (
+        f"parallel: the step needs {'' if compiled else 'about '}{size(bytes_each, 2)} per device{shared}, and there "
+        f"are {size(limit, 2)}; by shapes, {_by_class(estimate_memory(layout.config, layout.plan))}; {way_out}"
     )
 
 
@@ -159,4 +179,4 @@ def _search(layout: StepLayout, mesh: Mesh, limit: int, needed: int | None) -> S
         check_resting_state(changed, mesh)
         return changed
 
-    return nearest_fit(layout, limit, rebuild, needed)
+    return nearest_fit(layout, limit, rebuild, needed, own_memory=own_memory(mesh))

@@ -38,7 +38,13 @@ from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.training.residency.given_weights import INIT_FROM, begun_from
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
+from jaxpar.training.run.out_of_memory import (
+    check_batch_fits,
+    check_estimate_fits,
+    check_state_fits,
+    check_step_fits,
+    explained,
+)
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
@@ -98,7 +104,8 @@ class Run:
         self.plan = plan
         self.mesh = build_mesh(self.plan.axes, devices)
         self.layout = StepLayout(self.config, self.plan)
-        for check in (check_state_fits, check_batch_fits, check_offload, check_resting_state):
+        checks = check_state_fits, check_batch_fits, check_offload, check_resting_state, check_estimate_fits
+        for check in checks:
             check(self.layout, self.mesh)
         self.functions = TrainStep(self.layout, self.mesh)
         self.placer = BatchPlacer(self.layout, self.mesh)

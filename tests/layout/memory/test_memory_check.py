@@ -17,7 +17,14 @@ from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.observe import memory_report
 from jaxpar.training.run import out_of_memory
-from jaxpar.training.run.out_of_memory import check_batch_fits, check_state_fits, check_step_fits, explained
+from jaxpar.training.run.out_of_memory import (
+    ESTIMATE_TOO_HIGH,
+    check_batch_fits,
+    check_estimate_fits,
+    check_state_fits,
+    check_step_fits,
+    explained,
+)
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.train_step import TrainStep
 from jaxpar.units import size
@@ -31,6 +38,28 @@ def test_a_state_larger_than_the_machine_is_one_sentence():
     overrides = [f"parallel.{axis}" for axis in LAYOUT]
     with pytest.raises(UserError, match=r"weights and optimizer state take \d+.\d\d GiB on this machine's 8 devices"):
         Trainer("configs/llama3_70b.yaml", overrides=overrides)
+
+
+def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch):
+    """The README's command for 8 GPUs, on a machine of 56 GiB: making the trainer compiles nothing."""
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (56 * 2**30, 8))
+    with refused("parallel: the step needs about ", "for this machine's 8 devices", "there are 56.00 GiB") as raised:
+        Trainer("configs/llama3_1b.yaml", overrides=["parallel.tensor=2"], devices=jax.devices()[:8])
+    said = str(raised.value)
+    assert "of saved activations" in said and "the nearest that fits: " in said
+    assert "host" not in said, "these devices use the host's memory"
+
+
+def test_an_estimate_refuses_only_what_is_beyond_its_error(monkeypatch: pytest.MonkeyPatch):
+    step = wide_step(memory={"remat": "none"})
+    least = round(4 * estimate_of(step).device / ESTIMATE_TOO_HIGH)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (least + 1, 4))
+    check_estimate_fits(step.layout, step.mesh)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (least - 1, 4))
+    with refused("parallel: the step needs about ", size(4 * estimate_of(step).device, 2)):
+        check_estimate_fits(step.layout, step.mesh)
+    on_a_gpu(monkeypatch, 1000)
+    check_estimate_fits(step.layout, step.mesh)
 
 
 def test_a_small_run_fits():
@@ -47,6 +76,12 @@ def estimate_of(step: TrainStep) -> MemoryEstimate:
     return estimate_memory(step.layout.config, step.layout.plan)
 
 
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """The devices have `limit` bytes of their own each."""
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
+
+
 def wide_step(**sections: Any) -> TrainStep:
     data = {"sequence_length": 256, "batch_size": 32}
     return SmallRun(small(**{"model": WIDE, "data": data, **sections})).step
@@ -57,7 +92,7 @@ def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(
     estimate = estimate_of(step)
     needed = round(1.1 * estimate.device)
     limit = needed - estimate.saved_activations // 3
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    on_a_gpu(monkeypatch, limit)
     with pytest.raises(UserError) as raised:
         check_step_fits(step.layout, step.mesh, needed)
     text = str(raised.value)
@@ -90,12 +125,12 @@ def test_where_there_is_no_smaller_microbatch_layers_keep_less(monkeypatch: pyte
     step = wide_step(memory={"remat": "gemm_last"}, data=ONE_ROW)
     needed, saved = estimate_of(step).device, estimate_of(step).saved_activations
     limit = needed - saved // 5
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    on_a_gpu(monkeypatch, limit)
     with refused("the nearest that fits: memory.remat: auto (about ") as raised:
         check_step_fits(step.layout, step.mesh, needed)
     assert "not enough alone" not in str(raised.value)
     step = wide_step(memory={"remat": "auto"}, data=ONE_ROW)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (estimate_of(step).device - saved // 5, 1))
+    on_a_gpu(monkeypatch, estimate_of(step).device - saved // 5)
     with refused("the nearest that fits: memory.remat: full (about "):
         check_step_fits(step.layout, step.mesh, estimate_of(step).device)
 
@@ -107,7 +142,7 @@ def test_changes_are_made_together_where_none_suffices_alone(monkeypatch: pytest
     both = wide_step(
         memory={"remat": "full"}, data={"sequence_length": 256, "batch_size": 4}, parallel={"microbatches": 4}
     )
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (estimate_of(both).device, 1))
+    on_a_gpu(monkeypatch, estimate_of(both).device)
     with pytest.raises(UserError, match=r"the nearest that fits: .* with .*; not enough alone: parallel"):
         check_step_fits(step.layout, step.mesh, needed)
 
@@ -118,7 +153,7 @@ def test_a_state_that_goes_to_the_host_may_take_the_weights_of_layers_along(monk
     sections = {"model": model, "data": {"sequence_length": 64, "batch_size": 1}}
     away = {"optimizer_offload": "host", "weights_offload": "host", "remat": "full"}
     limit = estimate_of(wide_step(memory=away, **sections)).device * 21 // 20
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    on_a_gpu(monkeypatch, limit)
     step = wide_step(**sections)
     with refused("the nearest that fits: ", "memory.optimizer_offload: host with memory.weights_offload: host"):
         check_step_fits(step.layout, step.mesh, estimate_of(step).device)
@@ -127,7 +162,7 @@ def test_a_state_that_goes_to_the_host_may_take_the_weights_of_layers_along(monk
 @pytest.mark.long(every=2)
 def test_where_nothing_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch):
     step = wide_step()
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (2**20, 1))
+    on_a_gpu(monkeypatch, 2**20)
     with refused("no change of settings", "fits (at least ", "shard over more"):
         check_step_fits(step.layout, step.mesh, estimate_of(step).device)
 
@@ -149,7 +184,7 @@ def test_memory_that_runs_out_in_a_step_is_a_sentence(monkeypatch: pytest.Monkey
     trainer.__dict__["compiled"] = Failing()
     needed = needed_bytes(real)
     assert needed is not None
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (needed, 1))
+    on_a_gpu(monkeypatch, needed)
     with pytest.raises(UserError) as raised:
         trainer.step()
     start = f"parallel: XLA found no room for 3.00 GiB more on a device; the step needs {size(needed, 2)} per device"
@@ -211,7 +246,7 @@ def test_other_errors_of_xla_pass():
 def test_the_trainer_refuses_a_step_before_it_allocates(monkeypatch: pytest.MonkeyPatch):
     trainer = Trainer(small(), devices=jax.devices()[:1])
     limit = state_bytes(trainer.layout) + 2**10
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    on_a_gpu(monkeypatch, limit)
     with pytest.raises(UserError, match=r"the step needs .* per device, and there are"):
         trainer.step()
     assert trainer.steps_done == 0

@@ -29,3 +29,10 @@ def test_after_the_host_come_files():
     assert tiers(tried()) == ["memory.optimizer_offload=host", "memory.optimizer_offload=file"]
     assert tiers(tried(optimizer_offload="host")) == ["memory.optimizer_offload=file"]
     assert tiers(tried(optimizer_offload="file")) == []
+
+
+def test_devices_in_the_hosts_memory_gain_nothing_by_moving_what_they_hold_there():
+    settings = list(changes(small(), host=False))
+    assert not any("host" in setting or "offload_fraction" in setting or "{" in setting for setting in settings)
+    assert "memory.optimizer_offload=file" in settings
+    assert "memory.weights_offload=host" not in changes(small(memory={"optimizer_offload": "host"}), host=False)
