@@ -148,7 +148,7 @@ class Mixture:
             stream = source.rows.stream
             wanted = min(round(SAMPLE_TOKENS * source.weight / total), len(stream))
             tokens = stream.tokens[:wanted]
-            starts.append(stream.starts[stream.starts < wanted] + size)
+            starts.append(stream.starts[: int(stream.starts.searchsorted(wanted))] + size)
             parts.append(tokens)
             size += len(tokens)
         return TokenStream(np.concatenate(parts), np.concatenate(starts))

@@ -67,6 +67,7 @@ class TableOrder(Order):
 
     def __init__(self, stream: TokenStream, sequence_length: int, seed: int) -> None:
         super().__init__(stream, sequence_length, seed)
+        self._starts = stream.starts[:]
         self._tables: dict[int, _Tables] = {}
         self._lock = threading.Lock()
 
@@ -79,10 +80,10 @@ class TableOrder(Order):
         place_of = low + np.searchsorted(tables.ends[low : high + 1], offsets, side="right")
         document = tables.documents[place_of]
         start_in_epoch = tables.ends[place_of] - self._lengths(document)
-        return self.stream.starts[document] + offsets - start_in_epoch, place_of
+        return self._starts[document] + offsets - start_in_epoch, place_of
 
     def _lengths(self, documents: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        starts, last = self.stream.starts, len(self.stream.starts) - 1
+        starts, last = self._starts, len(self._starts) - 1
         ends = np.where(documents == last, len(self.stream), starts[np.minimum(documents + 1, last)])
         return ends - starts[documents]
 
@@ -90,8 +91,8 @@ class TableOrder(Order):
         """The epoch's tables; two are cached, for the batches at the boundary of two epochs."""
         with self._lock:
             if epoch not in self._tables:
-                documents = permutation(len(self.stream.starts), self.seed, epoch, _DOCUMENTS)
-                ends = np.cumsum(self.stream.lengths[documents])
+                documents = permutation(len(self._starts), self.seed, epoch, _DOCUMENTS)
+                ends = np.cumsum(self._lengths(documents))
                 while len(self._tables) >= 2:
                     del self._tables[next(iter(self._tables))]
                 rows = permutation(self.rows, self.seed, epoch, _ROWS)
@@ -168,7 +169,7 @@ class BlockOrder(Order):
 
     def _parts(self, first: int, last: int) -> tuple[Int64[np.ndarray, " parts"], Int64[np.ndarray, " parts"]]:
         """Where the documents between two tokens begin, and their lengths; those at the ends are cut there."""
-        low, high = np.searchsorted(self.stream.starts, [first, last - 1], side="right")
+        low, high = self.stream.starts.searchsorted([first, last - 1], side="right").tolist()
         begins = self.stream.starts[low - 1 : high].copy()
         begins[0] = first
         return begins, np.diff(begins, append=last)

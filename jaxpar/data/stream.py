@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Int32, Int64, UInt
+from numpy.typing import ArrayLike
 
 
 class Tokens(Protocol):
@@ -29,28 +30,44 @@ class Tokens(Protocol):
         ...
 
 
+class Starts(Protocol):
+    """Where the documents of a stream start: an array of one dimension, or an object that is used like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: slice, /) -> Int64[np.ndarray, " n"]:
+        """The starts of some documents."""
+        ...
+
+    def searchsorted(self, v: ArrayLike, /, side: Literal["left", "right"] = "left") -> Any:
+        """How many documents start before a place, or (`right`) at it or before it."""
+        ...
+
+
 @dataclass(frozen=True)
 class TokenStream:
     """Documents one after the other; document `d` is `tokens[starts[d]:starts[d + 1]]`, the last one ends the stream.
 
-    `tokens` may be in files: nothing here reads all of it. No document is empty.
+    `tokens` and `starts` may be in files: nothing here reads all of them but `lengths`. No document is empty.
     """
 
     tokens: Tokens
-    starts: Int64[np.ndarray, " documents"]
+    starts: Starts
 
     def __post_init__(self) -> None:
         assert self.tokens.ndim == 1 and self.tokens.dtype.kind == "u", "tokens are unsigned and in one dimension"
-        assert len(self.starts) and self.starts[0] == 0, "the first document starts the stream"
-        assert (self.lengths > 0).all(), "documents are in order and not empty"
+        assert len(self.starts), "at least one document"
+        if isinstance(self.starts, np.ndarray):  # Those in files are checked when they are read.
+            assert self.starts[0] == 0, "the first document starts the stream"
+            assert (self.lengths > 0).all(), "documents are in order and not empty"
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def lengths(self) -> Int64[np.ndarray, " documents"]:
-        """Tokens of each document."""
-        return np.diff(self.starts, append=len(self.tokens))
+        """Tokens of each document: a table of all of them."""
+        return np.diff(self.starts[:], append=len(self.tokens))
 
 
 def prompt(heldout: TokenStream, tokens: int) -> Int32[np.ndarray, " prompt"]:
@@ -58,6 +75,7 @@ def prompt(heldout: TokenStream, tokens: int) -> Int32[np.ndarray, " prompt"]:
 
     Shorter where the document is; its last token (which may be the end-of-document token) is left out.
     """
-    longest = int(np.argmax(heldout.lengths))
-    start, length = int(heldout.starts[longest]), int(heldout.lengths[longest])
+    lengths = heldout.lengths
+    longest = int(np.argmax(lengths))
+    start, length = int(lengths[:longest].sum()), int(lengths[longest])
     return heldout.tokens[start : start + max(1, min(tokens, length - 1))].astype(np.int32)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
@@ -13,6 +11,7 @@ from jaxpar.data.mixture import MixedSource, Mixture
 from jaxpar.data.opened import Data, heldout_rows, heldout_size, packed_rows, size, split_sizes
 from jaxpar.data.packing import Rows
 from jaxpar.data.stream import TokenStream
+from jaxpar.data.tokens.document_starts import DocumentStarts
 from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
@@ -140,14 +139,13 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
 
 def _joined(streams: list[TokenStream]) -> TokenStream:
     """The documents of several folders, one after the other."""
-    tokens, starts, length = None, [], 0
-    for stream in streams:
-        assert isinstance(stream.tokens, ShardedTokens)
-        tokens = stream.tokens if tokens is None else tokens.followed_by(stream.tokens)
-        starts.append(stream.starts + length)
-        length += len(stream)
-    assert tokens is not None, "at least one stream"
-    return TokenStream(tokens, np.concatenate(starts))
+    first, *others = streams
+    tokens, starts = first.tokens, first.starts
+    assert isinstance(tokens, ShardedTokens) and isinstance(starts, DocumentStarts)
+    for stream in others:
+        assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
+        tokens, starts = tokens.followed_by(stream.tokens), starts.followed_by(stream.starts)
+    return TokenStream(tokens, starts)
 
 
 def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:

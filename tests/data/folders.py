@@ -76,7 +76,7 @@ def decoded(folder: TokenFolder) -> tuple[list[str], list[str]]:
     """The documents to train on and those held out, as text."""
     found = []
     for stream in (folder.train, folder.heldout):
-        bounds = [] if stream is None else [*stream.starts.tolist(), len(stream)]
+        bounds = [] if stream is None else [*stream.starts[:].tolist(), len(stream)]
         found.append([])
         for first, last in pairwise(bounds):
             assert stream is not None

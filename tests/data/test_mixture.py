@@ -125,4 +125,4 @@ def test_the_sample_has_documents_of_each_source_by_weight(monkeypatch):
     stream = mixture(a=3, b=1, c=0).stream
     counts = Counter((stream.tokens[:] // 1000).tolist())
     assert counts == {0: 75, 1: 25}
-    assert stream.starts.tolist() == [*range(0, 75, 8), *range(75, 100, 8)]
+    assert stream.starts[:].tolist() == [*range(0, 75, 8), *range(75, 100, 8)]

@@ -25,7 +25,7 @@ def stream_of(*lengths: int) -> TokenStream:
 
 def laid_by_tables(stream: TokenStream, length: int, seed: int, epoch: int) -> list[list[tuple[int, int]]]:
     """Rows of an epoch in version 1 and the token after each, as (token, document)."""
-    bounds = [*stream.starts.tolist(), len(stream)]
+    bounds = [*stream.starts[:].tolist(), len(stream)]
     laid = []
     for document in permutation(len(stream.starts), seed, epoch, 0):
         laid += [(int(stream.tokens[i]), document) for i in range(bounds[document], bounds[document + 1])]

@@ -44,10 +44,11 @@ def inspect_folder(folder: Path, console: Console, documents: int = 3) -> None:
     for split, stream in zip(SPLITS, (opened.train, opened.heldout), strict=True):
         if stream is not None:
             _line(console, f"\nLengths of documents, {split} (tokens, the end-of-document token included)", "bold")
-            for text in _histogram(stream.lengths):
+            lengths = stream.lengths
+            for text in _histogram(lengths):
                 _line(console, text)
-            for number in range(min(documents, len(stream.starts))):
-                _show(opened, stream, split, number, console)
+            for number, first in enumerate(stream.starts[:documents].tolist()):
+                _show(opened, stream, f"Document {number + 1} of {split}", first, int(lengths[number]), console)
 
 
 def _spelled(opened: TokenFolder) -> str:
@@ -85,12 +86,11 @@ def _histogram(lengths: Int64[np.ndarray, " documents"]) -> list[str]:
     return rows
 
 
-def _show(opened: TokenFolder, stream: TokenStream, split: str, number: int, console: Console) -> None:
-    first, length = int(stream.starts[number]), int(stream.lengths[number])
+def _show(opened: TokenFolder, stream: TokenStream, title: str, first: int, length: int, console: Console) -> None:
     tokens = stream.tokens[first : first + min(length, _SHOWN_TOKENS)]
     text = opened.codec.decode(tokens)
     cut = len(text) > _LETTERS or length > _SHOWN_TOKENS
-    _line(console, f"\nDocument {number + 1} of {split}, {length:,} tokens", "bold")
+    _line(console, f"\n{title}, {length:,} tokens", "bold")
     for line in text[:_LETTERS].splitlines():
         printable = "".join(letter if letter.isprintable() or letter == "\t" else "?" for letter in line)
         _line(console, f"  | {printable}")

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int, Int64, UInt, UInt8
 
 from jaxpar.config.errors import UserError
 from jaxpar.data.tokens.digests import BLOCK_BYTES, block_sum
-from jaxpar.data.tokens.file_tokens import FileTokens
+from jaxpar.data.tokens.file_array import FileArray
 
 
 class CheckedTokens:
@@ -21,7 +21,7 @@ class CheckedTokens:
         vocab: tokens must be below it.
     """
 
-    def __init__(self, tokens: FileTokens, *, sums: UInt8[np.ndarray, "blocks sum_bytes"], vocab: int) -> None:
+    def __init__(self, tokens: FileArray, *, sums: UInt8[np.ndarray, "blocks sum_bytes"], vocab: int) -> None:
         size = tokens.dtype.itemsize
         assert tokens.offset % size == 0 == BLOCK_BYTES % size, "no token lies in two blocks"
         self._tokens, self._sums, self._vocab = tokens, sums, vocab

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
-from jaxpar.data.tokens.file_tokens import FileTokens
+from jaxpar.data.tokens.file_array import FileArray
 
 _CHUNK = 1 << 24
 _EXPECTED = "expected a .npy file with one dimension of unsigned integers"
@@ -45,7 +45,7 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
     return TokenStream(tokens, starts[starts < len(tokens)]), largest
 
 
-def _open(path: Path, said: str) -> FileTokens:
+def _open(path: Path, said: str) -> FileArray:
     """The file's tokens; each kind of error has its own sentence, which begins with `said`."""
     if not path.exists():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -73,7 +73,7 @@ def _open(path: Path, said: str) -> FileTokens:
             f"{said} is truncated: its header says {shape[0]} tokens of {dtype}, which need {needed} bytes, "
             f"and the file has {size}; expected the whole file (copy it again)"
         )
-    return FileTokens(path, offset=offset, count=shape[0], dtype=dtype)
+    return FileArray(path, offset=offset, count=shape[0], dtype=dtype)
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:

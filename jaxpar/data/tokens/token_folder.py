@@ -1,8 +1,9 @@
 """Token folders: an index, a tokenizer, and documents as tokens in shards (`docs/data.md`).
 
-Sizes, names and everything small are checked when a folder is opened. Tokens are checked block by block: all of them at
-once in a folder of up to `CHECKED_AT_OPEN` bytes, otherwise each block when it is first used, so that damage is never
-trained on, however large the folder, and opening takes no time. `python -m jaxpar.prepare --verify` checks everything.
+Sizes, names and everything small are checked when a folder is opened. Tokens are checked block by block, and starts of
+documents shard by shard: all of them at once in a folder of up to `CHECKED_AT_OPEN` bytes, otherwise each when it is
+first used, so that damage is never trained on, however large the folder, and opening takes no time. `python -m
+jaxpar.prepare --verify` checks everything.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.digests import as_sums, digest
-from jaxpar.data.tokens.file_tokens import FileTokens
+from jaxpar.data.tokens.document_starts import DocumentStarts, ShardStarts
+from jaxpar.data.tokens.file_array import FileArray
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
-from jaxpar.data.tokens.token_index import HELDOUT, INDEX, TRAIN, File, Index, Shard, read_index
+from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, read_index
 from jaxpar.data.tokens.tokenizer_file import TextCodec
+from jaxpar.hardware.open_files import allow_more_files
 
 CHECKED_AT_OPEN = 2**30
-"""Bytes of tokens up to which opening a folder checks all of it, at about 1 GB/s."""
+"""Bytes up to which opening a folder checks all of it, at about 1 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class TokenFolder:
         """Compare every byte with the index. Raises `UserError`."""
         for stream in (self.train, self.heldout):
             if stream is not None:
-                assert isinstance(stream.tokens, ShardedTokens)
+                assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
                 stream.tokens.check()
+                stream.starts.check()
 
 
 def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
@@ -84,6 +87,7 @@ def _open(folder: Path) -> TokenFolder:
     for name, size in index.files():
         _check_place(folder, name, size)
     _read_checked(folder, index.tokenizer)
+    allow_more_files(2 * sum(len(index.shards(split)) for split in SPLITS))  # Two of each shard stay open.
     heldout = _stream(folder, index, HELDOUT) if index.splits[HELDOUT] else None
     opened = TokenFolder(folder, index, _stream(folder, index, TRAIN), heldout)
     if sum(size for _, size in index.files()) <= CHECKED_AT_OPEN:
@@ -114,9 +118,7 @@ def _read_checked(folder: Path, file: File) -> bytes:
 def _stream(folder: Path, index: Index, split: str) -> TokenStream:
     shards = index.shards(split)
     tokens = ShardedTokens([_tokens(folder, shard, index) for shard in shards], np.dtype(index.dtype))
-    firsts = np.cumsum([0, *(shard.token_count for shard in shards)])
-    starts = [_starts(folder, shard) + first for shard, first in zip(shards, firsts, strict=False)]
-    return TokenStream(tokens, np.concatenate(starts))
+    return TokenStream(tokens, DocumentStarts([_starts(folder, shard) for shard in shards]))
 
 
 def _tokens(folder: Path, shard: Shard, index: Index) -> CheckedTokens:
@@ -127,7 +129,7 @@ def _tokens(folder: Path, shard: Shard, index: Index) -> CheckedTokens:
             f"{folder / shard.sums_name} is damaged (its digest is not that of {INDEX}); make the folder again"
         )
     offset = shard.tokens.bytes - shard.token_count * dtype.itemsize
-    in_file = FileTokens(path, offset=offset, count=shard.token_count, dtype=dtype)
+    in_file = FileArray(path, offset=offset, count=shard.token_count, dtype=dtype)
     tokens = CheckedTokens(in_file, sums=as_sums(sums), vocab=index.vocab)
     tokens.between(0, 1)  # Checks the block that holds the header.
     if in_file.raw(0, offset) != npy_header(dtype, shard.token_count):
@@ -135,15 +137,14 @@ def _tokens(folder: Path, shard: Shard, index: Index) -> CheckedTokens:
     return tokens
 
 
-def _starts(folder: Path, shard: Shard) -> Int64[np.ndarray, " documents"]:
-    path, content = folder / shard.starts.name, _read_checked(folder, shard.starts)
-    header = npy_header(np.dtype("<i8"), shard.document_count)
-    if len(content) != len(header) + 8 * shard.document_count or not content.startswith(header):
-        raise UserError(f"{path} is not a .npy file of {shard.document_count} numbers of int64")
-    starts = np.frombuffer(content, "<i8", offset=len(header))
-    if starts[0] != 0 or (np.diff(starts, append=shard.token_count) <= 0).any():
-        raise UserError(f"{path} does not say where documents start: they are not in order, or one is empty")
-    return starts
+def _starts(folder: Path, shard: Shard) -> ShardStarts:
+    dtype = np.dtype("<i8")
+    header = npy_header(dtype, shard.document_count)
+    path, wanted = folder / shard.starts.name, len(header) + dtype.itemsize * shard.document_count
+    if shard.starts.bytes != wanted:
+        raise UserError(f"{path} has {shard.starts.bytes} bytes, and {shard.document_count} numbers need {wanted}")
+    in_file = FileArray(path, offset=len(header), count=shard.document_count, dtype=dtype)
+    return ShardStarts(in_file, header=header, digest=shard.starts.digest, tokens=shard.token_count)
 
 
 def npy_header(dtype: np.dtype, count: int) -> bytes:

@@ -10,7 +10,6 @@ from then on (`watch.py`).
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import sys
 import time
@@ -22,11 +21,10 @@ from jaxpar.distributed.messages import Malformed
 from jaxpar.distributed.peer import Peer, Refused
 from jaxpar.distributed.rendezvous.reception import STRANGERS, Reception
 from jaxpar.distributed.rendezvous.visit import SentAway, Visit
+from jaxpar.hardware.open_files import allow_more_files
 
 RETRY_S = 0.2
 ABSENT = "process 0 is not there"
-SPARE_FILES = 1024 + STRANGERS
-"""Open files that process 0 reserves for everything else, in addition to one connection per process."""
 
 
 def _print(sentence: str) -> None:
@@ -84,20 +82,12 @@ def _receive(
     place: Place, processes: int, deadline: float, secret: bytes | None, say: Callable[[str], None]
 ) -> dict[int, Peer]:
     """Process 0: wait for the others, then send them on."""
-    _allow_files(processes + SPARE_FILES)
+    allow_more_files(processes + STRANGERS)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in place.listen()]
         if place.why:
             say(f"process 0 listens at all addresses of {socket.gethostname()}, port {place.port}: {place.why}")
         return Reception(processes, secret, say).receive(listeners, deadline)
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise this process's own limit of open files as far as the system's lets it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _visit(host: str, port: int, processes: int, process_id: int, deadline: float, secret: bytes | None) -> Peer:

@@ -34,16 +34,16 @@ def test_documents_end_with_the_separator(path, dtype, monkeypatch):
     monkeypatch.setattr(token_file, "_CHUNK", 3)
     stream, largest = read(save(path, [5, 9, 9, 1, 2, 9, 3], dtype), separator=9)
     assert stream.tokens[:].tolist() == [5, 9, 9, 1, 2, 9, 3]
-    assert stream.starts.tolist() == [0, 2, 3, 6]
+    assert stream.starts[:].tolist() == [0, 2, 3, 6]
     assert largest == 9
 
 
 def test_a_separator_at_the_end_of_the_file_starts_no_document(path):
-    assert read(save(path, [5, 9, 1, 9]), separator=9)[0].starts.tolist() == [0, 2]
+    assert read(save(path, [5, 9, 1, 9]), separator=9)[0].starts[:].tolist() == [0, 2]
 
 
 def test_without_a_separator_the_file_is_one_document(path):
-    assert read(save(path, [5, 9, 1]))[0].starts.tolist() == [0]
+    assert read(save(path, [5, 9, 1]))[0].starts[:].tolist() == [0]
 
 
 def test_tokens_are_read_when_they_are_used(path):

@@ -14,6 +14,7 @@ from jaxpar.data.packing import PackedRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens import token_folder
 from jaxpar.data.tokens.digests import BLOCK_BYTES
+from jaxpar.data.tokens.document_starts import DocumentStarts
 from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.token_index import INDEX
@@ -50,7 +51,7 @@ def test_the_documents_come_back(made):
 
 def test_rows_are_those_of_the_same_tokens_in_one_array(made):
     stream = made.train
-    plain = TokenStream(stream.tokens[:], stream.starts)
+    plain = TokenStream(stream.tokens[:], stream.starts[:])
     assert isinstance(stream.tokens, ShardedTokens) and isinstance(plain.tokens, np.ndarray)
     for example in range(0, 200, 7):
         found, wanted = (
@@ -152,6 +153,30 @@ def test_a_large_folder_is_checked_block_by_block_when_it_is_used(tmp_path, monk
         opened.train.tokens[np.array([len(opened.train) - 1])]
     with refused("train-00000.npy", "is damaged"):
         opened.check()
+
+
+def test_starts_of_documents_stay_in_their_files(made, monkeypatch, folder):
+    """A large folder opens without reading them; damage is found in the shard that is used."""
+    monkeypatch.setattr(token_folder, "CHECKED_AT_OPEN", 0)
+    path = folder / "train-00001.starts.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    opened = open_token_folder(folder, key="data.path").train
+    assert isinstance(opened.starts, DocumentStarts) and len(opened.starts) == len(made.train.starts)
+    assert opened.starts[:2].tolist() == made.train.starts[:2].tolist()
+    second = made.index.shards("train")[0].document_count
+    with refused("train-00001.starts.npy", "is damaged"):
+        opened.starts[second : second + 1]
+    monkeypatch.undo()
+    assert "train-00001.starts.npy is damaged" in sentence_of(folder), "a small folder is checked when it is opened"
+
+
+def test_a_folder_has_more_shards_than_a_process_may_open_files_at_first(made, monkeypatch):
+    asked = []
+    monkeypatch.setattr(token_folder, "allow_more_files", asked.append)
+    open_token_folder(made.path, key="data.path")
+    assert asked == [2 * sum(len(made.index.shards(split)) for split in ("train", "heldout"))]
 
 
 def test_a_folder_that_was_not_finished_or_is_another_is_said_to_be_no_token_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""Tokens in a file, read when they are used."""
+"""The values of a file, read when they are used."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, UInt
+from jaxtyping import Integer
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
 
 
-class FileTokens:
-    """The tokens of one file, as an array of one dimension that is indexed by slices and integers.
+class FileArray:
+    """The integers in one file, as an array of one dimension that is indexed by slices and integers.
 
     They are read with `pread`: in a memory map, a page that a file no longer has ends the process with SIGBUS.
 
     Args:
         path: the file, which stays open.
-        offset: where the tokens begin, in bytes.
-        count: number of tokens.
-        dtype: type of a token.
+        offset: where they begin, in bytes.
+        count: how many there are.
+        dtype: their type.
 
     Raises:
         OSError: the file cannot be opened.
@@ -39,7 +39,7 @@ class FileTokens:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: slice | Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+    def __getitem__(self, index: slice | Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
         """Raises `UserError` when the file cannot be read, or has become shorter."""
         if isinstance(index, slice):
             first, last, step = index.indices(len(self))
@@ -47,8 +47,8 @@ class FileTokens:
             return self.between(first, max(first, last))
         return self.at(index)
 
-    def at(self, places: Int[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
-        """The tokens at some places, each run of successive ones read at once."""
+    def at(self, places: Integer[np.ndarray, " n"]) -> Integer[np.ndarray, " n"]:
+        """The values at some places, each run of successive ones read at once."""
         size, descriptor, pread = self.dtype.itemsize, self._descriptor, os.pread
         bounds = [0, *(np.flatnonzero(places[1:] != places[:-1] + 1) + 1).tolist(), len(places)]
         firsts = (places[bounds[:-1]] * size + self.offset).tolist() if len(places) else []
@@ -61,8 +61,8 @@ class FileTokens:
             content = b"".join([self.raw(first, (end - begin) * size) for first, begin, end in runs])
         return np.frombuffer(content, self.dtype)
 
-    def between(self, first: int, last: int) -> UInt[np.ndarray, " n"]:
-        """The tokens from `first` up to, not including, `last`."""
+    def between(self, first: int, last: int) -> Integer[np.ndarray, " n"]:
+        """The values from `first` up to, not including, `last`."""
         size = self.dtype.itemsize
         return np.frombuffer(self.raw(self.offset + first * size, (last - first) * size), self.dtype)
 

@@ -1,0 +1,13 @@
+"""How many files this process may have open at the same time."""
+
+from __future__ import annotations
+
+import resource
+
+
+def allow_more_files(more: int) -> None:
+    """Raise this process's own limit by so many files, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        most = soft + more if hard == resource.RLIM_INFINITY else min(soft + more, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
