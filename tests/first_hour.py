@@ -10,6 +10,7 @@ A page marks what can be run with a comment, which readers do not see:
     <!-- run: --set a.b=1 -->   the same, each training command with these arguments besides, unless --full
     <!-- refused: ... -->   the same for commands that end with exit code 2
     <!-- prints -->         the next block is what the last command printed
+    <!-- given: ... -->     a command that readers do not see, for what the page takes as there
 
 In a block that is printed, numbers with their units, bars and lines are not compared, nor how lines are wrapped; `...`
 stands for anything.
@@ -32,7 +33,7 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = ROOT / ".venv-test"
-MARK = re.compile(r"<!-- (run|refused|prints)(?:: (.*?))? -->")
+MARK = re.compile(r"<!-- (run|refused|prints|given)(?:: (.*?))? -->")
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:\s?(?:[kMGTPE]|[KMGT]i?B|B|[num]?s|min|h|%))?(?![\w])")
 DRAWN = re.compile(r"[\u2500-\u259f]+")
 TRAINS = ("jaxpar.train ", "make train")
@@ -69,7 +70,13 @@ def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
         if token.type == "html_block" and (found := MARK.match(token.content)):
             if mark:
                 raise ValueError(f"{place}: {mark[0]} has no block")
-            mark = found
+            if found[1] != "given":
+                mark = found
+                continue
+            if waiting is not None:
+                yield waiting
+                waiting = None
+            yield Step(place, found[2])
         elif mark and token.type in ("code_block", "fence"):
             if mark[1] == "prints":
                 if waiting is None:
@@ -195,6 +202,12 @@ def walk(page: str, place: Path, *, full: bool = False) -> list[str]:
     return wrong
 
 
+def clean(place: Path) -> Path:
+    """The clone without what an earlier page left in it: pages do not depend on each other."""
+    subprocess.run(["git", "clean", "-fdxq", "-e", ".venv"], cwd=place, check=True)
+    return place
+
+
 def pages() -> list[str]:
     """The pages that have marked blocks."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -208,7 +221,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = clone(Path(folder), install=arguments.full)
-        wrong = [problem for page in arguments.pages or pages() for problem in walk(page, place, full=arguments.full)]
+        wrong = [problem for page in arguments.pages or pages() for problem in walk(page, clean(place), full=arguments.full)]
     print("\n\n".join(wrong) or "Every command worked and printed what its page says.")
     return bool(wrong)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.first_hour import Step, clone, missing, pages, steps, walk
+from tests.first_hour import Step, clean, clone, missing, pages, steps, walk
 
 PAGE = """
 Text with `python -m jaxpar.never`.
@@ -34,6 +34,10 @@ Text with `python -m jaxpar.never`.
     1 words
     $ echo more
 
+<!-- given: mkdir there -->
+
+Text.
+
 <!-- refused -->
 
 ```
@@ -43,12 +47,13 @@ python -m jaxpar.train --config none.yaml
 
 
 def test_marked_commands_are_taken_in_order():
-    train, made, plan, draw, other, words, more, refused = steps("x.md", PAGE)
+    train, made, plan, draw, other, words, more, given, refused = steps("x.md", PAGE)
     assert (words.command, words.printed, more.command) == ("echo 3 words", "1 words", "echo more")
     assert train == Step("x.md:6", "python -m jaxpar.train --config a.yaml --set run.steps=2")
     assert made.command == "make train ARGS='--set b=1 --set run.steps=2'"
     assert (plan.command, plan.printed) == ("python -m jaxpar.plan --top 3", "3 plans\n")
     assert draw.command == "python -m jaxpar.schedule --name gpipe" and other.command == "--set c=1"
+    assert (given.command, given.status, given.printed) == ("mkdir there", 0, None)
     assert (refused.command, refused.status) == ("python -m jaxpar.train --config none.yaml", 2)
     assert next(steps("x.md", PAGE, full=True)).command == "python -m jaxpar.train --config a.yaml"
 
@@ -86,4 +91,4 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.matrix(quick=0, ci=2)
 @pytest.mark.parametrize("page", pages())
 def test_every_command_of_a_page_works(page: str, fresh: Path):
-    assert not walk(page, fresh)
+    assert not walk(page, clean(fresh))

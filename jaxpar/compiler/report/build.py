@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 
-import jaxpar
 from jaxpar.compiler.program.attribution import Movement, place
 from jaxpar.compiler.program.costs.ops import flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.hlo.records import Frame
@@ -21,6 +20,8 @@ from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
 
 LARGEST = 10
+_OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")
+"""What comes before the part of a path that is shown."""
 
 
 def make_report(analysis: Analysis, config: str) -> Report:
@@ -192,9 +193,8 @@ def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...
 
 
 def where(frame: Frame | None) -> str:
-    """`file:line` as seen from the root of the project, or of the installed package."""
-    if frame is None:
-        return ""
-    root = str(Path(str(jaxpar.__file__)).parents[1]) + "/"
-    file = frame.file.removeprefix(root).partition("site-packages/")
-    return f"{file[2] or file[0]}:{frame.line}"
+    """`file:line` as seen from the root of the project, or of the installed package.
+
+    A cached program may come from another clone of the project.
+    """
+    return "" if frame is None else f"{_OUTSIDE.sub('', frame.file, count=1)}:{frame.line}"

@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from jaxpar.compiler.program.hlo.records import Frame
 from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.compiler.report.build import where
 from jaxpar.compiler.report.difference import memory_rows, traffic_rows
 from jaxpar.compiler.report.layer_schedule import layer_schedules
 from jaxpar.compiler.report.memory_classes import CLASSES
@@ -30,6 +32,20 @@ def told(report: Report) -> str:
     screen = io.StringIO()
     print_report(report, Console(file=screen, width=120))
     return screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/tmp/another/jaxpar/jaxpar/model/decoder.py", "jaxpar/model/decoder.py:9"),
+        ("/home/a/pallas_kernels/masks.py", "pallas_kernels/masks.py:9"),
+        ("/home/jaxpar/.venv/lib/python3.12/site-packages/optax/_src/x.py", "optax/_src/x.py:9"),
+        ("/home/jaxpar/.venv/lib/python3.12/site-packages/jaxpar/cli.py", "jaxpar/cli.py:9"),
+        ("<string>", "<string>:9"),
+    ],
+)
+def test_a_line_is_shown_without_the_folder_of_the_clone_that_compiled_it(file: str, shown: str):
+    assert where(Frame("f", file, 9)) == shown
 
 
 def test_classes_add_up_to_the_compilers_peak():
