@@ -221,7 +221,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = clone(Path(folder), install=arguments.full)
-        wrong = [problem for page in arguments.pages or pages() for problem in walk(page, clean(place), full=arguments.full)]
+        asked = arguments.pages or pages()
+        wrong = [problem for page in asked for problem in walk(page, clean(place), full=arguments.full)]
     print("\n\n".join(wrong) or "Every command worked and printed what its page says.")
     return bool(wrong)
 
