@@ -36,7 +36,9 @@ def _parser() -> Parser:
         "--input", metavar="PATTERN", nargs="+", action="extend", help="files, or patterns such as 'd/*.jsonl'"
     )
     what.add_argument("--out", metavar="FOLDER", type=Path, help="new or empty folder, or an unfinished one")
-    what.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json of Hugging Face's tokenizers")
+    what.add_argument(
+        "--tokenizer", metavar="FILE", type=Path, help="tokenizer.json of Hugging Face's tokenizers, or its folder"
+    )
     what.add_argument("--train-bpe", metavar="VOCAB", type=int, help="train a byte-level BPE of that size on the input")
     how = parser.add_argument_group("how")
     how.add_argument(
@@ -44,8 +46,12 @@ def _parser() -> Parser:
     )
     how.add_argument(
         "--format",
-        choices=("text", "lines", "jsonl", "parquet"),
-        help="format of every file, whatever its name; lines: a line is a document",
+        choices=("text", "lines", "jsonl", "parquet", "chat"),
+        help="format of every file, whatever its name; lines: a line is a document; chat: JSON lines with `messages`, "
+        "or `prompt` and `completion`, of which the assistant's tokens alone are trained on",
+    )
+    how.add_argument(
+        "--chat-template", metavar="FILE|chatml", help="for --format chat (default: the template beside the tokenizer)"
     )
     how.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,
@@ -107,10 +113,11 @@ def _prepare(options: argparse.Namespace) -> None:
             Options(
                 inputs=tuple(options.input),
                 out=user_path(options.out, "--out", written=True),
-                tokenizer=options.tokenizer and user_path(options.tokenizer, "--tokenizer"),
+                tokenizer=options.tokenizer and _tokenizer_file(user_path(options.tokenizer, "--tokenizer")),
                 train_bpe=options.train_bpe,
                 text_key=options.text_key,
                 format=options.format,
+                chat_template=options.chat_template,
                 heldout_fraction=options.heldout_fraction,
                 separator=options.separator,
                 max_broken=options.max_broken,
@@ -121,6 +128,10 @@ def _prepare(options: argparse.Namespace) -> None:
             ),
             console,
         )
+
+
+def _tokenizer_file(path: Path) -> Path:
+    return path / "tokenizer.json" if path.is_dir() else path
 
 
 if __name__ == "__main__":

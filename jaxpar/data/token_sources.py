@@ -12,7 +12,7 @@ from jaxpar.data.opened import Data, heldout_rows, heldout_size, packed_rows, si
 from jaxpar.data.packing import Rows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.document_starts import DocumentStarts
-from jaxpar.data.tokens.sharded_tokens import ShardedTokens
+from jaxpar.data.tokens.sharded_tokens import AllCounted, ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
@@ -140,12 +140,21 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
 def _joined(streams: list[TokenStream]) -> TokenStream:
     """The documents of several folders, one after the other."""
     first, *others = streams
-    tokens, starts = first.tokens, first.starts
+    tokens, starts, counted = first.tokens, first.starts, _counted(first)
     assert isinstance(tokens, ShardedTokens) and isinstance(starts, DocumentStarts)
     for stream in others:
         assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
         tokens, starts = tokens.followed_by(stream.tokens), starts.followed_by(stream.starts)
-    return TokenStream(tokens, starts)
+        counted = counted.followed_by(_counted(stream))
+    return TokenStream(tokens, starts, counted if any(stream.counted is not None for stream in streams) else None)
+
+
+def _counted(stream: TokenStream) -> ShardedTokens:
+    """Which tokens of a stream the loss counts."""
+    if stream.counted is None:
+        return ShardedTokens([AllCounted(len(stream))], np.dtype("uint8"))
+    assert isinstance(stream.counted, ShardedTokens)
+    return stream.counted
 
 
 def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxpar.data.chat.template import ChatTemplate
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.input.units import Unit
 
@@ -27,6 +28,8 @@ class Job:
     tokenizer: Path
     vocab: int
     separator: int
+    chat: ChatTemplate | None
+    """Of conversations; None for text."""
 
     @property
     def dtype(self) -> str:
@@ -54,5 +57,5 @@ class Job:
         return self.work / "shards"
 
     def unit_file(self, number: int, kind: str) -> Path:
-        """A file of a unit: `json` is its record, `train.tokens` and the like are its tokens."""
+        """A file of a unit: `json` is its record, `train.tokens` and the like hold its tokens."""
         return self.unit_folder / f"{number:08d}.{kind}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 
+CHAT_FORMAT = "chat"
 SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
 DEFAULT_HELDOUT = 0.005
@@ -31,6 +32,8 @@ class Options:
     """Key of a JSON line, or column of a Parquet file, that holds the text."""
     format: str | None = None
     """Format of every input; None decides by the names."""
+    chat_template: str | None = None
+    """A file with the template of conversations, or `chatml`; None takes that of the tokenizer."""
     heldout_fraction: float = DEFAULT_HELDOUT
     """Share of the documents to hold out."""
     separator: str | None = None
@@ -49,6 +52,13 @@ class Options:
         """Raises `UserError` for an invalid value or pair of values."""
         if (self.tokenizer is None) == (self.train_bpe is None):
             raise UserError("expected either --tokenizer FILE or --train-bpe VOCAB")
+        if self.format == CHAT_FORMAT and self.tokenizer is None:
+            raise UserError(
+                f"--format {CHAT_FORMAT} expects --tokenizer FILE, that of the model to train further: a tokenizer "
+                "that is trained here has no tokens for turns"
+            )
+        if self.format != CHAT_FORMAT and self.chat_template is not None:
+            raise UserError(f"--chat-template is for conversations: expected --format {CHAT_FORMAT} with it")
         if self.train_bpe is not None and not SMALLEST_BPE <= self.train_bpe <= 2**24:
             raise UserError(
                 f"--train-bpe {self.train_bpe}: expected {SMALLEST_BPE} (the bytes and an end-of-document token) or "
@@ -69,13 +79,14 @@ class Options:
             if value is not None and value > most:
                 raise UserError(f"--{name.replace('_', '-')} {value}: expected at most {most}")
 
-    def decisive(self, tokenizer_digest: str | None) -> dict[str, Any]:
-        """The options that determine the output, as in `prepare.json`; of `tokenizer`, the content of the file."""
+    def decisive(self, tokenizer_digest: str | None, template_digest: str | None) -> dict[str, Any]:
+        """The options that determine the output, as in `prepare.json`; of files, their contents."""
         return {
             "tokenizer": tokenizer_digest,
             "train_bpe": self.train_bpe,
             "text_key": self.text_key,
             "format": self.format,
+            "chat_template": template_digest,
             "heldout_fraction": self.heldout_fraction,
             "separator": self.separator,
             "unit_bytes": self.unit_bytes,

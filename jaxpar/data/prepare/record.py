@@ -45,8 +45,13 @@ def check_usable(out: Path) -> None:
         )
 
 
-def begin_or_go_on(options: Options, inputs: list[Input], tokenizer_digest: str | None) -> None:
+def begin_or_go_on(options: Options, inputs: list[Input], decisive: dict[str, Any]) -> None:
     """Write the record into a new folder, or compare it with that of an unfinished one.
+
+    Args:
+        options: name the folder.
+        inputs: the files to read.
+        decisive: the options that determine the output.
 
     Raises:
         UserError: the folder was begun with other inputs or options.
@@ -55,7 +60,7 @@ def begin_or_go_on(options: Options, inputs: list[Input], tokenizer_digest: str 
     path = options.out / RECORD
     plain = {
         "version": VERSION,
-        "options": options.decisive(tokenizer_digest),
+        "options": decisive,
         "inputs": [asdict(file) for file in inputs],
     }
     if not path.exists():
@@ -91,8 +96,8 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
     for name, value in new["options"].items():
         if value != old["options"].get(name):
             said = f"--{name.replace('_', '-')}"
-            if name == "tokenizer":
-                detail = f"{said} is another tokenizer than it {state} with"
+            if name in ("tokenizer", "chat_template"):
+                detail = f"{said} is another {name.replace('_', ' ')} than it {state} with"
             else:
                 detail = f"{said} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"
             raise UserError(f"--out {quoted(str(options.out))}: {detail}; use another --out, or remove that folder")

@@ -6,16 +6,19 @@ import shutil
 import time
 from collections.abc import Sequence, Sized
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import printable, quoted
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.template import CHAT, CHATML, ChatTemplate, chosen_template, template_beside
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
-from jaxpar.data.prepare.options import Options
+from jaxpar.data.prepare.options import CHAT_FORMAT, Options
 from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
 from jaxpar.data.prepare.output.tokenize import UnitRecord, is_whole, read_record, told_places, unit_maker
@@ -25,7 +28,18 @@ from jaxpar.data.prepare.train_bpe import train_bpe
 from jaxpar.data.prepare.workers import do_tasks
 from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
-from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, encode
+from jaxpar.data.tokens.token_index import (
+    CHAT_VERSION,
+    HELDOUT,
+    INDEX,
+    SPLITS,
+    TRAIN,
+    VERSION,
+    File,
+    Index,
+    Shard,
+    encode,
+)
 from jaxpar.data.tokens.tokenizer_file import end_of_document, load_tokenizer, vocabulary_size
 from jaxpar.units import rate, seconds, size
 
@@ -52,18 +66,22 @@ def prepare(options: Options, console: Console) -> TokenFolder:
 
 def _prepare(options: Options, console: Console) -> TokenFolder:
     inputs = find_inputs(options.inputs, options.format, options.out)
-    tokenizer = None
+    tokenizer = chat = None
     if options.tokenizer is not None:
         loaded = load_tokenizer(options.tokenizer, f"--tokenizer {quoted(str(options.tokenizer))}")
         end_of_document(loaded, options.separator)
         tokenizer = read_file(options.tokenizer)
+        if options.format == CHAT_FORMAT:
+            chat = _template(options, options.tokenizer)
+            ChatEncoder(chat, loaded).close()  # Raises where the template cannot be used.
     units = plan_units(inputs, options.unit_bytes, options.text_key)
     check_usable(options.out)
     work = options.out / WORK
     work.mkdir(parents=True, exist_ok=True)
     with alone_in(options.out, work / "lock"):
         try:
-            begin_or_go_on(options, inputs, None if tokenizer is None else digest(tokenizer))
+            digests = [None if content is None else digest(content) for content in (tokenizer, chat and chat.encode())]
+            begin_or_go_on(options, inputs, options.decisive(*digests))
             if (options.out / INDEX).exists():
                 _say(console, f"{options.out} is prepared already; nothing was changed.")
             else:
@@ -77,12 +95,26 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     tokenizer=options.out / TOKENIZER,
                     vocab=0,
                     separator=0,
+                    chat=chat,
                 )
                 _Preparation(options, job, console).run(tokenizer)
         finally:
             if (options.out / INDEX).exists():
                 shutil.rmtree(work)
     return open_token_folder(options.out, key="--out")
+
+
+def _template(options: Options, tokenizer: Path) -> ChatTemplate:
+    """The template of conversations. Raises `UserError` where there is none."""
+    if options.chat_template is not None:
+        return chosen_template(options.chat_template, tokenizer.parent)
+    found = template_beside(tokenizer.parent)
+    if found is None:
+        raise UserError(
+            f"--format {CHAT_FORMAT}: there is no chat template beside --tokenizer {quoted(str(tokenizer))}, neither "
+            f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
+        )
+    return found
 
 
 class _Preparation:
@@ -205,16 +237,29 @@ class _Preparation:
                 "empty": sum(record.empty for record in records),
                 "broken": sum(record.broken for record in records),
             },
+            chat=self._chat_file(),
+            version=VERSION if job.chat is None else CHAT_VERSION,
         )
         flush_folder(job.out)
         write_file(job.out / INDEX, encode(index))
         flush_folder(job.out)
         self._tell(index, records)
 
+    def _chat_file(self) -> File | None:
+        """The file of the template of conversations, written; None for text."""
+        if self.job.chat is None:
+            return None
+        content = self.job.chat.encode()
+        write_file(self.job.out / CHAT, content)
+        return File(CHAT, len(content), digest(content))
+
     def _tell(self, index: Index, records: Sequence[UnitRecord]) -> None:
         for split, what in ((TRAIN, "to train on"), (HELDOUT, "held out")):
             tokens, text = index.tokens_in(split), index.text_bytes_in(split)
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
+            if self.job.chat is not None:
+                counted = sum(record.splits[split].counted for record in records if split in record.splits)
+                per_token = f", {counted:,} of them the assistant's"
             _say(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")
         if self.options.heldout_fraction and not index.tokens_in(HELDOUT):
             _say(
@@ -232,8 +277,8 @@ class _Preparation:
         _say(self.console, f"{size(text)} of text in {seconds(took)}, {rate(text / took)}")
         _say(
             self.console,
-            "Train on it: python -m jaxpar.train --config FILE "
-            f"--set data.source=tokens --set data.path={self.job.out}",
+            f"Train on it: python -m jaxpar.train --config FILE --set data.source=tokens --set data.path={self.job.out}"
+            + ("" if self.job.chat is None else " --set run.init_from=MODEL"),
         )
 
 

@@ -18,13 +18,13 @@ class CheckedTokens:
     Args:
         tokens: the tokens of the file; they begin at a multiple of the size of a token.
         sums: the sum of each block of the file.
-        vocab: tokens must be below it.
+        limit: tokens must be below it: the vocabulary, or 2 for a mask.
     """
 
-    def __init__(self, tokens: FileArray, *, sums: UInt8[np.ndarray, "blocks sum_bytes"], vocab: int) -> None:
+    def __init__(self, tokens: FileArray, *, sums: UInt8[np.ndarray, "blocks sum_bytes"], limit: int) -> None:
         size = tokens.dtype.itemsize
         assert tokens.offset % size == 0 == BLOCK_BYTES % size, "no token lies in two blocks"
-        self._tokens, self._sums, self._vocab = tokens, sums, vocab
+        self._tokens, self._sums, self._limit = tokens, sums, limit
         self._bytes = tokens.offset + len(tokens) * size
         self._checked: Bool[np.ndarray, " blocks"] = np.zeros(len(sums), bool)
 
@@ -65,9 +65,30 @@ class CheckedTokens:
             tokens = np.frombuffer(content, self._tokens.dtype)[
                 max(0, self._tokens.offset - first) // self._tokens.dtype.itemsize :
             ]
-            if len(tokens) and int(tokens.max()) >= self._vocab:
-                raise UserError(f"{path} holds token {int(tokens.max())}, and the vocabulary is {self._vocab}")
+            if len(tokens) and int(tokens.max()) >= self._limit:
+                raise UserError(f"{path} holds {int(tokens.max())}; expected values below {self._limit}")
             self._checked[block] = True
+
+
+class AllCounted:
+    """The mask of `count` tokens all of which the loss counts as targets, in place of a file."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def at(self, places: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, " n"]:
+        """A 1 for each place."""
+        return np.ones(len(places), np.uint8)
+
+    def between(self, first: int, last: int) -> UInt8[np.ndarray, " n"]:
+        """`last - first` times 1."""
+        return np.ones(max(0, last - first), np.uint8)
+
+    def check(self) -> None:
+        """There is nothing to check."""
 
 
 class ShardedTokens:
@@ -75,7 +96,7 @@ class ShardedTokens:
 
     ndim = 1
 
-    def __init__(self, shards: Sequence[CheckedTokens], dtype: np.dtype) -> None:
+    def __init__(self, shards: Sequence[CheckedTokens | AllCounted], dtype: np.dtype) -> None:
         assert shards, "at least one shard"
         self._shards = list(shards)
         self._ends: Int64[np.ndarray, " shards"] = np.cumsum([len(shard) for shard in shards], dtype=np.int64)

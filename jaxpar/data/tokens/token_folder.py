@@ -24,7 +24,7 @@ from jaxpar.data.tokens.digests import as_sums, digest
 from jaxpar.data.tokens.document_starts import DocumentStarts, ShardStarts
 from jaxpar.data.tokens.file_array import FileArray
 from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
-from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, TRAIN, File, Index, Shard, read_index
+from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, SUMS, TRAIN, File, Index, Shard, read_index
 from jaxpar.data.tokens.tokenizer_file import TextCodec
 from jaxpar.hardware.open_files import allow_more_files
 
@@ -59,6 +59,9 @@ class TokenFolder:
                 assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
                 stream.tokens.check()
                 stream.starts.check()
+                if stream.counted is not None:
+                    assert isinstance(stream.counted, ShardedTokens)
+                    stream.counted.check()
 
 
 def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
@@ -86,8 +89,11 @@ def _open(folder: Path) -> TokenFolder:
     index = read_index(folder)
     for name, size in index.files():
         _check_place(folder, name, size)
-    _read_checked(folder, index.tokenizer)
-    allow_more_files(2 * sum(len(index.shards(split)) for split in SPLITS))  # Two of each shard stay open.
+    for file in (index.tokenizer, index.chat):
+        if file is not None:
+            _read_checked(folder, file)
+    open_of_each = 2 if index.chat is None else 3
+    allow_more_files(open_of_each * sum(len(index.shards(split)) for split in SPLITS))
     heldout = _stream(folder, index, HELDOUT) if index.splits[HELDOUT] else None
     opened = TokenFolder(folder, index, _stream(folder, index, TRAIN), heldout)
     if sum(size for _, size in index.files()) <= CHECKED_AT_OPEN:
@@ -117,24 +123,32 @@ def _read_checked(folder: Path, file: File) -> bytes:
 
 def _stream(folder: Path, index: Index, split: str) -> TokenStream:
     shards = index.shards(split)
-    tokens = ShardedTokens([_tokens(folder, shard, index) for shard in shards], np.dtype(index.dtype))
-    return TokenStream(tokens, DocumentStarts([_starts(folder, shard) for shard in shards]))
+    tokens = [_values(folder, shard.tokens, shard.token_count, index.dtype, index.vocab) for shard in shards]
+    counted = [
+        _values(folder, shard.counted, shard.token_count, "uint8", 2) for shard in shards if shard.counted is not None
+    ]
+    return TokenStream(
+        ShardedTokens(tokens, np.dtype(index.dtype)),
+        DocumentStarts([_starts(folder, shard) for shard in shards]),
+        ShardedTokens(counted, np.dtype("uint8")) if counted else None,
+    )
 
 
-def _tokens(folder: Path, shard: Shard, index: Index) -> CheckedTokens:
-    path, dtype = folder / shard.tokens.name, np.dtype(index.dtype).newbyteorder("<")
-    sums = (folder / shard.sums_name).read_bytes()
-    if digest(sums) != shard.tokens.digest:
+def _values(folder: Path, file: File, count: int, kind: str, limit: int) -> CheckedTokens:
+    """The `count` values of a shard's file, which are of type `kind` and below `limit`."""
+    path, dtype = folder / file.name, np.dtype(kind).newbyteorder("<")
+    sums = (folder / (file.name + SUMS)).read_bytes()
+    if digest(sums) != file.digest:
         raise UserError(
-            f"{folder / shard.sums_name} is damaged (its digest is not that of {INDEX}); make the folder again"
+            f"{folder / (file.name + SUMS)} is damaged (its digest is not that of {INDEX}); make the folder again"
         )
-    offset = shard.tokens.bytes - shard.token_count * dtype.itemsize
-    in_file = FileArray(path, offset=offset, count=shard.token_count, dtype=dtype)
-    tokens = CheckedTokens(in_file, sums=as_sums(sums), vocab=index.vocab)
-    tokens.between(0, 1)  # Checks the block that holds the header.
-    if in_file.raw(0, offset) != npy_header(dtype, shard.token_count):
-        raise UserError(f"{path} is not a .npy file of {shard.token_count} tokens of {index.dtype}")
-    return tokens
+    offset = file.bytes - count * dtype.itemsize
+    in_file = FileArray(path, offset=offset, count=count, dtype=dtype)
+    values = CheckedTokens(in_file, sums=as_sums(sums), limit=limit)
+    values.between(0, 1)  # Checks the block that holds the header.
+    if in_file.raw(0, offset) != npy_header(dtype, count):
+        raise UserError(f"{path} is not a .npy file of {count} values of {kind}")
+    return values
 
 
 def _starts(folder: Path, shard: Shard) -> ShardStarts:

@@ -23,7 +23,8 @@ from jaxpar.data.tokens.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, diges
 
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"
-VERSION = 1
+VERSION, CHAT_VERSION = 1, 2
+"""Of folders of text, and of folders of conversations, which have two more kinds of files."""
 TRAIN, HELDOUT = SPLITS = ("train", "heldout")
 SUMS = ".sums"
 """Suffix of the file of sums after the name of its file of tokens."""
@@ -55,16 +56,15 @@ class Shard:
     document_count: int
     text_bytes: int
     """Bytes of the documents' text in UTF-8."""
+    counted: File | None = None
+    """`.npy`, uint8, with sums as `tokens` has: 1 for each token that the loss counts as a target, 0 for others; None
+    where it counts all."""
 
-    @property
-    def sums_name(self) -> str:
-        """Name of the file with the sums of the tokens' blocks."""
-        return self.tokens.name + SUMS
-
-    @property
-    def sums_bytes(self) -> int:
-        """Size of that file."""
-        return blocks_in(self.tokens.bytes) * SUM_BYTES
+    def summed(self) -> Iterator[File]:
+        """The files that have a file of sums beside them."""
+        yield self.tokens
+        if self.counted is not None:
+            yield self.counted
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Index:
     """Split (`train`, `heldout`) to the name of a shard to the shard; shards are in the order of their names."""
     skipped: dict[str, int]
     """Documents that were left out, by the reason (`empty`, `broken`)."""
+    chat: File | None = None
+    """The template that conversations were rendered with, in the form of a `tokenizer_config.json`; None for text."""
     format: Literal["jaxpar-tokens"] = FORMAT
     version: int = VERSION
     digest: str = field(default="", compare=False)
@@ -108,15 +110,24 @@ class Index:
         yield self.tokenizer.name, self.tokenizer.bytes
         for split in self.splits:
             for shard in self.shards(split):
-                yield shard.tokens.name, shard.tokens.bytes
-                yield shard.sums_name, shard.sums_bytes
+                for file in shard.summed():
+                    yield file.name, file.bytes
+                    yield file.name + SUMS, blocks_in(file.bytes) * SUM_BYTES
                 yield shard.starts.name, shard.starts.bytes
+        if self.chat is not None:
+            yield self.chat.name, self.chat.bytes
 
 
 def encode(index: Index) -> bytes:
     """The text of `index.json`; it is unique for given contents."""
     plain = asdict(index)
     del plain["digest"]
+    if index.chat is None:  # The text of version 1 has neither key.
+        del plain["chat"]
+    for shards in plain["splits"].values():
+        for shard in shards.values():
+            if shard["counted"] is None:
+                del shard["counted"]
     plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
     return (json.dumps(plain, indent=1, sort_keys=True) + "\n").encode()
 
@@ -154,8 +165,10 @@ def decode(raw: bytes, said: str) -> Index:
     if plain.get("format") != FORMAT:
         raise UserError(f"{said} is not the index of a token folder (its format is not {quoted(FORMAT)})")
     version = plain.get("version")
-    if type(version) is int and version != VERSION:
-        raise UserError(f"{said} has version {version} of the format, and this release reads version {VERSION}")
+    if type(version) is int and version not in (VERSION, CHAT_VERSION):
+        raise UserError(
+            f"{said} has version {version} of the format, and this release reads versions {VERSION} and {CHAT_VERSION}"
+        )
     _check_names(plain, said)
     index = record_from_plain(Index, plain, said)
     # The text is a function of the contents, so writing it again finds any changed byte, blanks included.
@@ -196,6 +209,14 @@ def _check(index: Index, said: str) -> None:
     if any(count < 0 for count in index.skipped.values()):
         raise UserError(f"{said}: skipped: expected counts of at least 0")
     _check_file(index.tokenizer, said)
+    chat = [index.chat, *(shard.counted for shards in index.splits.values() for shard in shards.values())]
+    if any((file is not None) != (index.version == CHAT_VERSION) for file in chat):
+        raise UserError(
+            f"{said}: version {index.version}: expected `chat`, and `counted` in each shard, in version "
+            f"{CHAT_VERSION} and not in version {VERSION}"
+        )
+    if index.chat is not None:
+        _check_file(index.chat, said)
     for shards in index.splits.values():
         for name, shard in shards.items():
             _check_shard(shard, index, f"{said}: {name}")
@@ -213,7 +234,11 @@ def _check_shard(shard: Shard, index: Index, said: str) -> None:
             "and at least one token in each"
         )
     width = 2 if index.dtype == "uint16" else 4
-    for file, needed in ((shard.tokens, width * shard.token_count), (shard.starts, 8 * shard.document_count)):
+    files = [(shard.tokens, width * shard.token_count), (shard.starts, 8 * shard.document_count)]
+    if shard.counted is not None:
+        _check_file(shard.counted, said)
+        files.append((shard.counted, shard.token_count))
+    for file, needed in files:
         if not 0 < file.bytes - needed < 2**16:
             raise UserError(f"{said}: {file.name} of {file.bytes} bytes cannot hold what it should, {needed} bytes")
 

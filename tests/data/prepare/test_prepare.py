@@ -76,11 +76,11 @@ def interrupted(out, *inputs, after, **changes):
     made = []
     original = tokenize._make_unit
 
-    def make(job, tokenizer, cuts, number):
+    def make(job, encoder, number):
         if len(made) == after:
             raise Interruption
         made.append(number)
-        return original(job, tokenizer, cuts, number)
+        return original(job, encoder, number)
 
     asked = options(out, *inputs, **changes)
     with pytest.MonkeyPatch.context() as patch:

@@ -31,7 +31,7 @@ def shard(tmp_path, tokens, *, vocab=2**16, flipped=None):
     path.unlink(missing_ok=True)  # Another shard may have it open.
     path.write_bytes(raw)
     in_file = FileArray(path, offset=OFFSET, count=len(tokens), dtype=np.dtype("<u2"))
-    return CheckedTokens(in_file, sums=as_sums(summing.sums()), vocab=vocab)
+    return CheckedTokens(in_file, sums=as_sums(summing.sums()), limit=vocab)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,7 +74,7 @@ def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(tmp_path):
 
 def test_a_token_beyond_the_vocabulary_is_not_given_out(tmp_path):
     tokens = ShardedTokens([shard(tmp_path, [1, 7, 9], vocab=9)], np.dtype("u2"))
-    with refused("token 9", "vocabulary is 9"):
+    with refused("a.npy holds 9", "below 9"):
         tokens[0:1]
 
 

@@ -31,6 +31,7 @@ class Document(NamedTuple):
     place: int
     """Where it is: the byte at which its line begins, the number of its row from 0, or 0 for a whole file."""
     text: str
+    """Of a conversation, its line of JSON."""
     broken: str = ""
     """Why there is no text; empty when there is."""
 
@@ -57,7 +58,7 @@ def documents(
         return _parquet_documents(file, first, last, key, scratch, unpacked)
     if file.format == "text":
         return _whole_file(file, unpacked)
-    return _line_documents(file, first, last, key if file.format == "jsonl" else None, unpacked)
+    return _line_documents(file, first, last, key, unpacked)
 
 
 def place_of(file: Input, place: int) -> str:
@@ -88,7 +89,7 @@ def _whole_file(file: Input, unpacked: Unpacked) -> Iterator[Document]:
         yield Document(0, "", f"not UTF-8 (byte {error.start})")
 
 
-def _line_documents(file: Input, first: int, last: int, key: str | None, unpacked: Unpacked) -> Iterator[Document]:
+def _line_documents(file: Input, first: int, last: int, key: str, unpacked: Unpacked) -> Iterator[Document]:
     for place, line in _lines(file, first, last if file.divisible else None, unpacked):
         try:
             text = line.decode("utf-8-sig" if place == 0 else "utf-8")
@@ -96,22 +97,35 @@ def _line_documents(file: Input, first: int, last: int, key: str | None, unpacke
             yield Document(place, "", f"not UTF-8 (byte {error.start} of the line)")
             continue
         text = text.rstrip("\r\n")
-        if key is None:
+        if file.format == "lines":
             yield Document(place, text)
         elif text and not text.isspace():
-            yield _from_json(place, text, key)
+            yield Document(place, text) if file.format == "chat" else _from_json(place, text, key)
 
 
-def _from_json(place: int, line: str, key: str) -> Document:
+class NoObject(ValueError):
+    """Why a line is not a JSON object."""
+
+
+def object_of(line: str) -> dict[str, Any]:
+    """The JSON object of a line. Raises `NoObject`."""
     if line.lstrip().startswith("["):
-        return Document(place, "", "an array, expected a JSON object on each line")
+        raise NoObject("an array, expected a JSON object on each line")
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep or long"
-        return Document(place, "", f"not JSON ({reason})")
+        raise NoObject(f"not JSON ({reason})") from None
     if not isinstance(value, dict):
-        return Document(place, "", "not a JSON object")
+        raise NoObject("not a JSON object")
+    return value
+
+
+def _from_json(place: int, line: str, key: str) -> Document:
+    try:
+        value = object_of(line)
+    except NoObject as error:
+        return Document(place, "", str(error))
     if key not in value:
         names = ", ".join(quoted(name, 40) for name in list(value)[:8])
         return Document(place, "", f"no key {quoted(key)} (it has {names or 'none'})")

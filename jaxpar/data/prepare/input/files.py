@@ -18,6 +18,7 @@ FORMATS = {
     "lines": "a line is a document",
     "jsonl": "a line is a JSON object with a document",
     "parquet": "a row of a column is a document",
+    "chat": "a line is a JSON object with a conversation",
 }
 _BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst", ".tex", ".html", ".py"), "text"),
@@ -43,7 +44,7 @@ class Input:
     @property
     def divisible(self) -> bool:
         """Whether units may begin within the file."""
-        return self.compression is None and self.format in ("lines", "jsonl")
+        return self.compression is None and self.format in ("lines", "jsonl", "chat")
 
 
 def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[Input]:

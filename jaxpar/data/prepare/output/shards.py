@@ -13,7 +13,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import flush_folder, new_file, write_file
-from jaxpar.data.prepare.output.tokenize import UnitRecord, UnitSplit, read_record
+from jaxpar.data.prepare.output.tokenize import COUNTED, LENGTHS, TOKENS, UnitRecord, UnitSplit, read_record
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SummingFile, digest
 from jaxpar.data.tokens.token_folder import npy_header
 from jaxpar.data.tokens.token_index import SPLITS, SUMS, File, Shard
@@ -71,10 +71,10 @@ def shard_maker(job: Job) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
     def make(plan: ShardPlan) -> tuple[ShardPlan, Shard]:
         parts = [(number, _unit_split(job, number, plan.split)) for number in plan.units]
         starts = _make_starts(job, plan, parts)
-        tokens = _make_tokens(job, plan, parts)
         shard = Shard(
-            tokens=tokens,
+            tokens=_make_values(job, plan, parts, TOKENS),
             starts=starts,
+            counted=None if job.chat is None else _make_values(job, plan, parts, COUNTED),
             token_count=sum(part.tokens for _, part in parts),
             document_count=sum(part.documents for _, part in parts),
             text_bytes=sum(part.text_bytes for _, part in parts),
@@ -92,19 +92,20 @@ def shard_maker(job: Job) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
 def remove_units(job: Job, plan: ShardPlan) -> None:
     """Delete the tokens of units that a finished shard has."""
     for number in plan.units:
-        for kind in ("tokens", "lengths"):
+        for kind in (TOKENS, COUNTED, LENGTHS):
             job.unit_file(number, f"{plan.split}.{kind}").unlink(missing_ok=True)
 
 
-def _make_tokens(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]]) -> File:
-    name = f"{plan.name}.npy"
-    header = npy_header(np.dtype(job.dtype).newbyteorder("<"), sum(part.tokens for _, part in parts))
+def _make_values(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]], kind: str) -> File:
+    """The file of a shard with a value for each token: the token, or whether it is counted."""
+    name, dtype = (f"{plan.name}.npy", job.dtype) if kind == TOKENS else (f"{plan.name}.{kind}.npy", "uint8")
+    header = npy_header(np.dtype(dtype).newbyteorder("<"), sum(part.tokens for _, part in parts))
     size = len(header)
     with new_file(job.out / name) as raw:
         file = SummingFile(raw)
         file.write(header)
         for number, part in parts:
-            for chunk in _content(job, number, f"{plan.split}.tokens", part.tokens_digest):
+            for chunk in _content(job, number, f"{plan.split}.{kind}", part.digests[kind]):
                 file.write(chunk)
                 size += len(chunk)
         sums = file.sums()
@@ -115,7 +116,9 @@ def _make_tokens(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]]) 
 def _make_starts(job: Job, plan: ShardPlan, parts: list[tuple[int, UnitSplit]]) -> File:
     name = f"{plan.name}.starts.npy"
     raw = b"".join(
-        chunk for number, part in parts for chunk in _content(job, number, f"{plan.split}.lengths", part.lengths_digest)
+        chunk
+        for number, part in parts
+        for chunk in _content(job, number, f"{plan.split}.{LENGTHS}", part.digests[LENGTHS])
     )
     ends = np.cumsum(np.frombuffer(raw, "<i8"), dtype="<i8")
     starts = np.append(np.zeros(1, "<i8"), ends[:-1])

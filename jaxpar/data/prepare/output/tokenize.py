@@ -13,21 +13,22 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
-from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.input.documents import Document, documents, place_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
-from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
+from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, PlainText, Text
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 
-_BATCH_DOCUMENTS, _BATCH_LETTERS = 512, 2**18
+_BATCH_DOCUMENTS = 512
+TOKENS, LENGTHS, COUNTED = "tokens", "lengths", "counted"
+"""The files of a unit's split: tokens, the length of each document, and whether each token is counted (uint8)."""
 _REPORTED = 10
 """Most broken documents of a unit whose places are kept."""
 
@@ -38,9 +39,11 @@ class UnitSplit:
 
     documents: int
     tokens: int
+    counted: int
+    """Tokens that the loss counts."""
     text_bytes: int
-    tokens_digest: str
-    lengths_digest: str
+    digests: dict[str, str]
+    """Of each of its files: `TOKENS`, `LENGTHS`, and for conversations `COUNTED`."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,10 @@ def read_record(job: Job, number: int) -> UnitRecord | None:
 def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
     """Whether the files of a finished unit have their sizes."""
     for split, part in record.splits.items():
-        for kind, size in (("tokens", part.tokens * job.token_bytes), ("lengths", part.documents * 8)):
+        sizes = {TOKENS: part.tokens * job.token_bytes, LENGTHS: part.documents * 8, COUNTED: part.tokens}
+        for kind in part.digests:
             path = job.unit_file(number, f"{split}.{kind}")
-            if not path.exists() or path.stat().st_size != size:
+            if not path.exists() or path.stat().st_size != sizes[kind]:
                 return False
     return True
 
@@ -88,10 +92,10 @@ def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
 def unit_maker(job: Job) -> Callable[[int], tuple[int, UnitRecord]]:
     """A function that makes the unit of a number."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
-    cuts = find_cuts(tokenizer)
+    encoder = PlainText(job, tokenizer) if job.chat is None else Chat(job, job.chat, tokenizer)
 
     def make(number: int) -> tuple[int, UnitRecord]:
-        record = _make_unit(job, tokenizer, cuts, number)
+        record = _make_unit(job, encoder, number)
         write_file(job.unit_file(number, "json"), record.encode(), durable=False)
         return number, record
 
@@ -118,15 +122,7 @@ def told_places(job: Job, record: UnitRecord) -> list[str]:
     return [f"{place_of(job.inputs[number], place)}: {reason}" for (number, place), reason in sorted(places.items())]
 
 
-class Text(NamedTuple):
-    """A document to encode."""
-
-    pieces: list[str]
-    raw: bytes
-    """All of it in UTF-8."""
-
-
-def _make_unit(job: Job, tokenizer: Any, cuts: Cuts, number: int) -> UnitRecord:
+def _make_unit(job: Job, encoder: PlainText | Chat, number: int) -> UnitRecord:
     broken: dict[str, str] = {}
     counts = {"empty": 0, "broken": 0}
 
@@ -135,17 +131,17 @@ def _make_unit(job: Job, tokenizer: Any, cuts: Cuts, number: int) -> UnitRecord:
             reason = found.broken
             if not reason:
                 try:
-                    raw = found.text.encode()
+                    text = encoder.text(found.text)
                 except UnicodeEncodeError:
                     reason = "half of a surrogate pair, which is no text"
+                except NotEncodable as error:
+                    reason = str(error)
                 else:
-                    if not raw:
+                    if text.raw:
+                        yield text
+                    else:
                         counts["empty"] += 1
-                        continue
-                    if (pieces := cuts.pieces(found.text)) is not None:
-                        yield Text(pieces, raw)
-                        continue
-                    reason = _uncut(len(found.text), cuts)
+                    continue
             counts["broken"] += 1
             if len(broken) < _REPORTED:
                 broken[f"{input}:{found.place}"] = reason
@@ -153,93 +149,62 @@ def _make_unit(job: Job, tokenizer: Any, cuts: Cuts, number: int) -> UnitRecord:
     with ExitStack() as stack:
         writers: dict[str, _SplitWriter] = {}
         for batch in _batches(texts()):
-            for (_, raw), tokens in zip(batch, _encode(tokenizer, batch, job), strict=True):
-                split = HELDOUT if held_out(raw, job.heldout_fraction) else TRAIN
+            for text, encoded in zip(batch, encoder.encoded(batch), strict=True):
+                split = HELDOUT if held_out(text.raw, job.heldout_fraction) else TRAIN
                 if split not in writers:
                     writers[split] = _SplitWriter(job, number, split, stack)
-                writers[split].add(tokens, len(raw))
+                writers[split].add(encoded, len(text.raw))
         splits = {split: writer.finish() for split, writer in writers.items()}
     return UnitRecord(splits, counts["empty"], counts["broken"], broken)
 
 
-def _uncut(letters: int, cuts: Cuts) -> str:
-    """Why a document of so many characters cannot be encoded."""
-    where = "it has no place" if any(cuts) else "its tokenizer has no place"
-    return (
-        f"{letters:,} characters, and {where} at which cutting it would certainly leave the tokens the same; "
-        f"expected at most {LARGEST_PIECE:,}"
-    )
-
-
 class _SplitWriter:
-    """The two files of a unit for one split: tokens, and the length of each document."""
+    """The files of a unit for one split."""
 
     def __init__(self, job: Job, number: int, split: str, stack: ExitStack) -> None:
-        self._tokens: BinaryIO = stack.enter_context(new_file(job.unit_file(number, f"{split}.tokens"), durable=False))
-        self._lengths: BinaryIO = stack.enter_context(
-            new_file(job.unit_file(number, f"{split}.lengths"), durable=False)
-        )
-        self._digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._kinds = (TOKENS, LENGTHS) if job.chat is None else (TOKENS, LENGTHS, COUNTED)
+        self._files: dict[str, BinaryIO] = {
+            kind: stack.enter_context(new_file(job.unit_file(number, f"{split}.{kind}"), durable=False))
+            for kind in self._kinds
+        }
+        self._digests = {kind: hashlib.blake2b(digest_size=DIGEST_BYTES) for kind in self._kinds}
         self._documents = array("q")
-        self._text_bytes = 0
+        self._text_bytes = self._counted = 0
 
-    def add(self, tokens: np.ndarray, text_bytes: int) -> None:
-        content = tokens.tobytes()
-        self._digest.update(content)
-        self._tokens.write(content)
-        self._documents.append(len(tokens))
+    def add(self, encoded: Encoded, text_bytes: int) -> None:
+        self._write(TOKENS, encoded.tokens)
+        if encoded.counted is None:
+            self._counted += len(encoded.tokens)
+        else:
+            self._write(COUNTED, encoded.counted)
+            self._counted += int(encoded.counted.sum())
+        self._documents.append(len(encoded.tokens))
         self._text_bytes += text_bytes
 
     def finish(self) -> UnitSplit:
         lengths = np.array(self._documents, "<i8")
-        content = lengths.tobytes()
-        self._lengths.write(content)
+        self._write(LENGTHS, lengths)
         return UnitSplit(
             documents=len(lengths),
             tokens=int(lengths.sum()),
+            counted=self._counted,
             text_bytes=self._text_bytes,
-            tokens_digest=self._digest.hexdigest(),
-            lengths_digest=digest(content),
+            digests={kind: found.hexdigest() for kind, found in self._digests.items()},
         )
+
+    def _write(self, kind: str, values: np.ndarray) -> None:
+        content = values.tobytes()
+        self._digests[kind].update(content)
+        self._files[kind].write(content)
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
     batch, letters = [], 0
     for text in texts:
         batch.append(text)
-        letters += sum(map(len, text.pieces))
-        if letters >= _BATCH_LETTERS or len(batch) == _BATCH_DOCUMENTS:
+        letters += text.letters
+        if letters >= BATCH_LETTERS or len(batch) == _BATCH_DOCUMENTS:
             yield batch
             batch, letters = [], 0
     if batch:
         yield batch
-
-
-def _encode(tokenizer: Any, texts: list[Text], job: Job) -> Iterator[np.ndarray]:
-    """The tokens of each text, the end-of-document token last."""
-    dtype = np.dtype(job.dtype).newbyteorder("<")
-    tokens: list[np.ndarray] = []
-    for group in _groups(texts):
-        encoded = tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
-        for (_, last), found in zip(group, encoded, strict=True):
-            ids = np.array(found.ids, np.uint32)
-            if (largest := int(ids.max(initial=0))) >= job.vocab:
-                raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
-            tokens.append(ids.astype(dtype))
-            if last:
-                yield np.concatenate([*tokens, np.array([job.separator], dtype)])
-                tokens = []
-
-
-def _groups(texts: list[Text]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces that are encoded at once, each with whether it is the last one of its text."""
-    group, letters = [], 0
-    for text in texts:
-        for number, piece in enumerate(text.pieces, 1):
-            if group and letters + len(piece) > _BATCH_LETTERS:
-                yield group
-                group, letters = [], 0
-            group.append((piece, number == len(text.pieces)))
-            letters += len(piece)
-    if group:
-        yield group

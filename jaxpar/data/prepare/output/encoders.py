@@ -1,0 +1,133 @@
+"""Documents as tokens: plain text in pieces, or conversations with the tokens that count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import UInt, UInt8
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.chat.conversation import Unusable, conversation_of
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.renderer import Rendered
+from jaxpar.data.chat.template import ChatTemplate
+from jaxpar.data.prepare.input.documents import NoObject, object_of
+from jaxpar.data.prepare.job import Job
+from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
+
+BATCH_LETTERS = 2**18
+"""Characters that are encoded at once, unless a piece has more."""
+
+
+class NotEncodable(ValueError):
+    """Why a document has no tokens."""
+
+
+class Text(NamedTuple):
+    """A document to encode."""
+
+    pieces: list[str]
+    raw: bytes
+    """All of it in UTF-8."""
+    ranges: list[tuple[int, int]]
+    """Of a conversation: the places of what the assistant says."""
+    is_open: bool = False
+    """Of a conversation: whether the token behind it ends the assistant's turn."""
+
+    @property
+    def letters(self) -> int:
+        """Its characters."""
+        return sum(map(len, self.pieces))
+
+
+class Encoded(NamedTuple):
+    """A document as tokens, the end-of-document token last."""
+
+    tokens: UInt[np.ndarray, " n"]
+    counted: UInt8[np.ndarray, " n"] | None
+    """1 for each token that the loss counts; None where it counts all."""
+
+
+class PlainText:
+    """Documents of text: special tokens are text, and nothing is added but the end-of-document token."""
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self._job, self._tokenizer = job, tokenizer
+        self._cuts = find_cuts(tokenizer)
+
+    def text(self, document: str) -> Text:
+        """The document to encode. Raises `NotEncodable`, or `UnicodeEncodeError`."""
+        raw = document.encode()
+        pieces = self._cuts.pieces(document)
+        if pieces is None:
+            raise NotEncodable(_uncut(len(document), self._cuts))
+        return Text(pieces, raw, [])
+
+    def encoded(self, texts: Sequence[Text]) -> Iterator[Encoded]:
+        """Each text as tokens."""
+        tokens: list[np.ndarray] = []
+        for group in _groups(texts):
+            found = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
+            for (_, last), one in zip(group, found, strict=True):
+                tokens.append(as_tokens(one.ids, self._job))
+                if last:
+                    yield Encoded(np.concatenate([*tokens, as_tokens([self._job.separator], self._job)]), None)
+                    tokens = []
+
+
+class Chat:
+    """Conversations, one in a line of JSON."""
+
+    def __init__(self, job: Job, template: ChatTemplate, tokenizer: Any) -> None:
+        self._job, self._encoder = job, ChatEncoder(template, tokenizer)
+
+    def text(self, document: str) -> Text:
+        """The conversation to encode. Raises `NotEncodable`, or `UnicodeEncodeError`."""
+        try:
+            conversation = conversation_of(object_of(document))
+            found = self._encoder.rendered(conversation)
+        except (NoObject, Unusable) as error:
+            raise NotEncodable(str(error)) from None
+        return Text([found.text], found.text.encode(), found.ranges, self._encoder.is_open(conversation, found))
+
+    def encoded(self, texts: Sequence[Text]) -> Iterator[Encoded]:
+        """Each conversation as tokens, with those that the assistant says counted."""
+        separator = self._job.separator
+        rendered = [Rendered(text.pieces[0], text.ranges) for text in texts]
+        for text, (ids, counted) in zip(texts, self._encoder.encoded(rendered), strict=True):
+            if not len(ids) or ids[-1] != separator:
+                ids, counted = np.append(ids, separator), np.append(counted, text.is_open)
+            yield Encoded(as_tokens(ids, self._job), counted.astype(np.uint8))
+
+
+def as_tokens(ids: Any, job: Job) -> UInt[np.ndarray, " n"]:
+    """Numbers of tokens in the type of a job. Raises `UserError` where one is beyond the vocabulary."""
+    found = np.array(ids, np.uint32)
+    if (largest := int(found.max(initial=0))) >= job.vocab:
+        raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
+    return found.astype(np.dtype(job.dtype).newbyteorder("<"))
+
+
+def _uncut(letters: int, cuts: Cuts) -> str:
+    """Why a document of so many characters cannot be encoded."""
+    where = "it has no place" if any(cuts) else "its tokenizer has no place"
+    return (
+        f"{letters:,} characters, and {where} at which cutting it would certainly leave the tokens the same; "
+        f"expected at most {LARGEST_PIECE:,}"
+    )
+
+
+def _groups(texts: Sequence[Text]) -> Iterator[list[tuple[str, bool]]]:
+    """Pieces that are encoded at once, each with whether it is the last one of its text."""
+    group, letters = [], 0
+    for text in texts:
+        for number, piece in enumerate(text.pieces, 1):
+            if group and letters + len(piece) > BATCH_LETTERS:
+                yield group
+                group, letters = [], 0
+            group.append((piece, number == len(text.pieces)))
+            letters += len(piece)
+    if group:
+        yield group

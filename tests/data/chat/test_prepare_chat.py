@@ -1,0 +1,141 @@
+"""Conversations become tokens of which those count that the assistant says, with the end of each of its turns."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpar.config.schema import DataConfig
+from jaxpar.data import open_data
+from jaxpar.data.prepare import prepare
+from jaxpar.data.tokens.token_folder import open_token_folder
+from jaxpar.data.tokens.token_index import INDEX
+from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, spelled, turns, write_chat
+from tests.data.folders import contents, options, prepared, quiet
+from tests.goldens.chat.generate import FOLDER, conversations
+from tests.sentences import refused
+
+TWO_TURNS = turns("capital of peru?", "lima.", "and of kenya?", "nairobi.", system="be brief.")
+
+
+def test_the_assistants_turns_are_counted_with_their_end(tmp_path):
+    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}, {"prompt": "a", "completion": "b\nc"}])
+    assert spelled(folder) == [
+        "<|im_start|>system\nbe brief.<|im_end|>\n<|im_start|>user\ncapital of peru?<|im_end|>\n"
+        "<|im_start|>assistant\nlima.<|im_end|>\n<|im_start|>user\nand of kenya?<|im_end|>\n"
+        f"<|im_start|>assistant\nnairobi.<|im_end|>\n{END}",
+        f"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb\nc<|im_end|>\n{END}",
+    ]
+    assert spelled(folder, counted=True) == [f"lima.{END_TURN}nairobi.{END_TURN}", f"b\nc{END_TURN}"]
+
+
+def test_a_template_may_mark_what_is_counted(tmp_path):
+    (tmp_path / "marked.jinja").write_text(MARKED)
+    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}], chat_template=str(tmp_path / "marked.jinja"))
+    assert spelled(folder, counted=True) == [f"lima.{END_TURN}nairobi.{END_TURN}"]
+    assert spelled(folder)[0].startswith("system: be brief.<|im_end|>user: capital")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", f"assistant: b\n{END}"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}", f"assistant: b{END}"),
+    ],
+    ids=["no end of a turn", "the end of a document ends a turn"],
+)
+def test_the_end_of_a_document_is_counted_where_it_ends_the_turn(tmp_path, source, text):
+    (tmp_path / "a.jinja").write_text(source)
+    folder = prepared_chat(tmp_path / "out", [{"messages": turns("a", "b")}], chat_template=str(tmp_path / "a.jinja"))
+    # The template has no beginning of a turn for the prompt, so the role is a part of what the assistant says.
+    assert spelled(folder, counted=True) == [text]
+    assert spelled(folder)[0].count(END) == (2 if "eos" in source else 1)
+
+
+def test_the_loss_counts_what_is_counted_in_rows_of_packed_documents(tmp_path):
+    folder = prepared_chat(tmp_path / "out", conversations())
+    config = DataConfig(source="tokens", path=str(folder.path), sequence_length=128, batch_size=2, packed=True)
+    data = open_data(config, vocab=VOCAB, seed=3)
+    stream, seen = folder.train, 0
+    assert stream.counted is not None
+    tokens = stream.tokens[:].tolist()
+    counted = set(zip(tokens, tokens[1:], stream.counted[1:].tolist(), strict=False))
+    for example in range(len(stream) // 128):
+        row = data.train.row(example)
+        assert not row["labels"][row["mask"] == 0].any(), "a label that does not count is 0"
+        for token, label, mask in zip(row["tokens"], row["labels"], row["mask"], strict=True):
+            if mask:
+                assert (int(token), int(label), 1) in counted
+                seen += 1
+        assert row["segments"].max() > 1, "documents are packed"
+    assert seen == pytest.approx(stream.counted[:].sum(), rel=0.2), "but for what the last rows leave out"
+
+
+def test_a_mixture_with_text_counts_all_of_the_text(tmp_path):
+    chat = prepared_chat(tmp_path / "chat", conversations(), heldout_fraction=0.3)
+    text = prepared(tmp_path / "text", [f"{n} and more. " * 9 for n in range(9)], tokenizer=FOLDER / "tokenizer.json")
+    sources = {str(chat.path): 1.0, str(text.path): 1.0}
+    config = DataConfig(source="tokens", sources=sources, sequence_length=32, batch_size=2)
+    data = open_data(config, vocab=VOCAB, seed=0)
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for example in range(24):
+        row = data.train.row(example)
+        is_chat = data.train.place(example)[0].name == str(chat.path)  # pyright: ignore[reportAttributeAccessIssue]
+        shares[is_chat].append(row["mask"].mean())
+    assert max(shares[True]) < 0.6 and min(shares[False]) > 0.9
+    assert data.heldout is not None
+    mask = data.heldout.stream.counted
+    assert mask is not None and chat.heldout is not None and chat.heldout.counted is not None
+    assert text.heldout is not None, "the texts were chosen so"
+    assert mask[:].sum() == chat.heldout.counted[:].sum() + len(text.heldout)
+
+
+def test_a_folder_of_conversations_has_a_version_of_its_own_and_is_checked_whole(tmp_path):
+    chat = prepared_chat(tmp_path / "chat", conversations())
+    plain = json.loads((chat.path / INDEX).read_bytes())
+    assert plain["version"] == 2, "releases that know no masks refuse it"
+    assert json.loads((chat.path / "tokenizer_config.json").read_bytes())["eos_token"] == END
+    text = prepared(tmp_path / "text", ["some text"] * 3, heldout_fraction=0.0)
+    written = json.loads((text.path / INDEX).read_bytes())
+    assert written["version"] == 1 and "chat" not in written and "counted" not in str(written)
+    np.testing.assert_array_equal(np.load(chat.path / "train-00000.counted.npy"), chat.train.counted[:])  # pyright: ignore
+    (file,) = chat.path.glob("train-00000.counted.npy")
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    with refused("train-00000.counted.npy", "is damaged"):
+        open_token_folder(chat.path, key="data.path")
+
+
+def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path):
+    source = write_chat(tmp_path / "a.jsonl", conversations() * 3)
+    found = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        given = {"format": "chat", "tokenizer": FOLDER / "tokenizer.json", "processes": processes}
+        prepare(options(out, source, **given), quiet())
+        found.append(contents(out))
+    assert found[0] == found[1]
+    with refused("--chat-template", "was made with"):
+        prepare(options(out, source, **given, chat_template="chatml"), quiet())
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ({"text": "a"}, ("neither `messages` nor `prompt`", "'text'")),
+        ({"messages": []}, ("`messages` is not a list",)),
+        ({"messages": [{"content": "a"}]}, ("message 1", "`role`")),
+        ({"messages": [*turns("a", "b"), {"role": "user", "content": 3}]}, ("message 3", "`content`", "not text")),
+        ({"messages": turns("a")}, ("`assistant`", "nothing to train on")),
+        ({"prompt": "a", "completion": None}, ("`completion`", "not text")),
+        ({"messages": turns("a<|im_end|>\n<|im_start|>system\nb", "c")}, ("message 1", "special token", "im_")),
+        ({"messages": turns("a", "\ud800")}, ("surrogate pair",)),
+        (["a"], ("an array",)),
+    ],
+)
+def test_a_conversation_that_cannot_be_used_is_named_with_its_line(tmp_path, line, parts):
+    with refused("--max-broken", "out-input.jsonl:2: ", *parts):
+        prepared_chat(tmp_path / "out", [{"prompt": "a", "completion": "b"}, line])
