@@ -16,6 +16,14 @@ PREPARED = (
         ),
     ),
     Fault(
+        name="counted_tokens_shifted",
+        says="A label counts where the token before it is counted.",
+        file="jaxpar/data/packing.py",
+        old="same & (counted[1:] != 0)",
+        new="same & (counted[:-1] != 0)",
+        caught_by=("tests/data/test_packing.py::test_a_label_counts_where_the_stream_counts_it_as_a_target[True]",),
+    ),
+    Fault(
         name="sources_begin_anew",
         says="When the weights of a mixture change, each source begins at its first row.",
         file="jaxpar/data/mixture.py",
