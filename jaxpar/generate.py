@@ -1,11 +1,11 @@
-"""`python -m jaxpar.generate --model MODEL --prompt TEXT`: text from a model, as it is drawn."""
+"""`python -m jaxpar.generate --model MODEL --prompt TEXT` or `--chat`: text from a model, as it is drawn."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 from pathlib import Path
@@ -15,9 +15,11 @@ from jaxpar.cli import Parser, command, positive
 from jaxpar.config import Config, UserError
 from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import named, quoted
+from jaxpar.generation.text import Screen, Stop
 
 if TYPE_CHECKING:
     from jaxpar.generation.generator import Continuation
+    from jaxpar.generation.sampling import Sampling
 
 SECTIONS = ("parallel", "precision", "attention", "distributed")
 """Sections of a configuration that generation uses, besides the model's."""
@@ -35,8 +37,13 @@ many devices as divide the heads, and fsdp the others, each with rows of its own
 def main(arguments: Sequence[str]) -> None:
     """Generate from the command line; the exit code: 0 done, 2 a user error, 130 interrupted."""
     options = _parser().parse_args(arguments)
-    if (options.prompt is None) == (options.prompts is None):
-        raise UserError("expected one of --prompt TEXT and --prompts FILE")
+    if sum([options.prompt is not None, options.prompts is not None, options.chat]) != 1:
+        raise UserError("expected one of --prompt TEXT, --prompts FILE and --chat")
+    for name in ("system", "chat_template"):
+        if getattr(options, name) is not None and not options.chat:
+            raise UserError(f"--{name.replace('_', '-')} is for conversations: expected --chat with it")
+    if not is_name(options.system or ""):
+        raise UserError("--system: expected a text in UTF-8, without NUL")
     if not all(prompt and is_name(prompt) for prompt in options.prompt or ()):
         raise UserError("--prompt: expected a text in UTF-8 that is not empty, without NUL")
     if not 1 <= options.tokens <= MOST_TOKENS:
@@ -45,11 +52,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("jaxpar.generate", "Continue prompts with a model.", EPILOG)
+    parser = Parser("jaxpar.generate", "Continue prompts with a model, or talk to it.", EPILOG)
     parser.add_argument("--model", metavar="MODEL", required=True, help="folder of the weights")
     what = parser.add_argument_group("what to continue")
     what.add_argument("--prompt", metavar="TEXT", action="append", help="may be given many times")
     what.add_argument("--prompts", metavar="FILE", type=Path, help="JSON lines, each a text or an object with `prompt`")
+    what.add_argument("--chat", action="store_true", help="answer the lines of standard input, in one conversation")
+    what.add_argument("--system", metavar="TEXT", help="with --chat: the system's message, before all others")
+    what.add_argument("--chat-template", metavar="FILE|chatml", help="with --chat: in place of the tokenizer's")
     what.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json, in place of the model's")
     how = parser.add_argument_group("how")
     how.add_argument("--tokens", metavar="N", type=int, default=128, help="most new tokens of each (default: 128)")
@@ -72,20 +82,24 @@ def _generate(options: argparse.Namespace) -> None:
     from jaxpar.generation.sampling import Sampling
 
     sampling = Sampling(options.temperature, options.repetition_penalty, options.top_k, options.top_p, options.min_p)
-    prompts = options.prompt or _read_prompts(options.prompts)
+    prompts = [] if options.chat else options.prompt or _read_prompts(options.prompts)
     config = _settings(options.overrides)
     from jaxpar.config import virtual_devices_needed
     from jaxpar.distributed.devices import prepare_devices
     from jaxpar.interop.sources.open_source import open_source
+    from jaxpar.interop.sources.tokenizer import text_of
 
     # Before anything else uses JAX: opening a checkpoint does.
     prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
     source = open_source(options.model, "--model")
-    text = _Text.of(source, options.tokenizer)
+    if options.chat:
+        _chat(options, source, replace(config, model=source.model), sampling)
+        return
+    text = text_of(source, options.tokenizer, _report)
     given = [text.encode(prompt) for prompt in prompts]
     generator = _generator(replace(config, model=source.model), source, sampling, options.seed)
-    screen = None if options.json or len(given) > 1 else _Screen(text, prompts[0])
-    stops = [_Stop(text, options.stop) for _ in given]
+    screen = None if options.json or len(given) > 1 else Screen(text, prompts[0])
+    stops = [Stop(text, options.stop) for _ in given]
 
     def hear(row: int, token: int) -> bool:
         ends = stops[row].hear(token)
@@ -202,77 +216,44 @@ def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
     return Generator(config, mesh, weights, sampling=sampling, seed=seed)
 
 
-class _Text:
-    """Text to tokens and back."""
+def _chat(options: argparse.Namespace, source: Any, config: Config, sampling: Sampling) -> None:
+    """Answer the lines of standard input, in one conversation."""
+    from jaxpar.generation.chat import Chat
+    from jaxpar.interop.sources.tokenizer import chat_encoder_of
 
-    def __init__(self, encode: Callable[[str], list[int]], decode: Callable[[Any], str], ends: Sequence[int]):
-        self.encode, self.decode, self.ends = encode, decode, ends
-
-    @classmethod
-    def of(cls, source: Any, tokenizer: Path | None) -> _Text:
-        """That of a model: of `--tokenizer`, of its folder, or of the data of its run."""
-        from jaxpar.data import open_data
-        from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
-        from jaxpar.interop.sources.open_source import origin_of
-
-        origin = origin_of(source, lambda text: print(text, file=sys.stderr))
-        file = tokenizer or (None if origin is None else origin.folder / "tokenizer.json")
-        if file is not None and (tokenizer is not None or file.exists()):
-            codec = TextCodec(file)
-            try:
-                ends = [end_of_document(load_tokenizer(file, named(file)), None)]
-            except UserError:
-                ends = []  # a tokenizer without such a token: only the limit ends a text
-            return cls(codec.encode, codec.decode, ends)
-        run = getattr(source, "config", None)
-        if run is not None and source.origin is None:
-            data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
-            if data.encode is not None and data.decode is not None:
-                return cls(data.encode, data.decode, [] if data.separator is None else [data.separator])
-        raise UserError(f"--tokenizer: no tokenizer is known for {named(source.path)}; expected a tokenizer.json")
+    encoder, text = chat_encoder_of(source, options.tokenizer, options.chat_template, _report)
+    chat = Chat(encoder, text, system=options.system, stops=options.stop)
+    generator = _generator(config, source, sampling, options.seed)
+    for line in _lines(sys.stdin.isatty()):
+        screen = None if options.json else Screen(text, "")
+        answer = chat.answer(line, generator, options.tokens, screen)
+        if screen is None:
+            print(json.dumps(_record(line, answer.continuation, answer.text)), flush=True)
 
 
-class _Stop:
-    """The text of a row so far, which ends before the first of the stop strings."""
-
-    def __init__(self, text: _Text, stops: Sequence[str]):
-        self.text, self._text, self._stops = "", text, [stop for stop in stops if stop]
-        self._tokens: list[int] = []
-
-    def hear(self, token: int) -> bool:
-        """Takes a new token; whether the text ends."""
-        self._tokens.append(token)
-        self.text = self._text.decode(self._tokens)
-        places = [place for stop in self._stops if (place := self.text.find(stop)) >= 0]
-        if places:
-            self.text = self.text[: min(places)]
-        return bool(places)
-
-    @property
-    def certain(self) -> str:
-        """The text without an end that may be the beginning of a stop string."""
-        parts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
-        held = max((len(part) for part in parts if self.text.endswith(part)), default=0)
-        return self.text[: len(self.text) - held]
+def _lines(asked: bool) -> Iterator[str]:
+    """The lines of standard input, those of spaces left out; at a terminal each is asked for."""
+    try:
+        while line := sys.stdin.readline() if not asked else _asked():
+            if not is_name(line.strip("\n")):
+                raise UserError("standard input: expected text in UTF-8, without NUL")
+            if line.strip():
+                yield line.strip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError("standard input: expected text in UTF-8, without NUL") from None
 
 
-class _Screen:
-    """Prints a text as it grows; bytes that are no whole character yet wait."""
+def _asked() -> str:
+    """A line that a person types, "" at the end of input."""
+    try:
+        return input("> ") + "\n"
+    except EOFError:
+        print()
+        return ""
 
-    def __init__(self, text: _Text, prompt: str):
-        self._shown = ""
-        print(prompt, end="", flush=True)
 
-    def show(self, text: str) -> None:
-        """Print what is new."""
-        whole = text.rstrip("\ufffd")
-        if whole.startswith(self._shown):
-            print(whole[len(self._shown) :], end="", flush=True)
-            self._shown = whole
-
-    def end(self) -> None:
-        """End the line."""
-        print(flush=True)
+def _report(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""A conversation with a model: each answer continues all of it, by the template of the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxpar.config.errors import UserError
+from jaxpar.data.chat.conversation import ASSISTANT, Message, Unusable
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.text import Text
+from jaxpar.generation.generator import Continuation, Generator
+from jaxpar.generation.text import Screen, Stop
+
+
+class Answer(NamedTuple):
+    """What the model said."""
+
+    text: str
+    continuation: Continuation
+
+
+class Chat:
+    """A conversation.
+
+    Args:
+        encoder: the template with its tokenizer.
+        text: the same tokenizer for what is said, and the tokens that end a document.
+        system: the first message; None leaves it to the template.
+        stops: texts that end an answer before them, besides the template's end of a turn.
+
+    Raises:
+        UserError: the template does not render an example, or `system` spells a special token.
+    """
+
+    def __init__(self, encoder: ChatEncoder, text: Text, *, system: str | None = None, stops: Sequence[str] = ()):
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self._encoder, self._text = encoder, text
+        try:
+            encoder.check(self.messages)
+            end = encoder.end_of_turn()
+        except Unusable as error:
+            raise UserError(f"--chat: {error}") from None
+        self._ends, self._stops = (*text.ends, *end.tokens), (*stops, *end.texts)
+
+    def answer(self, said: str, generator: Generator, tokens: int, screen: Screen | None = None) -> Answer:
+        """The model's answer to what the user says; both become part of the conversation.
+
+        Args:
+            said: the user's message.
+            generator: the model.
+            tokens: most tokens of the answer.
+            screen: prints the answer as it grows; None prints nothing.
+
+        Raises:
+            UserError: the template refuses the message, or it spells a special token.
+        """
+        messages: list[Message] = [*self.messages, {"role": "user", "content": said}]
+        try:
+            prompt = self._encoder.prompt(messages)
+        except Unusable as error:
+            raise UserError(f"--chat: {error}") from None
+        stop = Stop(self._text, self._stops)
+
+        def hear(_: int, token: int) -> bool:
+            ends = stop.hear(token)
+            if screen is not None:
+                screen.show(stop.text if ends else stop.certain)
+            return ends
+
+        (found,) = generator.continued([prompt], tokens, stop=self._ends, hear=hear)
+        if screen is not None:
+            screen.show(stop.text)
+            screen.end()
+        self.messages = [*messages, {"role": ASSISTANT, "content": stop.text.strip()}]
+        return Answer(stop.text, found)

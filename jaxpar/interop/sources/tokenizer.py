@@ -1,0 +1,101 @@
+"""The tokenizer and the chat template of a MODEL: beside its weights, or of the data that its run was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_beside
+from jaxpar.data.sources import open_data
+from jaxpar.data.text import Text
+from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.open_source import origin_of
+from jaxpar.interop.sources.saved_weights import SavedWeights
+
+TOKENIZER = "tokenizer.json"
+
+type Report = Callable[[str], None]
+
+
+def text_of(source: HFFolder | SavedWeights, tokenizer: Path | None, report: Report) -> Text:
+    """The tokenizer of a model: the given one, that of the folder it came from, or of the data of its run.
+
+    Raises:
+        UserError: none is known, or it cannot be read.
+    """
+    origin = origin_of(source, report)
+    file = tokenizer or (None if origin is None else origin.folder / TOKENIZER)
+    if file is not None and (tokenizer is not None or file.exists()):
+        return _text_with(file)
+    if isinstance(source, SavedWeights) and source.origin is None:
+        run = source.config
+        data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
+        if data.encode is not None and data.decode is not None:
+            return Text(data.encode, data.decode, [] if data.separator is None else [data.separator])
+    raise _unknown(source)
+
+
+def chat_encoder_of(
+    source: HFFolder | SavedWeights, tokenizer: Path | None, template: str | None, report: Report
+) -> tuple[ChatEncoder, Text]:
+    """The template of a model, with its tokenizer.
+
+    Both are from one folder: that of the given tokenizer, of the conversations that the model's run was trained on, or
+    the one that it came from; the first that has a template.
+
+    Args:
+        source: the model.
+        tokenizer: a `tokenizer.json` in place of the model's.
+        template: a file, or `chatml`, in place of the tokenizer's.
+        report: called with a sentence where a folder cannot be used.
+
+    Raises:
+        UserError: there is no tokenizer, or no template.
+    """
+    folders = _folders(source, report) if tokenizer is None else [tokenizer.parent]
+    files = [tokenizer] if tokenizer is not None else [folder / TOKENIZER for folder in folders]
+    files = [file for file in files if tokenizer is not None or file.exists()]
+    if not files:
+        raise _unknown(source)
+    if template is not None:
+        found, file = chosen_template(template, files[0].parent), files[0]
+    else:
+        beside = ((template_beside(file.parent), file) for file in files)
+        found, file = next(((one, file) for one, file in beside if one is not None), (None, files[0]))
+    if found is None:
+        raise UserError(
+            f"--chat: no chat template is known for {named(source.path)}: there is none beside {named(file)}, neither "
+            f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
+            "model that was trained with it"
+        )
+    return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), _text_with(file)
+
+
+def _folders(source: HFFolder | SavedWeights, report: Report) -> list[Path]:
+    """Where a model's tokenizer may be, the likeliest first."""
+    folders = []
+    if isinstance(source, SavedWeights) and source.origin is None and source.config.data.source == "tokens":
+        data = source.config.data
+        paths = list(data.sources or {}) if data.path is None else [data.path]
+        folders = [Path(path).expanduser() for path in paths]
+    origin = origin_of(source, report)
+    return folders if origin is None else [*folders, origin.folder]
+
+
+def _text_with(file: Path) -> Text:
+    """The tokenizer of a file."""
+    codec = TextCodec(file)
+    try:
+        ends = [end_of_document(load_tokenizer(file, named(file)), None)]
+    except UserError:
+        ends = []  # a tokenizer without such a token: only the limit ends a text
+    return Text(codec.encode, codec.decode, ends)
+
+
+def _unknown(source: HFFolder | SavedWeights) -> UserError:
+    return UserError(f"--tokenizer: no tokenizer is known for {named(source.path)}; expected a tokenizer.json")
