@@ -224,9 +224,16 @@ def _chat(options: argparse.Namespace, source: Any, config: Config, sampling: Sa
     encoder, text = chat_encoder_of(source, options.tokenizer, options.chat_template, _report)
     chat = Chat(encoder, text, system=options.system, stops=options.stop)
     generator = _generator(config, source, sampling, options.seed)
-    for line in _lines(sys.stdin.isatty()):
+    typed = sys.stdin.isatty()
+    for line in _lines(typed):
         screen = None if options.json else Screen(text, "")
-        answer = chat.answer(line, generator, options.tokens, screen)
+        try:
+            answer = chat.answer(line, generator, options.tokens, screen)
+        except UserError as error:
+            if not typed:
+                raise
+            _report(str(error))  # The conversation goes on as if the line had not been typed.
+            continue
         if screen is None:
             print(json.dumps(_record(line, answer.continuation, answer.text)), flush=True)
 

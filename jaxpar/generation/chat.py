@@ -57,6 +57,7 @@ class Chat:
         """
         messages: list[Message] = [*self.messages, {"role": "user", "content": said}]
         try:
+            self._encoder.check(messages[-1:], len(messages))
             prompt = self._encoder.prompt(messages)
         except Unusable as error:
             raise UserError(f"--chat: {error}") from None

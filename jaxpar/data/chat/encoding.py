@@ -63,9 +63,9 @@ class ChatEncoder:
         says_it = last["role"] == ASSISTANT and found.text[:end].rstrip().endswith(content)
         return bool(content) and says_it and not found.text[end:].strip()
 
-    def check(self, messages: Sequence[Message]) -> None:
-        """Raises `Unusable` for a message that spells a special token."""
-        for number, message in enumerate(messages, 1):
+    def check(self, messages: Sequence[Message], first: int = 1) -> None:
+        """Raises `Unusable` for a message that spells a special token; `first` is the number of the first."""
+        for number, message in enumerate(messages, first):
             for text in (message["role"], message.get("content") or ""):
                 if self._special is not None and (found := self._special.search(text)):
                     raise Unusable(f"message {number} spells the special token {quoted(found[0])}")
@@ -80,7 +80,6 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of the messages and of the beginning of the assistant's turn. Raises `Unusable`."""
-        self.check(messages)
         return self._tokenizer.encode(self._renderer.prompt(messages), add_special_tokens=False).ids
 
     def end_of_turn(self) -> EndOfTurn:

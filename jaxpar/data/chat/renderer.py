@@ -17,6 +17,8 @@ from jaxpar.data.chat.conversation import Conversation, Unusable
 from jaxpar.data.chat.template import ChatTemplate
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
+SECONDS = 10.0
+"""Processor time that a conversation may take."""
 PREPARED_ON = "2025-01-01"
 """Date that templates see while conversations are prepared, so that they are the same on any day."""
 
@@ -48,7 +50,7 @@ class Renderer:
             encoding="utf-8",
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._process)
-        given = {"source": template.source, "variables": template.variables, "today": today}
+        given = {"source": template.source, "variables": template.variables, "today": today, "seconds": SECONDS}
         try:
             self._asked(given)
         except Unusable as error:
@@ -86,7 +88,7 @@ class Renderer:
 
 def _why_ended(code: int) -> str:
     if code == -signal.SIGPROF:
-        return "the chat template took more than 10 seconds of processor time; expected one that ends"
+        return f"the chat template took more than {SECONDS:g} seconds of processor time; expected one that ends"
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     return f"the process that renders the chat template ended {how}"
 

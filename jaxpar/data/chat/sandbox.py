@@ -1,8 +1,8 @@
 """Renders a chat template in a process of its own, whose memory and time are limited: templates are programs.
 
 A request is a line of JSON on standard input, and so is its answer on standard output. The first request is the
-template; each of the others is a conversation. The file runs by its path and imports nothing of jaxpar, so that the
-process starts in a tenth of a second and holds nothing but Jinja2.
+template, with the processor seconds that a request may take; each of the others is a conversation. The file runs by its
+path and imports nothing of jaxpar, so that the process starts in a tenth of a second and holds nothing but Jinja2.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS = 10
-"""Processor time that a conversation may take."""
 MEMORY_BYTES = 2**30
-LONGEST_TEXT = 2**24
+LONGEST_TEXT = 2**23
 """Most characters of a rendered conversation."""
 
 
@@ -147,11 +145,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    template: Any = None
+    template, seconds = None, 0.0
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # Its signal ends the process, whatever it is doing.
+        request = json.loads(line)
+        seconds = request.pop("seconds", seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # Its signal ends the process, whatever it is doing.
         try:
-            request = json.loads(line)
             if template is None:
                 template = Template(request["source"], request["variables"], date.fromisoformat(request["today"]))
                 answer: dict[str, Any] = {}
@@ -165,8 +164,11 @@ def main() -> None:
             answer = {"refused": str(error) or type(error).__name__}
         written = json.dumps(answer)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(written + "\n")
-        answers.flush()
+        try:
+            answers.write(written + "\n")
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(1)  # The process that asked is gone.
 
 
 if __name__ == "__main__":

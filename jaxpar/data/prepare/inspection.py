@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxpar.config.spelling import printable
+from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import SPLITS
@@ -96,6 +96,9 @@ def _show(opened: TokenFolder, stream: TokenStream, title: str, first: int, leng
         _line(console, f"  | {printable}")
     if cut:
         _line(console, "  | ...")
+    if stream.counted is not None:
+        said = opened.codec.decode(tokens[stream.counted[first : first + len(tokens)] > 0])
+        _line(console, f"  counted: {quoted(said, _LETTERS)}")
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -257,7 +257,7 @@ class _Preparation:
         for split, what in ((TRAIN, "to train on"), (HELDOUT, "held out")):
             tokens, text = index.tokens_in(split), index.text_bytes_in(split)
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
-            if self.job.chat is not None:
+            if self.job.chat is not None and tokens:
                 counted = sum(record.splits[split].counted for record in records if split in record.splits)
                 per_token = f", {counted:,} of them the assistant's"
             _say(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")

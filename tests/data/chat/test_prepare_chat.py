@@ -109,6 +109,7 @@ def test_a_folder_of_conversations_has_a_version_of_its_own_and_is_checked_whole
         open_token_folder(chat.path, key="data.path")
 
 
+@pytest.mark.long
 def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path):
     source = write_chat(tmp_path / "a.jsonl", conversations() * 3)
     found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -87,7 +86,7 @@ HOSTILE = {
         "{% set n = namespace(x='a' * 99) %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "1024 MiB of memory",
     ),
-    "a long text": ("{% for i in range(99999) %}{{ 'aaaaaaaaaa' * 99 }}{% endfor %}", "16,777,216 characters"),
+    "a long text": ("{% for i in range(99999) %}{{ 'aaaaaaaaaa' * 99 }}{% endfor %}", "8,388,608 characters"),
     "deep recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
 }
 
@@ -99,12 +98,10 @@ def test_a_hostile_template_is_refused_in_a_sentence(name):
         said(source)
 
 
-def test_a_template_that_does_not_end_is_ended(monkeypatch, tmp_path):
-    quick = tmp_path / "sandbox.py"
-    quick.write_text(Path(sandbox.__file__).read_text().replace("SECONDS = 10", "SECONDS = 0.3"))
-    monkeypatch.setattr("jaxpar.data.chat.renderer.SANDBOX", quick)
+def test_a_template_that_does_not_end_is_ended(monkeypatch):
+    monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with refused("--chat-template 'a'", "10 seconds of processor time"):
+    with refused("--chat-template 'a'", "0.3 seconds of processor time"):
         said(loops)
 
 
