@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from jaxpar.config.spelling import quoted
 from jaxpar.data.chat.conversation import ASSISTANT, Conversation, Message, Unusable
 from jaxpar.data.chat.renderer import PREPARED_ON, Rendered, Renderer
+from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
 
 _PROBE = "zebra"
@@ -84,16 +85,27 @@ class ChatEncoder:
 
     def end_of_turn(self) -> EndOfTurn:
         """What the template writes behind what the assistant says. Raises `Unusable` where it refuses an example."""
-        messages = [{"role": "user", "content": _PROBE}, {"role": ASSISTANT, "content": _PROBE}]
-        text, ranges = self._renderer.rendered(Conversation(messages))
-        first, last = ranges[-1] if ranges else (0, 0)
-        end = text[first:last].rpartition(_PROBE)[2]
+        end = turn_of(self._example().text.rpartition(_PROBE)[2], "")
         ids = self._tokenizer.encode(end.strip(), add_special_tokens=False).ids
         eos = self._tokenizer.token_to_id(self.template.variables.get("eos_token", ""))
         tokens = frozenset() if eos is None else frozenset({eos})
         if ids and ids[0] in self._tokenizer.get_added_tokens_decoder():
             return EndOfTurn(tokens | {ids[0]}, ())
         return EndOfTurn(tokens, (end,) if end else ())
+
+    def learns_to_end(self) -> bool:
+        """Whether what ends the assistant's turn is counted: marks of a template may leave it out."""
+        try:
+            text, ranges = self._example()
+        except Unusable:
+            return True  # Conversations that it does not refuse will show.
+        return not ranges or not turn_of(text[ranges[-1][1] :], "")
+
+    def _example(self) -> Rendered:
+        """A conversation of two messages. Raises `Unusable` where the template refuses it."""
+        return self._renderer.rendered(
+            Conversation([{"role": role, "content": _PROBE} for role in ("user", ASSISTANT)])
+        )
 
     def close(self) -> None:
         """End the process that renders."""

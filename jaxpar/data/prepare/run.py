@@ -73,7 +73,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
         tokenizer = read_file(options.tokenizer)
         if options.format == CHAT_FORMAT:
             chat = _template(options, options.tokenizer)
-            ChatEncoder(chat, loaded).close()  # Raises where the template cannot be used.
+            _check_template(ChatEncoder(chat, loaded), console)
     units = plan_units(inputs, options.unit_bytes, options.text_key)
     check_usable(options.out)
     work = options.out / WORK
@@ -115,6 +115,16 @@ def _template(options: Options, tokenizer: Path) -> ChatTemplate:
             f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
         )
     return found
+
+
+def _check_template(encoder: ChatEncoder, console: Console) -> None:
+    if not encoder.learns_to_end():
+        _say(
+            console,
+            "The chat template's {% generation %} blocks leave out what ends the assistant's turn, so a model that is "
+            "trained on this does not learn to end it; they may enclose it.",
+        )
+    encoder.close()
 
 
 class _Preparation:

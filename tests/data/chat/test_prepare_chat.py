@@ -38,6 +38,20 @@ def test_a_template_may_mark_what_is_counted(tmp_path):
     assert spelled(folder)[0].startswith("system: be brief.<|im_end|>user: capital")
 
 
+def test_marks_that_leave_out_the_end_of_a_turn_are_reported(tmp_path):
+    source = write_chat(tmp_path / "a.jsonl", [{"messages": TWO_TURNS}])
+    for name, text in (("whole", MARKED), ("cut", MARKED.replace("<|im_end|>{% endg", "{% endg", 1))):
+        text = text.replace("{% endgeneration %}", "{% endgeneration %}<|im_end|>") if name == "cut" else text
+        (tmp_path / name).write_text(text)
+        console, given = quiet(), {"format": "chat", "tokenizer": FOLDER / "tokenizer.json"}
+        asked = options(
+            tmp_path / f"{name}-out", source, chat_template=str(tmp_path / name), heldout_fraction=0.0, **given
+        )
+        counted = spelled(prepare(asked, console), counted=True)
+        assert ("{% generation %} blocks leave out" in console.file.getvalue()) == (name == "cut")
+        assert counted == (["lima.nairobi."] if name == "cut" else [f"lima.{END_TURN}nairobi.{END_TURN}"])
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
