@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxpar.cli import Parser, command, without_gpus
 from jaxpar.config import UserError
@@ -19,8 +20,12 @@ INTO, BACK = "hf-to-jaxpar", "jaxpar-to-hf"
 def main(arguments: Sequence[str]) -> None:
     """Convert from the command line; the exit code: 0 done, 2 a user error."""
     options = _parser().parse_args(arguments)
-    if options.direction == INTO and (options.dtype or options.shard_size):
-        raise UserError(f"{'--dtype' if options.dtype else '--shard-size'}: expected with {BACK} alone")
+    for option in ("dtype", "shard_size", "adapter"):
+        if options.direction == INTO and getattr(options, option):
+            raise UserError(f"--{option.replace('_', '-')}: expected with {BACK} alone")
+    for option in ("check", "shard_size"):
+        if options.adapter and getattr(options, option):
+            raise UserError(f"--{option.replace('_', '-')}: expected without --adapter, which writes one small file")
     if (options.out is None) != options.check:
         raise UserError("OUT: expected a new folder, or --check, which writes nothing")
     without_gpus()
@@ -40,6 +45,8 @@ def _parser() -> Parser:
     parser.add_argument("--dtype", help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
+    words = f"of {BACK}: the low-rank factors of a run alone, in PEFT's format (default: merged with the weights)"
+    parser.add_argument("--adapter", action="store_true", help=words)
     return parser
 
 
@@ -77,7 +84,11 @@ def _into_hf(options: argparse.Namespace) -> None:
         shard_bytes = parse_file_size(options.shard_size or "5GB")
     except ValueError as error:
         raise UserError(f"--shard-size: {error}") from None
-    export = plan_export(open_source(options.model, "MODEL"), options.dtype)
+    source = open_source(options.model, "MODEL")
+    if options.adapter:
+        _into_peft(source, options)
+        return
+    export = plan_export(source, options.dtype)
     dtypes = ", ".join(sorted({dtype.name for dtype in export.dtypes.values()}))
     what = f"{export.family.name}, {len(export.tensors)} tensors, {export.parameters:,} weights in {dtypes}"
     if options.check:
@@ -89,6 +100,18 @@ def _into_hf(options: argparse.Namespace) -> None:
     print(f"{named(options.out)}: {what}, in {len(files)} file{'s' * (len(files) > 1)}")
     if not any((options.out / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         print("No tokenizer is known for this model: put its files beside the weights before the folder is used.")
+
+
+def _into_peft(source: Any, options: argparse.Namespace) -> None:
+    from jaxpar.interop.conversion.export import DTYPE_NAMES
+    from jaxpar.interop.conversion.new_folder import new_folder
+    from jaxpar.interop.conversion.peft import plan_adapter
+
+    adapter = plan_adapter(source, DTYPE_NAMES[options.dtype or "float32"], print)
+    with new_folder(options.out) as folder:
+        adapter.write(folder)
+    modules = f"{len(adapter.tensors)} modules ({', '.join(adapter.names)})"
+    print(f"{named(options.out)}: factors of rank {adapter.source.rank} for {modules}, of {adapter.source.base.place}")
 
 
 if __name__ == "__main__":

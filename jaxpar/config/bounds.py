@@ -94,6 +94,8 @@ BOUNDS: dict[str, Bound] = {
     "model.dropout": _BELOW_ONE,
     "model.init_scale": _POSITIVE,
     "model.z_loss": _at_least(0, 1e30),
+    "lora.rank": _at_least(1, WIDTH),
+    "lora.alpha": _POSITIVE,
     "parallel.pipe": _AXIS,
     "parallel.replica": _AXIS,
     "parallel.fsdp": _AXIS,

@@ -11,11 +11,12 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config import counting
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation, name_activation
 from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
+from jaxpar.layers.lora import OFF, adapted, low_rank_product
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.rope import rotate
 
@@ -29,8 +30,8 @@ QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
 class Attention(nnx.Module):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
 
-    def __init__(self, model: ModelConfig):
-        self.part = self.declare(model)
+    def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
+        self.part, self.lora = adapted(self.declare(model), lora), lora
         self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
         self.normed, self.factors = model.qk_norm, NORMS[model.norm].factors
         declare_weights(self, self.part.weights)
@@ -70,11 +71,18 @@ class Attention(nnx.Module):
         q = jnp.einsum("bse,ehd->bshd", x, self.query[...])
         k = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.key[...], 1))
         v = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.value[...], 1))
-        return q, k, v
+        return self._adapted(q, x, "query"), self._adapted(k, x, "key"), self._adapted(v, x, "value")
 
     def project_out(self, x: Float[Array, "batch seq heads head_dim"]) -> Float[Array, "batch seq embed"]:
         """This rank's partial sums; the output bias is added by `add_bias`."""
-        return jnp.einsum("bshd,hde->bse", x, self.output[...])
+        return self._adapted(jnp.einsum("bshd,hde->bse", x, self.output[...]), x, "output")
+
+    def _adapted(self, y: jax.Array, x: jax.Array, name: str) -> jax.Array:
+        """The product `y` of `x` and a matrix, with that of its factors if it has any."""
+        if f"{name}_lora_a" not in self.part.weights:
+            return y
+        a, b = self._vector(f"{name}_lora_a"), self._vector(f"{name}_lora_b")
+        return y + low_rank_product(x, a, self._own_heads(b, 1) if name in ("key", "value") else b, self.lora)
 
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend

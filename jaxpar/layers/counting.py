@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.lora import adapted
 from jaxpar.layers.norm import NORMS
 
 
@@ -40,3 +41,12 @@ def matmul_parameters(model: ModelConfig, vocab: int) -> int:
     """Weights that every token is multiplied with: all layers and the head, `vocab` being the true vocabulary."""
     layers = sum(count * layer_matmul_parameters(kind_model(model, kind)) for kind, count in kind_counts(model).items())
     return layers + model.embed * vocab
+
+
+def factor_parameters(model: ModelConfig, lora: LoraConfig) -> int:
+    """Weights in the low-rank factors of all layers, which are all that is trained; 0 if there are none."""
+
+    def of_layer(own: ModelConfig) -> int:
+        return sum(adapted(part, lora).weights.size - part.weights.size for part in declare_layer(own).parts)
+
+    return sum(count * of_layer(kind_model(model, kind)) for kind, count in kind_counts(model).items())

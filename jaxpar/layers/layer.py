@@ -28,7 +28,7 @@ class DecoderLayer(nnx.Module):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
-        self.attention, self.mlp = Attention(model), feed_forward_class(model)(model)
+        self.attention, self.mlp = Attention(model, config.lora), feed_forward_class(model)(model, config.lora)
         norm = NORMS[model.norm]
         if self.norms_before:
             self.attention_norm, self.mlp_norm = norm(model), norm(model)

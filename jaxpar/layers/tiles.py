@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, Shaped
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays
 
-type Block = Callable[[Arrays, jax.Array], jax.Array]
-"""A function of each token alone: (weights, x [1, tokens, embed]) -> [1, tokens, embed]."""
+type Block = Callable[[Arrays, Arrays, jax.Array], jax.Array]
+"""A function of each token alone: (trained weights, frozen ones, x [1, tokens, embed]) -> [1, tokens, embed]."""
 
 
 def into_tiles(x: Shaped[Array, "tokens ..."], tiles: int) -> Shaped[Array, "tile tile_tokens ..."]:
@@ -38,38 +38,43 @@ def scan_tiles(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, tiles: A
     return lax.scan(step, carry, tiles, unroll=one)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
 def over_tiles(
-    block: Block, weights: Arrays, x: Float[Array, "batch part embed"], tiles: int
+    block: Block, weights: Arrays, frozen: Arrays, x: Float[Array, "batch part embed"], tiles: int
 ) -> Float[Array, "batch part embed"]:
     """`block` of all tokens, tile by tile: its intermediates exist for one tile at a time.
 
-    The derivative keeps the arguments, runs each tile again and adds up the gradients of the weights in float32.
+    The derivative keeps the arguments, runs each tile again and adds up the gradients of the weights in float32; those
+    in `frozen` have none.
     Source: ALST (arXiv:2506.13996, section 3.1).
     """
-    step = lambda _, tile: (None, block(weights, tile[None])[0])
+    step = lambda _, tile: (None, block(weights, frozen, tile[None])[0])
     _, y = scan_tiles(step, None, into_tiles(_tokens(x), tiles))
     return _like(y, x)
 
 
-def _forward(block: Block, weights: Arrays, x: jax.Array, tiles: int) -> tuple[jax.Array, tuple[Arrays, jax.Array]]:
-    return over_tiles(block, weights, x, tiles), (weights, x)
+type _Kept = tuple[Arrays, Arrays, jax.Array]
 
 
-def _backward(block: Block, tiles: int, kept: tuple[Arrays, jax.Array], dy: jax.Array) -> tuple[Arrays, jax.Array]:
-    weights, x = kept
+def _forward(block: Block, weights: Arrays, frozen: Arrays, x: jax.Array, tiles: int) -> tuple[jax.Array, _Kept]:
+    return over_tiles(block, weights, frozen, x, tiles), (weights, frozen, x)
+
+
+def _backward(block: Block, tiles: int, kept: _Kept, dy: jax.Array) -> tuple[Arrays, None, jax.Array]:
+    weights, frozen, x = kept
 
     def step(total: Arrays, tile: tuple[jax.Array, jax.Array]) -> tuple[Arrays, jax.Array]:
         x, dy = tile
         # No result needs the first of its two forwards; the second is named as a recomputation.
-        _, pullback = jax.vjp(jax.checkpoint(block, prevent_cse=False), weights, x[None])
+        own = lambda weights, x: block(weights, frozen, x)
+        _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), weights, x[None])
         dw, dx = pullback(dy[None])
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, dw), dx[0]
 
     zeros = jax.tree.map(lambda w: vary(jnp.zeros(w.shape, jnp.float32)), weights)
     parts = into_tiles(_tokens(x), tiles), into_tiles(_tokens(dy), tiles)
     total, dx = scan_tiles(step, zeros, parts)
-    return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), _like(dx, x)
+    return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), None, _like(dx, x)
 
 
 over_tiles.defvjp(_forward, _backward)

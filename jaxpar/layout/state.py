@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxpar.mesh.parameters import Partitions, Weights
+from jaxpar.mesh.parameters import Partitions, Weights, merge
 from jaxpar.optim.optimizer import Optimizer, OptimizerState
 from jaxpar.precision.loss_scale import LossScale
 
@@ -21,7 +21,9 @@ class TrainState(NamedTuple):
     """Everything that a step reads and writes, and that a checkpoint holds."""
 
     master: Weights
-    """Weights in optimizer placement and master dtype; all other placements in a step are derived from them."""
+    """Trained weights in optimizer placement and master dtype; all other placements in a step are derived from them."""
+    frozen: Weights
+    """Frozen weights in storage placement and dtype. A checkpoint has none: they are those of another model."""
     optimizer: OptimizerState
     """Moments, sharded like the master weights."""
     step: Int[Array, ""]
@@ -33,16 +35,26 @@ class TrainState(NamedTuple):
     loss_scale: LossScale
 
 
-def state_layout(weights: Partitions, optimizer: Optimizer) -> TrainState:
-    """The partition of every part of the state, given that of the master weights."""
+def state_layout(weights: Partitions, frozen: Partitions, optimizer: Optimizer) -> TrainState:
+    """The partition of every part of the state, given those of the master weights and of the frozen ones."""
     whole: Any = PartitionSpec()
-    return TrainState(weights, optimizer.state_layout(weights), whole, whole, whole, LossScale(whole, whole))
+    return TrainState(weights, frozen, optimizer.state_layout(weights), whole, whole, whole, LossScale(whole, whole))
 
 
-def initial_state(master: Weights, optimizer: Optimizer, loss_scale: LossScale) -> TrainState:
+def initial_state(master: Weights, frozen: Weights, optimizer: Optimizer, loss_scale: LossScale) -> TrainState:
     """The state before the first step."""
     zero = jnp.int32(0)
-    return TrainState(master, optimizer.init(master), zero, zero, zero, loss_scale)
+    return TrainState(master, frozen, optimizer.init(master), zero, zero, zero, loss_scale)
+
+
+def all_weights(state: TrainState) -> Weights:
+    """The weights of the whole model, trained and frozen."""
+    return merge(state.frozen, state.master)
+
+
+def without_frozen(state: TrainState) -> TrainState:
+    """What a checkpoint has of a state."""
+    return state._replace(frozen={})
 
 
 class WeightState(NamedTuple):

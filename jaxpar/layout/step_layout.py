@@ -19,7 +19,7 @@ from jaxpar.layout.state import TrainState, initial_state, join_weights, state_l
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.mesh.parameters import Partitions, Specs, initial_weights
+from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.moments import check_blocks
@@ -43,7 +43,7 @@ class StepLayout:
     """The learning rate at a step as a share of its peak; by default the schedule of `config`."""
 
     def __post_init__(self) -> None:
-        check_blocks(self.plan.dtypes.moments, self.specs, self.master, self.plan.axes)
+        check_blocks(self.plan.dtypes.moments, self.trained, self.master, self.plan.axes)
 
     @cached_property
     def order(self) -> LayerOrder:
@@ -56,6 +56,20 @@ class StepLayout:
         return decoder_specs(self.config, self.order)
 
     @cached_property
+    def trained(self) -> Specs:
+        """Those of the trained weights."""
+        return select(self.specs, self._trains, True)
+
+    @cached_property
+    def frozen(self) -> Specs:
+        """Those of the frozen weights."""
+        return select(self.specs, self._trains, False)
+
+    @cached_property
+    def _trains(self) -> Nested[bool]:
+        return map_specs(lambda spec: spec.trained, self.specs)
+
+    @cached_property
     def placements(self) -> Placements:
         """The placements of the weights, by role."""
         plan, shared_ends = self.plan, self.plan.pipe_ends == "shared"
@@ -63,9 +77,14 @@ class StepLayout:
             self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model), shared_ends=shared_ends
         )
 
-    @property
+    @cached_property
     def master(self) -> Partitions:
-        """Partitions of the master weights."""
+        """Partitions of the master weights: of all that is trained."""
+        return only(self.placements.optimizer.layout, self.trained)
+
+    @property
+    def weights(self) -> Partitions:
+        """Partitions of all weights of a state (`all_weights`)."""
         return self.placements.optimizer.layout
 
     @cached_property
@@ -85,7 +104,7 @@ class StepLayout:
             self.config.optimizer,
             steps=self.config.run.steps,
             moments=self.plan.dtypes.moments,
-            specs=self.specs,
+            specs=self.trained,
             layout=self.master,
             fraction=self.fraction,
         )
@@ -93,12 +112,12 @@ class StepLayout:
     @cached_property
     def state(self) -> TrainState:
         """Partitions of the state."""
-        return state_layout(self.master, self.optimizer)
+        return state_layout(self.master, only(self.placements.storage.layout, self.frozen), self.optimizer)
 
     @cached_property
     def squares(self) -> Partitions:
         """Partitions of the squares of gradients, weight by weight."""
-        return squares_layout(self.master, self.specs)
+        return squares_layout(self.master, self.trained)
 
     @cached_property
     def schedule(self) -> PipelineSchedule:
@@ -130,7 +149,7 @@ class StepLayout:
 
     @cached_property
     def on_device(self) -> tuple[bool, ...]:
-        """For each leaf of `specs`, whether its master weight and moments are on the device."""
+        """For each leaf of `trained`, whether its master weight and moments are on the device."""
         plan = self.plan
         if plan.optimizer_offload == "none":
             return (True,) * len(self.weight_names)
@@ -138,8 +157,8 @@ class StepLayout:
 
     @cached_property
     def weight_names(self) -> tuple[str, ...]:
-        """The name of each leaf of `specs`, such as `layers.mlp.up`."""
-        paths = jax.tree_util.tree_leaves_with_path(self.specs)
+        """The name of each leaf of `trained`, such as `layers.mlp.up`."""
+        paths = jax.tree_util.tree_leaves_with_path(self.trained)
         return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)
 
     def state_shardings(self, mesh: AnyMesh | None = None) -> TrainState:
@@ -153,8 +172,11 @@ class StepLayout:
 
     def initial_state(self) -> TrainState:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""
-        master = initial_weights(self.specs, self.config.run.seed, self.order)
-        return initial_state(master, self.optimizer, initial_loss_scale(self.config.precision))
+        master, frozen = (
+            initial_weights(specs, self.config.run.seed, self.order) for specs in (self.trained, self.frozen)
+        )
+        frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
+        return initial_state(master, frozen, self.optimizer, initial_loss_scale(self.config.precision))
 
     @cached_property
     def state_shapes(self) -> TrainState:

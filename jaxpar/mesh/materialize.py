@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_weight, reduce_sum, scatter_gradient
-from jaxpar.mesh.parameters import Arrays, Nested, Weights
+from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
 from jaxpar.mesh.placements import Placement, Placements, added_dim, unreduced_axes
 
 type Part = str | tuple[str, ...]
@@ -45,9 +45,10 @@ def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bo
 def to_accumulators(gradients: Arrays, placements: Placements, *, part: str, unstacked: bool = False) -> Arrays:
     """Gradients of gathered weights from compute to gradient placement and dtype: partial sums, or reduce-scattered.
 
+    `gradients` may leave out weights of the part.
     Bytes: `scatter_gradient` of each weight that the gradient placement shards, in gradient dtype.
     """
-    layouts = placements.compute.layout[part], placements.gradient.layout[part]
+    layouts = (only(role.layout[part], gradients) for role in (placements.compute, placements.gradient))
     return jax.tree.map(
         partial(to_accumulator, dtype=placements.gradient.dtype, unstacked=unstacked), gradients, *layouts
     )
@@ -64,7 +65,8 @@ def to_accumulator(
 
 
 def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> Arrays:
-    """Zeros in gradient placement for `weights` (in storage placement), varying over every axis."""
+    """Zeros in gradient placement for `weights` (in storage placement, of some weights of the part), varying over every
+    axis."""
     dtype = jnp.dtype(placements.gradient.dtype)
 
     def one(weight: jax.Array, storage: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
@@ -75,7 +77,8 @@ def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> 
         with jax.named_scope("gradients"):
             return vary(jnp.zeros(shape, dtype))
 
-    return jax.tree.map(one, weights, placements.storage.layout[part], placements.gradient.layout[part])
+    layouts = (only(role.layout[part], weights) for role in (placements.storage, placements.gradient))
+    return jax.tree.map(one, weights, *layouts)
 
 
 def materialize(weights: Arrays, accumulators: Arrays, placements: Placements, *, part: str) -> Arrays:
@@ -128,7 +131,8 @@ def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     `reduce_sum` of the result over the other axes that hold partial sums.
     """
 
-    layouts = placements.compute.layout, placements.gradient.layout, placements.optimizer.layout
+    roles = placements.compute, placements.gradient, placements.optimizer
+    layouts = (only(role.layout, gradients) for role in roles)
     return jax.tree.map(partial(reduced_gradient, dtype=placements.optimizer.dtype), gradients, *layouts)
 
 

@@ -49,6 +49,8 @@ class ParamSpec:
     """A layer's weight matrix, which Muon orthogonalises."""
     decay: bool = False
     """Weight decay applies."""
+    trained: bool = True
+    """It has gradients and is updated; else it is frozen, without gradient, moments or master copy."""
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.shape} has other dims than {self.axes}"
@@ -66,6 +68,31 @@ class ParamSpec:
 def map_specs(function: Any, specs: Any, *rest: Any) -> Any:
     """`jax.tree.map` over the `ParamSpec` leaves of `specs` and the matching leaves of `rest`."""
     return jax.tree.map(function, specs, *rest, is_leaf=lambda x: isinstance(x, ParamSpec))
+
+
+def only[Leaf](tree: Nested[Leaf], like: Nested[Any]) -> Nested[Leaf]:
+    """The leaves of `tree` that `like` has too."""
+    return {name: only(tree[name], own) if isinstance(own, dict) else tree[name] for name, own in like.items()}
+
+
+def select(tree: Nested[Any], mask: Nested[bool], wanted: bool) -> Nested[Any]:
+    """The leaves of `tree` whose `mask` is `wanted`, as nested dicts without empty ones."""
+    found = {}
+    for name, entry in tree.items():
+        if isinstance(entry, dict):
+            if part := select(entry, mask[name], wanted):
+                found[name] = part
+        elif mask[name] == wanted:
+            found[name] = entry
+    return found
+
+
+def merge(under: Nested[Any], over: Nested[Any]) -> Nested[Any]:
+    """Nested dicts with the leaves of both; those of `over` where both have one."""
+    both = dict(under)
+    for name, entry in over.items():
+        both[name] = merge(both[name], entry) if isinstance(entry, dict) and name in both else entry
+    return both
 
 
 def initial_weights(specs: Specs, seed: int, order: LayerOrder) -> Weights:

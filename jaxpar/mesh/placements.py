@@ -57,6 +57,7 @@ class Placements:
     storage: Placement
     gradient: Placement
     optimizer: Placement
+    """Of a frozen weight, its layout in `storage`."""
 
 
 def place(
@@ -73,11 +74,14 @@ def place(
     ends = sharded if sizes.pipe == 1 else compute
     storage = {**ends, LAYERS: sharded[LAYERS]} if LAYERS in sharded else ends
     gradient = storage if zero >= 3 else ends
+    stored = storage if zero >= 3 else compute
+    # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
+    updated = map_specs(lambda spec, own, stored: own if spec.trained else stored, specs, sharded, stored)
     return Placements(
         compute=Placement(compute, dtypes.compute),
-        storage=Placement(storage if zero >= 3 else compute, dtypes.storage),
+        storage=Placement(stored, dtypes.storage),
         gradient=Placement(gradient if zero >= 2 else compute, dtypes.gradient),
-        optimizer=Placement(sharded if zero >= 1 else compute, dtypes.master),
+        optimizer=Placement(updated if zero >= 1 else compute, dtypes.master),
     )
 
 

@@ -26,6 +26,8 @@ class Rules:
     mlp: MeshAxes = ()
     norm: MeshAxes = ()
     experts: MeshAxes = ()
+    rank: MeshAxes = ()
+    """Between the two low-rank factors of a matrix (`jaxpar.layers.lora`)."""
 
 
 LOGICAL_AXES = tuple(field.name for field in fields(Rules))

@@ -21,14 +21,15 @@ from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import Tap
+from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder, with_own_layers
-from jaxpar.mesh.materialize import materialize
-from jaxpar.mesh.parameters import Arrays, Specs, Weights, map_specs
+from jaxpar.mesh.materialize import gather, materialize
+from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.embedding import (
     Embedding,
@@ -65,9 +66,10 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
 
     Below `layers` are the weights of all layers or, if kinds have names, a tree for each.
     """
-    specs, layers = specs_of(Decoder(config)), {}
+    specs, layers = with_frozen(specs_of(Decoder(config)), config.lora), {}
     for kind, stack in order.stacks.items():
-        stacked = map_specs(lambda spec, rows=stack.rows: spec.stacked(rows), specs_of(layer_of_kind(config, kind)))
+        own = layer_specs(layer_of_kind(config, kind), config)
+        stacked = map_specs(lambda spec, rows=stack.rows: spec.stacked(rows), own)
         layers = with_own_layers(layers, kind, stacked)
     return specs | {LAYERS: layers}
 
@@ -75,6 +77,11 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
 def layer_of_kind(config: Config, kind: str, mlp_tiles: int = 1) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles)
+
+
+def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
+    """The specs of a layer."""
+    return with_frozen(specs_of(layer), config.lora)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +145,8 @@ class DecoderStages:
 
     def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights:
         """`gradients` (gradient placement) of the whole model with those of `embed` added, whose cotangent is `dx`."""
+        if "embedding" not in gradients:  # it is frozen
+            return gradients
         table = weights["embedding"]
         ids = table_ids(self.placements, table, batch["tokens"], batch["positions"])
         # Linear in the rows that it joins, so any values will do.
@@ -170,8 +179,11 @@ class DecoderStages:
         def linear(w: Arrays, name: str, x: jax.Array) -> Any:
             return with_weights(prototype, w).linear(name, x)
 
-        matrices = map_specs(lambda spec: spec.matrix, specs_of(prototype)) if self.split_backward else None
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports)
+        specs = layer_specs(prototype, self.config)
+        matrices = map_specs(lambda spec: spec.matrix, specs) if self.split_backward else None
+        frozen = map_specs(lambda spec: not spec.trained, specs)
+        frozen = frozen if any(jax.tree.leaves(frozen)) else None
+        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen)
 
     def over_held_chunks(self) -> LayerLoop:
         """`loop`, over chunks that are gathered whole."""
@@ -180,7 +192,7 @@ class DecoderStages:
     def no_chunks(self, weights: Weights, slots: int, *, gradients: bool = False) -> Arrays:
         """Zeros for chunks of layers gathered whole, or for their gradients."""
         role = self.placements.gradient if gradients else self.placements.compute
-        return no_chunks(self.loop, weights[LAYERS], slots, role.dtype)
+        return no_chunks(self.loop, weights[LAYERS], slots, role.dtype, gradients)
 
     def hold(self, held: Arrays, slot: int, weights: Weights, chunk: int, after: jax.Array) -> Arrays:
         """`held` with a chunk of the layers gathered into `slot`, not before `after` is computed."""
@@ -208,15 +220,24 @@ class DecoderStages:
         """
         x, table = self._before_head(weights, accumulators, x)
         objective, total = head_loss(
-            x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend
-        )
+            x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend,
+            trained=self._head in accumulators,
+        )  # fmt: skip
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, total
 
     def _before_head(self, weights: Weights, accumulators: Weights, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The operands of the head: the normed residual stream, and this rank's part of the vocabulary."""
-        norm = materialize(weights["final_norm"], accumulators["final_norm"], self.placements, part="final_norm")
-        x = with_weights(NORMS[self.model.norm](self.model), norm)(x)
-        part, name = ("embedding", "tokens") if self.model.tied else ("head", "weight")
-        table: Any = materialize(weights[part], accumulators[part], self.placements, part=part)
-        return x, table[name]
+
+        def whole(part: str) -> Any:
+            if part not in accumulators:  # it is frozen
+                return gather(weights[part], self.placements, part=part)
+            return materialize(weights[part], accumulators[part], self.placements, part=part)
+
+        x = with_weights(NORMS[self.model.norm](self.model), whole("final_norm"))(x)
+        return x, whole(self._head)["tokens" if self.model.tied else "weight"]
+
+    @property
+    def _head(self) -> str:
+        """The part of the model with the weight of the head."""
+        return "embedding" if self.model.tied else "head"

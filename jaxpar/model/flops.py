@@ -9,6 +9,9 @@ appendix B; the mask as in Megatron-LM's causal count):
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
   4 * heads * head_dim FLOPs per pair and layer forward, three times that with backward.
 
+With low-rank factors (`lora`) the other weights are frozen, and their own gradients are not asked for: 2 FLOPs per
+weight forward and 2 backward, and 6 per weight of the factors.
+
 What the run adds is overhead and not counted: recomputed activations, padded vocabulary columns, padded tokens, masked
 pairs, norms, softmax, the optimizer. So MFU goes up only when a step gets faster.
 """
@@ -19,10 +22,11 @@ from collections.abc import Mapping
 from math import prod
 
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.counting import matmul_parameters
+from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.part import Core
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import mean_keys
 
 type Pairs = Mapping[int | None, int]
@@ -39,7 +43,7 @@ def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
     return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
 
 
-def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int) -> float:
+def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, lora: LoraConfig = OFF) -> float:
     """Model FLOPs of one optimizer step (forward and backward) over all devices.
 
     Args:
@@ -47,12 +51,15 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int) ->
         tokens: Tokens of the step's batch that belong to a document.
         pairs: For each of `windows`, the pairs that the mask keeps, summed over the rows of the batch.
         vocab: True vocabulary size, without padding.
+        lora: The low-rank factors, if there are any.
     """
     attention = 0
     for kind, count in kind_counts(model).items():
         own = kind_model(model, kind)
         attention += 3 * count * pair_flops(own) * pairs.get(own.window, 0)
-    return float(6 * matmul_parameters(model, vocab) * tokens + attention)
+    each = 6 if lora.rank is None else 4
+    matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, lora)
+    return float(matmuls * tokens + attention)
 
 
 def pair_flops(model: ModelConfig) -> int:

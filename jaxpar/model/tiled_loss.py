@@ -41,11 +41,12 @@ def head_loss(
     axes: tuple[str, ...],
     tiles: int,
     backend: str,
+    trained: bool = True,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """`tiled_cross_entropy`, or with another `backend` than `xla` the same sums by a kernel, which uses no tiles."""
     if backend == "xla":
         function: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
-        return function(x, table, labels, mask, model, axes, tiles)
+        return function(x, table, labels, mask, model, axes, tiles, trained)
     return fused_cross_entropy(x, table, labels, mask, model, axes, FUSED[backend])
 
 
@@ -73,7 +74,7 @@ def fused_cross_entropy(
     return total + model.z_loss * jnp.sum(counts * found.lse**2), lax.stop_gradient(total)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def tiled_cross_entropy(
     x: Float[Array, "batch part embed"],
     table: Float[Array, "..."],
@@ -82,6 +83,7 @@ def tiled_cross_entropy(
     model: ModelConfig,
     axes: tuple[str, ...],
     tiles: int,
+    trained: bool,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums over the tokens of `mask`: (nll + z_loss * lse^2, which has a derivative; nll, which has none), in nats.
 
@@ -89,7 +91,7 @@ def tiled_cross_entropy(
     are of the joined parts of the tensor ranks. A tile is `ceil(batch * part / tiles)` tokens of each of them.
 
     Holds, for one tile, float32 logits and their gradient in compute dtype; in training also gradients of `x` (compute
-    dtype) and of `table` (float32). Without a derivative no gradient is computed. Sends what
+    dtype) and, if it is `trained`, of `table` (float32). Without a derivative no gradient is computed. Sends what
     `gather_sequence` of `x`, `scatter_sequence` of its gradient and `vocabulary_cross_entropy` send, in `tiles` parts.
     """
 
@@ -103,9 +105,9 @@ def tiled_cross_entropy(
 
 def _forward(
     x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array,
-    model: ModelConfig, axes: tuple[str, ...], tiles: int,
-) -> tuple[Sums, tuple[jax.Array, jax.Array]]:  # fmt: skip
-    def step(carry: tuple[Sums, jax.Array], tile: Any) -> tuple[tuple[Sums, jax.Array], jax.Array]:
+    model: ModelConfig, axes: tuple[str, ...], tiles: int, trained: bool,
+) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:  # fmt: skip
+    def step(carry: tuple[Sums, Any], tile: Any) -> tuple[tuple[Sums, Any], jax.Array]:
         (sums, d_table), (part, labels, mask) = carry, tile
         joined = gather_sequence(part[None])
         of_logits = lambda logits: _sums(logits, labels, mask, model, axes)
@@ -113,21 +115,23 @@ def _forward(
         (d_logits,) = pullback(vary(jnp.ones_like(objective), varying_axes(objective)))
         dx, new = project_gradients(joined, table, d_logits, model)
         with jax.named_scope("gradients"):
-            d_table = d_table + new
+            d_table = d_table + new if trained else None
         return (_add(sums, (objective, nll)), d_table), scatter_sequence(dx)[0]
 
     with jax.named_scope("gradients"):
-        zeros = vary(jnp.zeros(table.shape, jnp.float32))
+        zeros = vary(jnp.zeros(table.shape, jnp.float32)) if trained else None
     (sums, d_table), dx = scan_tiles(step, (_nothing(axes), zeros), _tiles(x, labels, mask, tiles))
     return sums, (from_tiles(dx, x.shape[0] * x.shape[1]).reshape(x.shape), d_table)
 
 
 def _backward(
-    model: ModelConfig, axes: tuple[str, ...], tiles: int, kept: tuple[jax.Array, jax.Array], cotangents: Sums
-) -> tuple[jax.Array, jax.Array, None, None]:
+    model: ModelConfig, axes: tuple[str, ...], tiles: int, trained: bool,
+    kept: tuple[jax.Array, jax.Array | None], cotangents: Sums,
+) -> tuple[jax.Array, jax.Array | None, None, None]:  # fmt: skip
     dx, d_table = kept
     scale, _ = cotangents
-    return (dx * scale).astype(dx.dtype), (d_table * scale).astype(dx.dtype), None, None
+    of_table = None if d_table is None else (d_table * scale).astype(dx.dtype)
+    return (dx * scale).astype(dx.dtype), of_table, None, None
 
 
 tiled_cross_entropy.defvjp(_forward, _backward)

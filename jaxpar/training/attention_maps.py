@@ -21,6 +21,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.stages import mask_of, stages_of
+from jaxpar.layout.state import all_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.mesh.build import build_mesh
@@ -28,6 +29,7 @@ from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, layer_of_kind
+from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.train_step import TrainStep
 from pallas_kernels.masks import Mask, allowed
@@ -55,8 +57,9 @@ def attention_weights(trainer: Run, tokens: np.ndarray, layer: int) -> Float[np.
     if jax.process_count() > 1:
         raise UserError("attention weights are computed in one process: restore the checkpoint in a run of its own")
     step = _on_one_device(trainer)
-    whole = jax.device_get(trainer.saved.in_order(in_memory(trainer.state)).master)
-    weights = jax.device_put(whole, shardings(step.mesh, step.layout.master))
+    ordered = SavedState(trainer.layout.abstract_state(trainer.mesh), trainer.layout.order)
+    whole = jax.device_get(all_weights(ordered.in_order(in_memory(trainer.state))))
+    weights = jax.device_put(whole, shardings(step.mesh, step.layout.weights))
     return np.asarray(_weights_function(step, layer)(weights, _row(np.asarray(tokens))))
 
 
@@ -81,13 +84,13 @@ def _row(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _weights_function(step: TrainStep, layer: int):
-    """Compiled (master weights, row) -> weights [heads, query, key]."""
+    """Compiled (all weights of a state, row) -> weights [heads, query, key]."""
 
     layout = step.layout
 
-    def function(master: Weights, row: Batch) -> jax.Array:
+    def function(weights: Weights, row: Batch) -> jax.Array:
         stages = stages_of(layout, train=False)
-        weights = to_storage(master, layout.placements)
+        weights = to_storage(weights, layout.placements)
         x, tokens = stages.embed(weights, row), stages.token_context(row)
         kept = None
         for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
@@ -101,7 +104,7 @@ def _weights_function(step: TrainStep, layer: int):
         # One device holds everything, but the types do not show that yet.
         return jax.lax.psum(kept[0], step.mesh.axis_names)
 
-    return step.compiled(function, (layout.master, PartitionSpec()), PartitionSpec())
+    return step.compiled(function, (layout.weights, PartitionSpec()), PartitionSpec())
 
 
 class _KeepingAttention:

@@ -12,9 +12,10 @@ from jaxpar.compiler.report.provenance import Provenance
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
 """`optimizer` is the state kept between steps: float32 master weights and moments. `weights` are made from the
-master weights within a step: in storage placement, and gathered. `gradients` accumulate in gradient placement, or are
-on their way there. `saved_activations` are what layers keep from forward to backward. `temporaries` are all else on the
-device; `host` is pinned memory of the host, and no part of the device's peak."""
+master weights within a step, in storage placement and gathered; frozen weights are `weights` too. `gradients`
+accumulate in gradient placement, or are on their way there. `saved_activations` are what layers keep from forward to
+backward. `temporaries` are all else on the device; `host` is pinned memory of the host, and no part of the device's
+peak."""
 
 _BETWEEN = r"(?:^|[/(:]){}(?:[/):]|$)"
 _SCOPES = (
@@ -23,7 +24,9 @@ _SCOPES = (
     ("weights", re.compile(_BETWEEN.format("(?:stored_weights|gather_weight)"))),
 )
 """Scopes that name a class; the first that is found counts."""
-_INPUTS = (("weights", "master/"), ("optimizer", "optimizer/"))
+_STATE = (("optimizer", ("master/", "optimizer/")), ("weights", ("frozen/",)))
+"""Classes of the inputs themselves; a batch counts as temporaries."""
+_INPUTS = (("weights", "master/"), ("weights", "frozen/"), ("optimizer", "optimizer/"))
 """Classes of temporaries that were only cast or copied from an input."""
 _PRIORITY = ("gradients", "saved_activations", "weights", "optimizer", "temporaries")
 """Precedence of classes where several values share the same bytes."""
@@ -42,7 +45,8 @@ class MemoryClasses:
     def of(self, occupant: Occupant) -> str:
         """The class of a value in memory at some moment."""
         if occupant.allocation.parameter is not None:
-            return "optimizer" if self._rests(occupant.allocation) else "temporaries"
+            name = self._inputs[occupant.allocation.parameter]
+            return next((own for own, prefixes in _STATE if name.startswith(prefixes)), "temporaries")
         found = {self._of_value(value, occupant.allocation) for value in (occupant.value, *occupant.shared_with)}
         return next(name for name in _PRIORITY if name in found)
 
@@ -56,10 +60,6 @@ class MemoryClasses:
     def at(self, place: int) -> dict[str, int]:
         """Bytes per class at a place in the order of the program."""
         return self.totals(occupants(self._buffers, place))
-
-    def _rests(self, allocation: Allocation) -> bool:
-        name = self._inputs[allocation.parameter] if allocation.parameter is not None else ""
-        return name.startswith(("master/", "optimizer/"))
 
     def _of_value(self, value: Value, allocation: Allocation) -> str:
         """The class of a value; if its own history has no class, that of the value that follows in its place."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxpar.config.schema.layout import AttentionConfig, MemoryConfig, ParallelConfig, PrecisionConfig
-from jaxpar.config.schema.model import ModelConfig
+from jaxpar.config.schema.model import LoraConfig, ModelConfig
 from jaxpar.config.schema.run import CheckpointConfig, DistributedConfig, RunConfig, WatchConfig
 from jaxpar.config.schema.training import DataConfig, EvaluationConfig, OptimizerConfig
 
@@ -20,6 +20,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)

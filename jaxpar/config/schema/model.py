@@ -1,4 +1,4 @@
-"""The section `model`: the decoder's shape, and the kinds of its layers."""
+"""The sections `model` and `lora`: the decoder's shape, the kinds of its layers, and low-rank factors."""
 
 from __future__ import annotations
 
@@ -102,3 +102,17 @@ class ModelConfig:
     `sqrt(2 * layers)`."""
     z_loss: float = 0.0
     """Weight of `logsumexp(logits)^2`, which keeps the logits from drifting."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adaptation (LoRA, arXiv:2106.09685): the weights of `run.init_from` are frozen, and each target matrix W
+    gets two trained factors, so that its product is `x W + alpha / rank * (x A) B`."""
+
+    rank: int | None = None
+    """Columns of A and rows of B; null trains all weights, without factors."""
+    alpha: float = 16.0
+    """Weight of the factors, which is divided by `rank`."""
+    targets: tuple[str, ...] | None = None
+    """The layers' matrices that get factors: some of `query`, `key`, `value`, `output`, `gate`, `up`, `down`; null is
+    all that the model has."""

@@ -19,8 +19,7 @@ from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
-from jaxpar.interop.sources.open_source import origin_of
-from jaxpar.interop.sources.saved_weights import SavedWeights
+from jaxpar.interop.sources.open_source import Model, origin_of
 from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, WHOLE
 
 GENERATION = "generation_config.json"
@@ -38,7 +37,7 @@ DTYPE_NAMES = {dtype.name: dtype for dtype in DTYPES.values()}
 class Export:
     """A folder in Hugging Face's format, before it is written."""
 
-    source: HFFolder | SavedWeights
+    source: Model
     family: Family
     tensors: list[StoredTensor]
     dtypes: dict[str, np.dtype]
@@ -110,9 +109,7 @@ class Export:
                 (folder / name).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
 
 
-def plan_export(
-    source: HFFolder | SavedWeights, dtype: str | None = None, report: Callable[[str], None] = print
-) -> Export:
+def plan_export(source: Model, dtype: str | None = None, report: Callable[[str], None] = print) -> Export:
     """The export of a model.
 
     Args:
@@ -143,7 +140,7 @@ def plan_export(
     )
 
 
-def _holds(family: Family, source: HFFolder | SavedWeights) -> bool:
+def _holds(family: Family, source: Model) -> bool:
     """Whether a family can still hold what a run made of its model."""
     try:
         tensors_of(family, source.model)
@@ -153,9 +150,9 @@ def _holds(family: Family, source: HFFolder | SavedWeights) -> bool:
     return True
 
 
-def _length(source: HFFolder | SavedWeights) -> int:
+def _length(source: Model) -> int:
     """The number of tokens that a model was trained with, as far as is known."""
-    if isinstance(source, SavedWeights):
+    if not isinstance(source, HFFolder):
         return source.config.data.sequence_length
     return Given("", read_config(source.path).values).get("max_position_embeddings", 0)
 

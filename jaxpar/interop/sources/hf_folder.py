@@ -60,6 +60,14 @@ class HFFolder:
         }
 
     @property
+    def place(self) -> Path:
+        return self.path.absolute()
+
+    @property
+    def digest(self) -> str:
+        return self._files.digest()
+
+    @property
     def description(self) -> str:
         return f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
 

@@ -10,6 +10,7 @@ from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import quoted
+from jaxpar.interop.sources.adapted import BASE, AdaptedWeights
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
@@ -21,8 +22,14 @@ EXPECTED = (
 """What a MODEL is."""
 
 
-def open_source(path: str | Path, key: str) -> HFFolder | SavedWeights:
+type Model = HFFolder | SavedWeights | AdaptedWeights
+"""The weights of a MODEL."""
+
+
+def open_source(path: str | Path, key: str) -> Model:
     """The weights at a path; nothing is read of them yet. Collective over the processes of a job.
+
+    Those of a run with low-rank factors are merged with the weights of the model that the run began with.
 
     Args:
         path: a MODEL.
@@ -34,7 +41,7 @@ def open_source(path: str | Path, key: str) -> HFFolder | SavedWeights:
     folder = user_path(path, key)
     try:
         if (folder / MANIFEST).exists() or (folder / CHECKPOINTS).is_dir():
-            return SavedWeights(folder)
+            return _with_base(SavedWeights(folder))
         if (folder / CONFIG).exists():
             return HFFolder(folder)
         if folder.is_dir():
@@ -48,13 +55,23 @@ def open_source(path: str | Path, key: str) -> HFFolder | SavedWeights:
     raise UserError(f"{key}: {quoted(str(path))} does not exist; nothing is downloaded; {EXPECTED}")
 
 
-def origin_of(source: HFFolder | SavedWeights, report: Callable[[str], None]) -> Origin | None:
+def _with_base(saved: SavedWeights) -> SavedWeights | AdaptedWeights:
+    """What a checkpoint has, merged with the model that it adapts if it has factors alone."""
+    if saved.config.lora.rank is None:
+        return saved
+    return AdaptedWeights(saved, open_source(saved.facts[BASE]["path"], f"{saved.place}: the model that it adapts"))
+
+
+def origin_of(source: Model, report: Callable[[str], None]) -> Origin | None:
     """Where the weights of a source came from at first, through runs that began with those of others.
 
     None for weights that were drawn, and where the model that a run began with cannot be opened, which is reported.
     """
     seen: set[str] = set()
-    while source.origin is None and isinstance(source, SavedWeights):
+    while source.origin is None and not isinstance(source, HFFolder):
+        if isinstance(source, AdaptedWeights):
+            source = source.base
+            continue
         begun_from = source.config.run.init_from
         if begun_from is None or begun_from in seen:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class SavedWeights:
     def __init__(self, path: Path):
         self.path = path
         self._checkpoint = (_whole(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
-        facts = processes.from_first(lambda: read_facts(self._checkpoint))
+        self.facts = facts = processes.from_first(lambda: read_facts(self._checkpoint))
         self.config = config_from_dict(facts["config"])
         self._hf: dict[str, Any] | None = facts.get(HF_FACTS)
         if self._hf is not None and self._hf["family"] not in FAMILIES:
@@ -59,6 +60,15 @@ class SavedWeights:
         view = manifest.view(self._checkpoint)
         self._seen = view.__enter__()
         finalize(self, view.__exit__, None, None, None)
+
+    @property
+    def place(self) -> Path:
+        return self._checkpoint
+
+    @property
+    def digest(self) -> str:
+        """Of the manifest, which has the digests of all files."""
+        return processes.from_first(lambda: sha256((self._checkpoint / manifest.MANIFEST).read_bytes()).hexdigest())
 
     @property
     def model(self) -> ModelConfig:

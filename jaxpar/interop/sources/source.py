@@ -47,7 +47,20 @@ class Origin:
 class WeightSource(Protocol):
     """The weights of a model."""
 
-    path: Path
+    @property
+    def path(self) -> Path:
+        """Where it was asked for."""
+        ...
+
+    @property
+    def place(self) -> Path:
+        """Where its weights are: for a run, the folder of the checkpoint."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Differs where the weights differ."""
+        ...
 
     @property
     def model(self) -> ModelConfig:

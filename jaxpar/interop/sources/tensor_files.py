@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ class TensorFiles:
             return self._file(file).get_slice(name)[region]
         except SafetensorError as error:
             raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} cannot be read ({error})") from None
+
+    def digest(self) -> str:
+        """Of name, dtype, shape and first row of every tensor: what another training changes, without reading all."""
+        found = sha256()
+        for name, stored in sorted(self.tensors.items()):
+            row = self.read(name, (slice(0, 1), *(slice(0, size) for size in stored.shape[1:])))
+            found.update(f"{name} {stored.dtype} {stored.shape}".encode() + row.tobytes())
+        return found.hexdigest()
 
     def _tensors_of(self, file: Path, listed: list[str] | None) -> Mapping[str, Stored]:
         found = {}

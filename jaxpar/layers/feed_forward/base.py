@@ -9,13 +9,14 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
+from jaxpar.layers.lora import OFF, adapted, is_trained, low_rank_product
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.mesh.parameters import Arrays
+from jaxpar.mesh.parameters import Arrays, select
 
 _over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
@@ -39,8 +40,8 @@ def hidden_weights(model: ModelConfig, *inward: str) -> Weights:
 class FeedForward(nnx.Module, ABC):
     """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and defines `activate`."""
 
-    def __init__(self, model: ModelConfig):
-        self.part = self.declare(model)
+    def __init__(self, model: ModelConfig, lora: LoraConfig = OFF):
+        self.part, self.lora = adapted(self.declare(model), lora), lora
         declare_weights(self, self.part.weights)
 
     @staticmethod
@@ -62,12 +63,19 @@ class FeedForward(nnx.Module, ABC):
 
     def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's hidden columns, in the order of the part; no biases."""
-        return tuple(x @ getattr(self, name)[...] for name in self.part.groups[0].weights)
+        return tuple(self._product(x, name) for name in self.part.groups[0].weights)
 
     def project_out(self, x: Float[Array, "batch seq mlp"]) -> Float[Array, "batch seq embed"]:
         """This rank's partial sums; the bias of `down` is added by `add_bias`."""
-        down: nnx.Param = getattr(self, "down")  # noqa: B009 a weight of the declaration
-        return x @ down[...]
+        return self._product(x, "down")
+
+    def _product(self, x: jax.Array, name: str) -> jax.Array:
+        """`x` times a matrix, with the product of its factors if it has any."""
+        y = x @ getattr(self, name)[...]
+        if f"{name}_lora_a" not in self.part.weights:
+            return y
+        a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
+        return y + low_rank_product(x, a[...], b[...], self.lora)
 
     def in_tiles(self, x: Float[Array, "batch part embed"], tiles: int) -> Float[Array, "batch part embed"]:
         """All but the output bias, collectives included, for `ceil(batch * part / tiles)` tokens of a rank at a time.
@@ -79,11 +87,13 @@ class FeedForward(nnx.Module, ABC):
         """
         graph, state = nnx.split(self)
 
-        def block(weights: Arrays, x: jax.Array) -> jax.Array:
-            mlp: FeedForward = nnx.merge(graph, weights)
+        def block(weights: Arrays, frozen: Arrays, x: jax.Array) -> jax.Array:
+            mlp: FeedForward = nnx.merge(graph, weights | frozen)
             return scatter_sequence(mlp.project_out(mlp.activate(*mlp.project_in(gather_sequence(x)))))
 
-        return _over_tiles(block, nnx.to_pure_dict(state), x, tiles)
+        trains = {name: is_trained(name, self.lora) for name in self.part.weights}
+        halves = (select(nnx.to_pure_dict(state), trains, wanted) for wanted in (True, False))
+        return _over_tiles(block, *halves, x, tiles)
 
     def add_bias(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
         """Add the output bias, after the partial sums of the tensor ranks are summed: once, not once per rank."""

@@ -34,9 +34,16 @@ def choose_schedule(config: Config) -> Schedule:
         return make_schedule("one-stage", ranks=1, microbatches=parallel.microbatches)
     name = "1f1b" if parallel.schedule == "auto" else parallel.schedule
     try:
-        return _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
+        schedule = _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
     except ScheduleError as error:
         raise UserError(f"parallel.schedule: {error}") from None
+    if schedule.splits_backward and config.lora.rank is not None:
+        raise UserError(
+            f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, which are frozen "
+            f"under lora.rank: {config.lora.rank}; expected a schedule that does not split the backward, as 1f1b, "
+            "interleaved or breadth-first"
+        )
+    return schedule
 
 
 def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:

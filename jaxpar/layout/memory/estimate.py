@@ -180,11 +180,11 @@ class MemoryModel:
             work = _leaving(work, fixed.leaving, fixed.host, case.alone)
         # Units from B to W: one is written, layer by layer, while another is read; XLA holds half of it twice.
         waiting = slots.kept + (TWICE if slots.kept else 0.0)
-        held = fixed.widening * fixed.chunk * slots.gradients
+        held = fixed.chunk_gradients * slots.gradients
         estimate = MemoryEstimate(
             optimizer=fixed.optimizer,
             weights=work.weights + fixed.chunk * slots.weights,
-            gradients=work.gradients + int(held),
+            gradients=work.gradients + held,
             saved_activations=slots.stash * units.saved + int(waiting * fixed.for_weights),
             temporaries=slots.sent * fixed.between + work.temporaries + fixed.batch + IN_TRANSIT * units.transit,
             host=fixed.host + slots.stash * units.offloaded,

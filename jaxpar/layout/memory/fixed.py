@@ -11,7 +11,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.state import StateBytes
-from jaxpar.layout.memory.weights import HALVES, Ends, Parts, Weight, Weights
+from jaxpar.layout.memory.weights import HALVES, Ends, Part, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
 
@@ -47,8 +47,8 @@ class Fixed(NamedTuple):
     """Where the state is on disk: all weights and gradients, and those that are held twice."""
     chunk: int
     """Weights of a chunk that is held whole."""
-    widening: float
-    """Bytes of a gradient for each byte of the weight in compute dtype."""
+    chunk_gradients: int
+    """Its gradients."""
     for_weights: int
     """What a split backward of a chunk keeps for W."""
     between: int
@@ -106,7 +106,7 @@ class _Counted:
             layer=self._in_layer(weights, gradients),
             leaving=Work(weights.all, gradients.all, self._turned() if case.state == "file" else 0),
             chunk=self._widths[0] * int(self._in_layers("compute", case.rows_of)),
-            widening=self._widening,
+            chunk_gradients=self._widths[2] * int(self._in_layers("compute", case.rows_of, "trained")),
             for_weights=self._kept_for_weights(),
             between=between_bytes(self.shape),
             batch=BATCH_BYTES * self.shape.tokens * case.microbatches,
@@ -126,9 +126,9 @@ class _Counted:
         """The part of any one kind, for what all kinds have in common."""
         return next(iter(self.shapes.values()))
 
-    def _in_layers(self, what: str, rows: Mapping[str, int]) -> float:
-        """`what` (a field of `Part`) of so many layers of each kind."""
-        return sum(getattr(own, what) * rows[kind] for kind, own in self.parts.layers.items())
+    def _in_layers(self, form: str, rows: Mapping[str, int], which: str = "") -> float:
+        """Elements of so many layers of each kind, `compute` or `sharded`: of all weights, or `which` are."""
+        return sum(_elements(own, form, which) * rows[kind] for kind, own in self.parts.layers.items())
 
     @cached_property
     def _widths(self) -> tuple[int, int, int]:
@@ -137,19 +137,22 @@ class _Counted:
         storage = precision.storage or precision.compute
         return ITEM_BYTES[precision.compute], ITEM_BYTES[storage], ITEM_BYTES[precision.gradient]
 
-    @property
-    def _widening(self) -> float:
-        compute, _, gradient = self._widths
-        return gradient / compute
-
-    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool) -> Ends:
+    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool, which: str) -> Ends:
+        """Bytes of the weights that are `which`: trained or frozen."""
         form = lambda sharded: "sharded" if sharded else "compute"
-        ends = {name: width * getattr(part, form(ends_sharded)) for name, part in self.parts.ends.items()}
-        layers = width * int(self._in_layers(form(layers_sharded), self._local_rows))
+        ends = {name: width * _elements(part, form(ends_sharded), which) for name, part in self.parts.ends.items()}
+        layers = width * int(self._in_layers(form(layers_sharded), self._local_rows, which))
         return Ends(layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
 
     @cached_property
+    def _frozen(self) -> int:
+        """Frozen weights, which are a part of the state."""
+        sharded = self.case.zero >= 3
+        return self._bytes(self._widths[1], sharded, sharded and self.case.pipe == 1, "frozen").all
+
+    @cached_property
     def _stored(self) -> Ends:
+        """What is made of the master weights."""
         _, width, _ = self._widths
         case, precision = self.case, self.config.precision
         sharded = case.zero >= 3
@@ -157,7 +160,7 @@ class _Counted:
         same = (precision.storage or precision.compute) == precision.master
         if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
             return Ends(0, 0, 0, 0)
-        return self._bytes(width, sharded, ends)
+        return self._bytes(width, sharded, ends, "trained")
 
     @property
     def _gradients_sharded(self) -> bool:
@@ -172,7 +175,7 @@ class _Counted:
     @cached_property
     def _accumulated(self) -> Ends:
         _, _, width = self._widths
-        return self._bytes(width, self._gradients_sharded, self._ends_sharded)
+        return self._bytes(width, self._gradients_sharded, self._ends_sharded, "trained")
 
     @property
     def _arriving(self) -> int:
@@ -181,7 +184,7 @@ class _Counted:
         case = self.case
         if case.state != "file" or case.shards == 1 or case.zero == 0:
             return 0
-        arguments = self._bytes(self._widths[1], True, True)
+        arguments = self._bytes(self._widths[1], True, True, "trained")
         ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
         return ends + (0 if case.zero >= 3 else arguments.layers)
 
@@ -237,12 +240,14 @@ class _Counted:
             weights = weights if model.tied else weights._replace(embedding=0)
         layers = self._gathered_layers // (1 if case.pipe > 1 else 2)
         anew = (model.tied and self._ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
-        zeros = tiles > 1 and not anew
-        gradient = head * (FLOAT32_BYTES if zeros else self._widths[2])
-        temporaries = logits * (3 if tiles == 1 or zeros else 4) // 2
+        trained = self.parts.ends[name].trained.compute
+        zeros = tiles > 1 and not anew and trained > 0
+        gradient = trained * (FLOAT32_BYTES if zeros else self._widths[2])
+        temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
         if zeros and not model.tied:
             temporaries = max(temporaries, gradient)
-        work = Work(weights.all + gathers * self._widths[0] * head + layers, gradients.all, temporaries)
+        stored = weights.all + self._frozen
+        work = Work(stored + gathers * self._widths[0] * head + layers, gradients.all, temporaries)
         return work, gradient, zeros
 
     def _in_layer(self, weights: Ends, gradients: Ends) -> Work:
@@ -257,8 +262,11 @@ class _Counted:
             weights = Ends(weights.layers, 0, 0, 0)
             gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
         whole = shape.tokens * shape.embed * self._widths[0]
-        own = 2 * self._largest_gradient if case.host_layers else int(self._layer * self._widening)
-        return Work(weights.all + self._gathered_layers, gradients.all + own, 4 * whole if case.tensor > 1 else 0)
+        whole_gradients = self._widths[2] * max(own.trained.compute for own in self.parts.layers.values())
+        own = 2 * self._largest_gradient if case.host_layers else whole_gradients
+        return Work(
+            weights.all + self._frozen + self._gathered_layers, gradients.all + own, 4 * whole if case.tensor > 1 else 0
+        )
 
     def _turned(self) -> int:
         """The largest gradients of attention and of the feed-forward, which XLA copies to write them back: found in
@@ -270,3 +278,8 @@ class _Counted:
     def _kept_for_weights(self) -> int:
         """Inputs and output gradients of all matmuls of a chunk: what a split backward keeps for W."""
         return sum(rows * matmul_bytes(self.shapes[kind]) for kind, rows in self.case.rows_of.items())
+
+
+def _elements(part: Part, form: str, which: str) -> int:
+    """Elements of a part, `compute` or `sharded`: of all its weights, or of those that are `which`."""
+    return getattr(getattr(part, which) if which else part, form)

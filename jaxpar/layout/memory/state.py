@@ -84,6 +84,8 @@ class StateBytes:
         stacks = [(own, self.rows[kind]) for kind, own in self.parts.layers.items()]
         for own, rows in (*stacks, *((own, 1) for own in self.parts.ends.values())):
             for weight in own.weights:
+                if not weight.trained:
+                    continue
                 yield StackState(weight, weight.state if self.sharded else weight.whole_state, rows)
 
     def _largest_piece(self, resident: Collection[str]) -> int:

@@ -1,4 +1,4 @@
-"""Bytes of master weights and moments, from shapes alone."""
+"""Bytes of the state between steps, from shapes alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from jaxpar.layout.step_layout import StepLayout
 
 
 def state_bytes(layout: StepLayout) -> int:
-    """Bytes of one device's master weights and moments, wherever they are."""
+    """Bytes of one device's master weights and moments, wherever they are, and of its frozen weights."""
     return _bytes_of(jax.tree.leaves(layout.abstract_state()))
+
+
+def frozen_bytes(layout: StepLayout) -> int:
+    """The part of them that is frozen weights."""
+    return _bytes_of(jax.tree.leaves(layout.abstract_state().frozen))
 
 
 def offloaded_state_bytes(layout: StepLayout, *, master_alone: bool = False) -> int:

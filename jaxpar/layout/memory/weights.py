@@ -42,12 +42,29 @@ class Weight(NamedTuple):
     """Those split like `compute`."""
     matrix: bool
     """Whether Muon orthogonalises it."""
+    trained: bool
+    """Whether it has gradients, moments and a master copy."""
     half: str = ""
     """Of the layers' weights, which of `HALVES` it is in, if any."""
 
     def local(self, sharded: bool) -> int:
         """One or the other."""
         return self.sharded if sharded else self.compute
+
+
+class Elements(NamedTuple):
+    """Elements of several weights on a device."""
+
+    compute: int
+    """As they are multiplied."""
+    sharded: int
+    """Split over fsdp, expert and context besides."""
+
+    @staticmethod
+    def of(weights: Iterable[Weight], trained: bool) -> Elements:
+        """Of those of `weights` that are trained, or of the others."""
+        own = [one for one in weights if one.trained == trained]
+        return Elements(sum(one.compute for one in own), sum(one.sharded for one in own))
 
 
 class Part(NamedTuple):
@@ -58,6 +75,10 @@ class Part(NamedTuple):
     """As they are multiplied."""
     sharded: int
     """Split over fsdp, expert and context besides."""
+    trained: Elements
+    """Those of trained weights."""
+    frozen: Elements
+    """Those of the others."""
     state: float
     """Bytes of master weights and moments if those are split like `sharded`."""
     whole_state: float
@@ -79,6 +100,8 @@ class Part(NamedTuple):
             weights,
             sum(one.compute for one in weights),
             sum(one.sharded for one in weights),
+            Elements.of(weights, trained=True),
+            Elements.of(weights, trained=False),
             sum(one.state for one in weights),
             sum(one.whole_state for one in weights),
             max(one.state for one in weights),
@@ -162,10 +185,12 @@ class Weights:
         divided = next((axis for axis in axes if axis in local and local[axis] % shards == 0), None)
         split = local if divided is None else local | {divided: local[divided] // shards}
         sharded, state, whole = prod(split.values()), self._state_bytes(spec, split), self._state_bytes(spec, local)
-        return Weight(name, prod(dims.values()), compute, sharded, state, whole, spec.matrix, *below[:1])
+        return Weight(name, prod(dims.values()), compute, sharded, state, whole, spec.matrix, spec.trained, *below[:1])
 
     def _state_bytes(self, spec: ParamSpec, local: Mapping[str, int]) -> float:
         """Bytes of master weight, moments and average on a device that has `local` of each dim."""
+        if not spec.trained:
+            return 0.0
         optimizer, moments = self.config.optimizer, self.config.precision.moments
         each, elements = FLOAT32_BYTES * (2 if optimizer.ema is not None else 1), prod(local.values())
         if optimizer.name == "adafactor":

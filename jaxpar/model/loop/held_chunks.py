@@ -32,11 +32,12 @@ def over_held_chunks(loop: LayerLoop) -> LayerLoop:
     return replace(loop, placements=replace(roles, storage=gathered, gradient=whole))
 
 
-def no_chunks(loop: LayerLoop, weights: Arrays, slots: int, dtype: str) -> Arrays:
-    """Zeros in compute placement for `slots` chunks of `weights` (storage placement)."""
+def no_chunks(loop: LayerLoop, weights: Arrays, slots: int, dtype: str, gradients: bool) -> Arrays:
+    """Zeros in compute placement for `slots` chunks of `weights` (storage placement), or for their `gradients`."""
 
     def zeros(stack: LayerStack, weights: Arrays) -> Arrays:
         like = jax.eval_shape(lambda weights: stack.load(weights, 0), weights)
+        like = stack.kind.derivative.halves(like)[0] if gradients else like
         rows = slots * stack.order.rows_per_chunk
         return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
 

@@ -17,8 +17,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.linear import Tap, recording, tapping, untapped
 from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.parameters import Arrays, Nested
-from jaxpar.model.loop.parts import merge, select
+from jaxpar.mesh.parameters import Arrays, Nested, merge, select
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]
@@ -28,10 +27,12 @@ type Apply = Callable[[Arrays, jax.Array, jax.Array, TokenContext, Tap], Output]
 
 
 class LayerDerivative:
-    """`apply` and its pullbacks, differentiated with respect to all weights, or to all but the `matrices`."""
+    """`apply` and its pullbacks, differentiated with respect to all weights but the `matrices` and the `frozen`."""
 
-    def __init__(self, apply: Apply, matrices: Nested[bool] | None):
+    def __init__(self, apply: Apply, matrices: Nested[bool] | None, frozen: Nested[bool] | None = None):
+        assert matrices is None or frozen is None, "a backward is split where all weights have gradients"
         self.apply, self.matrices = apply, matrices
+        self._fixed = matrices if frozen is None else frozen
         self._functions: dict[Policy | None, Callable[..., Output]] = {}
         self._vjps: dict[Policy | None, Callable[..., tuple[Output, Any]]] = {}
 
@@ -67,9 +68,9 @@ class LayerDerivative:
 
     def halves(self, w: Arrays) -> tuple[Arrays, Arrays]:
         """(weights that the backward differentiates, the others)."""
-        if self.matrices is None:
+        if self._fixed is None:
             return w, {}
-        return select(w, self.matrices, False), select(w, self.matrices, True)
+        return select(w, self._fixed, False), select(w, self._fixed, True)
 
     def zero_taps(self, w: Arrays, x: jax.Array, tokens: TokenContext) -> Arrays:
         """Zeros like the input and the outputs of each group of matmuls; nothing unless the backward is split."""

@@ -45,11 +45,13 @@ class LayerKind:
     have their gradients from `LayerLoop.weight_gradients`. None makes the backward whole."""
     reports: tuple[str, ...] = ()
     """Names of what a layer reports."""
+    frozen: Nested[bool] | None = None
+    """Which weights have no gradients; None gives all of them one."""
 
     @cached_property
     def derivative(self) -> LayerDerivative:
         """One layer and its pullbacks."""
-        return LayerDerivative(self.apply, self.matrices)
+        return LayerDerivative(self.apply, self.matrices, self.frozen)
 
     @property
     def firsts(self) -> list[int]:

@@ -39,12 +39,11 @@ from jaxpar.mesh.layer_order import (
     own_layers,
     with_own_layers,
 )
-from jaxpar.mesh.parameters import Arrays
+from jaxpar.mesh.parameters import Arrays, merge
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind, no_report
 from jaxpar.model.loop.layer_stack import LayerStack
 from jaxpar.model.loop.parted import read_after
-from jaxpar.model.loop.parts import merge
 from jaxpar.model.loop.stash import Stash, at, fetch, in_order, put, stacked, taken
 from jaxpar.model.loop.walk import Site, walk
 from pallas_kernels.vjp_parts import residuals_of

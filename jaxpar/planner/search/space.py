@@ -128,6 +128,8 @@ class Space:
         for name, family in SCHEDULES.items():
             if family.one_rank or (wanted is not None and name != wanted):
                 continue
+            if family.splits_backward and self.config.lora.rank is not None:
+                continue  # `choose_schedule` refuses it
             low, high = family.virtual_stages
             for stages in VIRTUAL_STAGES if virtual is None else (virtual,):
                 if stages < low or (high is not None and stages > high):

@@ -54,14 +54,14 @@ class InitialWeight:
     layout: StepLayout
     mesh: Mesh
     number: int
-    """Among the leaves of the specs."""
+    """Among the leaves of the specs of trained weights."""
     places: Any
     """Shardings of the weight and of what its rule keeps."""
     update: WeightUpdate
 
     @property
     def _path_and_spec(self) -> Any:
-        return jax.tree_util.tree_leaves_with_path(self.layout.specs)[self.number]
+        return jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.number]
 
     def rows(self, layers: jax.Array) -> WeightState:
         """The values; of a stacked weight, the rows of these layers."""

@@ -12,12 +12,12 @@ from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.source import ReadPart
-from jaxpar.layout.state import TrainState, join_weights, weight_states
+from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import copied
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.parameters import Weights, only
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.training.residency.protocol import Measure
@@ -44,13 +44,14 @@ class OnDevice:
         return to_storage(master, self.layout.placements)
 
     def accumulators(self, weights: Weights) -> Weights:
-        return {part: zero_accumulators(own, self.layout.placements, part=part) for part, own in weights.items()}
+        trained = only(weights, self.layout.trained)
+        return {part: zero_accumulators(own, self.layout.placements, part=part) for part, own in trained.items()}
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
         return jax.tree.map(lambda g: g / scale, to_optimizer(accumulated, self.layout.placements))
 
     def squares(self, gradients: Weights) -> Weights:
-        return squares(gradients, self.layout.master, self.layout.specs)
+        return squares(gradients, self.layout.master, self.layout.trained)
 
     def whole(self, gradients: Weights) -> Weights:
         return gradients
@@ -124,9 +125,10 @@ class OnDevice:
     def arrays(self, state: TrainState) -> dict[str, Any]:
         return {
             "master weights": state.master,
+            "frozen weights": state.frozen,
             "moments": state.optimizer._replace(average=None),
             "average of the weights": state.optimizer.average,
         }
 
     def saved(self) -> SavedState:
-        return SavedState(self.layout.abstract_state(self.mesh), self.layout.order)
+        return SavedState(without_frozen(self.layout.abstract_state(self.mesh)), self.layout.order)

@@ -43,7 +43,7 @@ class OnHost(OnDevice):
         dtype = layout.placements.storage.dtype
         with jax.named_scope("stored_weights"):
             leaves, structure = jax.tree.flatten(master)
-            stacked = jax.tree.leaves(map_specs(is_stacked, layout.specs))
+            stacked = jax.tree.leaves(map_specs(is_stacked, layout.trained))
             fetch = lambda weight, first: fetched_rows(weight, dtype, rows_of_piece(weight), first)
             there = [
                 weight if stays else fetch(weight, host_layers if layered else 0)
@@ -89,7 +89,7 @@ class OnHost(OnDevice):
 
     def squares(self, gradients: Weights) -> Weights:
         own = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None
-        return squares(gradients, self.layout.master, self.layout.specs, own)
+        return squares(gradients, self.layout.master, self.layout.trained, own)
 
     def whole(self, gradients: Weights) -> Weights:
         return jax.tree.map(lambda leaf: leaf.whole() if isinstance(leaf, HostGradient) else leaf, gradients)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from jaxpar.layout.state import TrainState
@@ -39,15 +40,16 @@ class Residency(Protocol):
     """
 
     layout: StepLayout
+    mesh: Mesh
     asynchronous: bool
     """Whether `advance` returns before the devices are done."""
 
     def compute_weights(self, master: Weights) -> Weights:
-        """Weights in storage placement, from the master weights passed to the step."""
+        """Weights in storage placement, from the weights passed to the step, with the frozen ones among them."""
         ...
 
     def accumulators(self, weights: Weights) -> Weights:
-        """Zeros in gradient placement for `weights` (in storage placement)."""
+        """Zeros in gradient placement for those of `weights` (in storage placement) that are trained."""
         ...
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
@@ -99,5 +101,5 @@ class Residency(Protocol):
         ...
 
     def saved(self) -> SavedState:
-        """The state in the form of a checkpoint."""
+        """The state without frozen weights in the form of a checkpoint."""
         ...

@@ -60,9 +60,9 @@ class WeightUpdate:
 
 
 def weight_updates(layout: StepLayout) -> list[WeightUpdate]:
-    """One for each leaf of the specs."""
+    """One for each leaf of the specs of trained weights."""
     config = layout.config.optimizer
-    described, structure = jax.tree.flatten(layout.specs)
+    described, structure = jax.tree.flatten(layout.trained)
 
     def one(optimizer: WeightOptimizer, spec: ParamSpec, where: PartitionSpec) -> WeightUpdate:
         sharding = [axis for dim in range(1, len(spec.shape)) for axis in axes_of_dim(where, dim)]

@@ -18,6 +18,7 @@ from jaxpar.config.checks.run import profile_steps
 from jaxpar.distributed import liveness
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
+from jaxpar.layout.state import without_frozen
 from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
 from jaxpar.observe.memory import memory_kind, peak_bytes
 from jaxpar.observe.profile import ProfileWindow, step_annotation
@@ -148,6 +149,7 @@ class _Loop:
             from_first(self.folder.check_nothing_saved)
             return False
         state, facts = restored
+        self.trainer.check_base(facts)
         self.trainer.state = saved.incoming(state)
         liveness.restarted()
         self.progress.restore(facts)
@@ -321,8 +323,9 @@ class _Loop:
         facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
+        facts |= self.trainer.base_facts
         self.clock.saved()
-        self.saves.begin(number, self.trainer.saved.outgoing(self.trainer.state), facts, must=must)
+        self.saves.begin(number, self.trainer.saved.outgoing(without_frozen(self.trainer.state)), facts, must=must)
 
     def _finish(self) -> Summary:
         """Sample and summarize."""

@@ -11,15 +11,15 @@ from jax.sharding import Mesh
 from jaxpar.attention.balance import imbalance, kept_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
-from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.counting import factor_parameters, parameter_count
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
-from jaxpar.layout.memory.state_bytes import state_bytes
+from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import resting_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, SHARD_AXES
-from jaxpar.mesh.parameters import map_specs
-from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape
+from jaxpar.mesh.parameters import Specs, map_specs, only
+from jaxpar.mesh.placements import Placement, added_dim, bytes_per_device, local_shape
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.training.step.batches import row_order
@@ -36,7 +36,7 @@ ZERO_WORDS = (
 
 def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tuple[str, str, str]]:
     """(name, value, reason) for each decision of the plan of `layout`."""
-    plan, config, axes = layout.plan, layout.config, layout.plan.axes
+    plan, config, axes, roles = layout.plan, layout.config, layout.plan.axes, layout.placements
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
     used = ", ".join(f"{axis} {axes[axis]}" for axis in AXES if axes[axis] > 1) or "one device"
@@ -48,10 +48,19 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             count(parameter_count(config.model, padded=False)),
             f"{_own_parameters(layout)} per device at rest",
         ),
-        ("weights", _bytes(layout, "storage"), f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls"),
+        *_factors_row(layout),
+        (
+            "weights",
+            _bytes(layout, layout.specs, roles.storage),
+            f"per device, {plan.dtypes.storage}; {plan.dtypes.compute} in matmuls",
+        ),
         ("ZeRO", str(plan.zero), _zero_words(layout)),
-        ("master, moments", size(state_bytes(layout)), f"per device, {plan.dtypes.master}"),
-        ("gradients", _bytes(layout, "gradient"), f"per device, accumulated and reduced in {plan.dtypes.gradient}"),
+        ("master, moments", size(state_bytes(layout) - frozen_bytes(layout)), f"per device, {plan.dtypes.master}"),
+        (
+            "gradients",
+            _bytes(layout, layout.trained, roles.gradient),
+            f"per device, accumulated and reduced in {plan.dtypes.gradient}",
+        ),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(layout),
@@ -65,6 +74,15 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
+
+
+def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """The trained factors; empty where all weights are trained."""
+    config = layout.config
+    if config.lora.rank is None:
+        return []
+    trained = count(factor_parameters(config.model, config.lora))
+    return [("LoRA", trained, f"in factors of rank {config.lora.rank}; the other weights are frozen")]
 
 
 def _kept_words(plan: Plan) -> str:
@@ -179,8 +197,8 @@ def _own_parameters(layout: StepLayout) -> str:
     return count(sum(jax.tree.leaves(sizes)))
 
 
-def _bytes(layout: StepLayout, role: str) -> str:
-    return size(bytes_per_device(layout.specs, getattr(layout.placements, role), layout.plan.axes))
+def _bytes(layout: StepLayout, specs: Specs, role: Placement) -> str:
+    return size(bytes_per_device(specs, Placement(only(role.layout, specs), role.dtype), layout.plan.axes))
 
 
 def _zero_words(layout: StepLayout) -> str:

@@ -20,6 +20,7 @@ from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.interop.config_json import Difference
+from jaxpar.interop.sources.adapted import base_facts, check_base
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.source import WeightSource, check_fits
 from jaxpar.layers.checks import validate
@@ -32,11 +33,11 @@ from jaxpar.layout.stages import mask_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.parameters import Weights, merge
 from jaxpar.model.flops import Pairs, flops_per_step, windows
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
-from jaxpar.training.residency.given_weights import INIT_FROM, begun_from
+from jaxpar.training.residency.given_weights import INIT_FROM, begun_from, frozen_weights
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
@@ -111,6 +112,8 @@ class Run:
         self.placer = BatchPlacer(self.layout, self.mesh)
         self.timer = StepTimer()
         self._state: TrainState | None = None
+        self._frozen: Weights = {}
+        """The frozen weights of a state that was dropped."""
         self.first_differences: list[Difference] = []
         """In what else the model of `run.init_from` differs from this one, once it is opened."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
@@ -145,7 +148,29 @@ class Run:
 
     @state.setter
     def state(self, state: TrainState) -> None:
+        if self.layout.frozen and not state.frozen:  # a checkpoint has none
+            state = state._replace(frozen=self._frozen or self._first_frozen())
         self._state, self._batches = self.functions.residency.adopted(state), None
+
+    @cached_property
+    def base_facts(self) -> dict[str, Any]:
+        """Facts of a checkpoint about the model whose weights are frozen."""
+        if not self.layout.frozen:
+            return {}
+        assert self.first_weights is not None, "weights are frozen that another model has"
+        return base_facts(self.first_weights)
+
+    def check_base(self, facts: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the facts of a checkpoint are about another model than the one of `run.init_from`."""
+        if self.layout.frozen:
+            assert self.first_weights is not None, "weights are frozen that another model has"
+            check_base(self.first_weights, facts, "the run")
+
+    def _first_frozen(self) -> Weights:
+        """The frozen weights, from `run.init_from`."""
+        source = self.first_weights
+        assert source is not None, "weights are frozen that another model has"
+        return frozen_weights(source, self.layout, self.mesh)
 
     @cached_property
     def saved(self) -> SavedState:
@@ -153,7 +178,8 @@ class Run:
         return self.functions.residency.saved()
 
     def drop_state(self) -> None:
-        """Free the state's memory, before another one is restored in its place."""
+        """Free the state's memory, before another one is restored in its place; frozen weights stay."""
+        self._frozen = {} if self._state is None else self._state.frozen
         self._state = self._batches = None
 
     @property
@@ -214,7 +240,8 @@ class Run:
         An average on disk is read with each call: once for a whole evaluation or sample.
         """
         average = self.config.evaluation.ema
-        return self.functions.residency.readable(self.state.optimizer.average if average else self.state.master)
+        trained = self.functions.residency.readable(self.state.optimizer.average if average else self.state.master)
+        return merge(self.state.frozen, trained)
 
     def baseline(self) -> float | None:
         """Loss of a bigram model on the held-out batches, in nats per token; None when nothing is held out."""
@@ -263,7 +290,7 @@ class Run:
         """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""
         data = self.config.data
         tokens = steps * data.batch_size * data.sequence_length
-        return flops_per_step(self.config.model, tokens, pairs, self.data.vocab)
+        return flops_per_step(self.config.model, tokens, pairs, self.data.vocab, self.config.lora)
 
     @property
     def peak_flops(self) -> float | None:

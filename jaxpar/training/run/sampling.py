@@ -32,11 +32,11 @@ LEAST = -1e30
 
 
 def next_token_logits(step: TrainStep) -> Any:
-    """Compiled (master, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row."""
+    """Compiled (weights, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row."""
 
-    def function(master: Weights, batch: Batch, position: jax.Array) -> jax.Array:
+    def function(weights: Weights, batch: Batch, position: jax.Array) -> jax.Array:
         stages = stages_of(step.layout, train=False)
-        weights = step.residency.compute_weights(master)
+        weights = step.residency.compute_weights(weights)
         accumulators = step.residency.accumulators(weights)
 
         def pick(x: jax.Array, row: Batch) -> jax.Array:
@@ -48,7 +48,7 @@ def next_token_logits(step: TrainStep) -> Any:
         return reduce_sum(vary(picked), (*DATA_AXES, "context", *pipe))
 
     pipe = () if "pipe" in vocab_axes(step.layout.placements) else ("pipe",)
-    layouts = step.layout.master, step.layout.batch, PartitionSpec()
+    layouts = step.layout.weights, step.layout.batch, PartitionSpec()
     vocabulary = PartitionSpec("tensor" if pipe else ("pipe", "tensor"))
     return step.compiled(function, layouts, vocabulary)
 

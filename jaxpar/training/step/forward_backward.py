@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
-from jaxpar.layout.state import TrainState
+from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES, DATA_AXES
 from jaxpar.mesh.collectives import reduce_sum
@@ -70,7 +70,7 @@ class StepFunctions:
     def gradients(self, state: TrainState, batch: Batch) -> StepGradients:
         """Forward and backward over all microbatches."""
         stages = stages_of(self.layout, train=True)
-        weights = self.residency.compute_weights(state.master)
+        weights = self.residency.compute_weights(all_weights(state))
         accumulators = self.residency.accumulators(weights)
         count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
         scale = state.loss_scale.value
@@ -101,10 +101,10 @@ class StepFunctions:
         metrics = StepMetrics(loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report)
         return Measured(gradients, UpdateFacts(norm, finite, state.applied), following, metrics)
 
-    def evaluate(self, master: Weights, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def evaluate(self, weights: Weights, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The sum of the negative log-likelihood in nats, and unmasked tokens."""
         stages = stages_of(self.layout, train=False)
-        weights = self.residency.compute_weights(master)
+        weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
 
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)

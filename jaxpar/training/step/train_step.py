@@ -43,8 +43,8 @@ class TrainStep:
 
     @cached_property
     def evaluate(self) -> Any:
-        """Compiled (master weights, batch) -> (sum of the negative log-likelihood in nats, unmasked tokens)."""
-        return self.compiled(self._functions.evaluate, (self.layout.master, self.layout.batch), (WHOLE, WHOLE))
+        """Compiled (all weights of a state, batch) -> (sum of the negative log-likelihood in nats, unmasked tokens)."""
+        return self.compiled(self._functions.evaluate, (self.layout.weights, self.layout.batch), (WHOLE, WHOLE))
 
     @cached_property
     def gradients(self) -> Any:

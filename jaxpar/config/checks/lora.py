@@ -1,0 +1,31 @@
+"""Checks of low-rank adaptation."""
+
+from __future__ import annotations
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+
+
+def check_lora(config: Config) -> None:
+    """Refuse factors without a model that they adapt, and what they cannot be combined with."""
+    lora, memory = config.lora, config.memory
+    if lora.rank is None:
+        return
+    said = f"lora.rank: {lora.rank}"
+    if config.run.init_from is None:
+        raise UserError(
+            f"{said} adds factors to the weights of a model, and run.init_from is null; expected a model with it, or "
+            "lora.rank: null, which trains all weights"
+        )
+    if memory.optimizer_offload != "none":
+        raise UserError(
+            f"{said} leaves moments of the small factors alone, and memory.optimizer_offload is "
+            f"{memory.optimizer_offload}; expected none with it"
+        )
+    if lora.targets is None:
+        return
+    if not lora.targets:
+        raise UserError("lora.targets: [] gives no matrix factors; expected names of matrices, or null for all")
+    twice = [name for place, name in enumerate(lora.targets) if name in lora.targets[:place]]
+    if twice:
+        raise UserError(f"lora.targets: {twice[0]} is named twice; expected each matrix once")

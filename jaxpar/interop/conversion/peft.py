@@ -1,0 +1,145 @@
+"""Low-rank factors to a folder in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named
+from jaxpar.interop.config_json import family_for
+from jaxpar.interop.mapping.family import StoredTensor, tensors_of
+from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.sources.adapted import AdaptedWeights
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.open_source import Model, origin_of
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What PEFT puts before the name of a module of the model."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder in PEFT's format, before it is written."""
+
+    source: AdaptedWeights
+    tensors: list[StoredTensor]
+    """Those of the model, one for each module with factors."""
+    names: list[str]
+    """Of these modules, each as the end of the names of all of its kind."""
+    dtype: np.dtype
+
+    def write(self, folder: Path) -> None:
+        """Write both files into an empty folder."""
+        (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        values = {name: value for tensor in self.tensors for name, value in self.factors(tensor)}
+        save_file(values, folder / WEIGHTS, metadata={"format": "pt"})
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The contents of `adapter_config.json`."""
+        rank, alpha = self.source.rank, self.source.config.lora.alpha
+        # A tensor that holds several matrices has the factors of each: their ranks add up, and the scale stays.
+        joined = {_name_of(one, self.names): self._targets(one) for one in self.tensors if len(one.weights) > 1}
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": str(self.source.base.place),
+            "r": rank,
+            "lora_alpha": alpha,
+            "target_modules": self.names,
+            "rank_pattern": {name: rank * len(targets) for name, targets in joined.items() if len(targets) > 1},
+            "alpha_pattern": {name: alpha * len(targets) for name, targets in joined.items() if len(targets) > 1},
+            "fan_in_fan_out": self.tensors[0].laid.form is Form.TABLE,
+            "bias": "none",
+            "lora_dropout": 0.0,
+            "init_lora_weights": True,
+            "inference_mode": True,
+            "use_rslora": False,
+            "use_dora": False,
+        }
+
+    def factors(self, tensor: StoredTensor) -> Iterator[tuple[str, np.ndarray]]:
+        """lora_A [rank, inputs] and lora_B [outputs, rank] of the module that a tensor of the model belongs to."""
+        targets, rank = self._targets(tensor), self.source.rank
+        sizes = [spec.size // int(np.prod(spec.shape[: spec.inputs])) for spec in tensor.laid.specs]
+        inputs = tensor.laid.specs[0].size // sizes[0]
+        joined_a = np.zeros((rank * len(targets), inputs), np.float32)
+        joined_b = np.zeros((sum(sizes), rank * len(targets)), np.float32)
+        for place, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
+            if weight not in targets:
+                continue
+            whole = tuple(slice(0, size) for size in spec.shape)
+            assert tensor.layer is not None, "the matrices of layers have factors"
+            (a,), (b,) = self.source.read_factors(weight, [tensor.layer], (whole[: spec.inputs], whole[spec.inputs :]))
+            first, columns = sum(sizes[:place]), slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
+            joined_a[columns] = a.reshape(inputs, rank).T
+            joined_b[first : first + sizes[place], columns] = b.reshape(rank, sizes[place]).T
+        name = PREFIX + _module(tensor)
+        yield f"{name}.lora_A.weight", joined_a.astype(self.dtype)
+        yield f"{name}.lora_B.weight", joined_b.astype(self.dtype)
+
+    def _targets(self, tensor: StoredTensor) -> list[str]:
+        """The weights with factors in a tensor."""
+        return _targets(self.source, tensor)
+
+
+def plan_adapter(source: Model, dtype: np.dtype, report: Callable[[str], None]) -> Adapter:
+    """The export of the factors of a run.
+
+    Args:
+        source: the run.
+        dtype: of the factors.
+        report: takes a sentence about a base model that PEFT cannot load.
+
+    Raises:
+        UserError: there are no factors, or no family of Hugging Face's format can hold the model.
+    """
+    if not isinstance(source, AdaptedWeights):
+        raise UserError(
+            f"--adapter: {named(source.path)} has no low-rank factors but {source.description}; expected a run with "
+            "lora.rank"
+        )
+    origin = origin_of(source, report)
+    family = family_for(source.model) if origin is None else origin.family
+    every = tensors_of(family, source.model)
+    tensors = [one for one in every if _targets(source, one)]
+    if not isinstance(source.base, HFFolder):
+        report(
+            f"The factors are for {named(source.base.place)}, which PEFT cannot load: export it too, and name that "
+            f"folder in base_model_name_or_path of {CONFIG}."
+        )
+    return Adapter(source, tensors, _module_names(tensors, every), dtype)
+
+
+def _targets(source: AdaptedWeights, tensor: StoredTensor) -> list[str]:
+    pairs = zip(tensor.weights, tensor.laid.specs, strict=True)
+    return [weight for weight, spec in pairs if source.is_target(weight, spec)]
+
+
+def _module(tensor: StoredTensor) -> str:
+    """The name of the module with a tensor."""
+    return tensor.name.removesuffix(".weight")
+
+
+def _module_names(tensors: list[StoredTensor], every: list[StoredTensor]) -> list[str]:
+    """The ends of the names of the modules of `tensors`: one part, or two where that is the end of others too."""
+    chosen = set(map(_module, tensors))
+    found: list[str] = []
+    for module in map(_module, tensors):
+        last = module.rpartition(".")[2]
+        alone = all(other in chosen for other in map(_module, every) if other.endswith(f".{last}"))
+        name = last if alone else ".".join(module.split(".")[-2:])
+        found += [] if name in found else [name]
+    return found
+
+
+def _name_of(tensor: StoredTensor, names: list[str]) -> str:
+    return next(name for name in names if _module(tensor).endswith(f".{name}"))

@@ -1,0 +1,124 @@
+"""The weights of a run with low-rank factors (`lora`): those of the model that it adapts, merged with the factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.spelling import named
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import own_specs
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.saved_weights import SavedWeights
+from jaxpar.interop.sources.source import Origin, WeightSource
+from jaxpar.layers.lora import FACTORS
+from jaxpar.mesh.parameters import ParamSpec
+
+BASE = "base"
+"""Fact of a checkpoint with factors alone: where the model is that they adapt, and the digest of its weights."""
+
+
+def base_facts(source: WeightSource) -> dict[str, Any]:
+    """The fact that names `source` as the model that factors adapt."""
+    return {BASE: {"path": str(source.place), "digest": source.digest}}
+
+
+def check_base(source: WeightSource, facts: Mapping[str, Any], what: str) -> None:
+    """Refuse a model other than the one that saved factors adapt.
+
+    Args:
+        source: the model.
+        facts: of the checkpoint with the factors.
+        what: names the checkpoint, for messages.
+
+    Raises:
+        UserError: its weights are others.
+    """
+    if source.digest != facts[BASE]["digest"]:
+        raise UserError(
+            f"{what} has factors for the weights that {facts[BASE]['path']} had, and {named(source.place)} has others; "
+            "expected the same weights there"
+        )
+
+
+@dataclass(frozen=True)
+class AdaptedWeights:
+    """Each target matrix W as `W + alpha / rank * A B`, computed in float32 for the part that is read."""
+
+    factors: SavedWeights
+    base: HFFolder | SavedWeights | AdaptedWeights
+
+    def __post_init__(self) -> None:
+        check_base(self.base, self.factors.facts, str(self.factors.place))
+
+    @property
+    def path(self) -> Path:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.factors.path
+
+    @property
+    def place(self) -> Path:
+        return self.factors.place
+
+    @property
+    def digest(self) -> str:
+        return self.factors.digest
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the run."""
+        return self.factors.config
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.config.model
+
+    @property
+    def description(self) -> str:
+        return f"{self.factors.description} with factors for {named(self.base.place)}"
+
+    @property
+    def origin(self) -> Origin | None:
+        return self.base.origin
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        frozen = self.base.read(weight, layers, region).astype(np.float32)
+        if layers is None or not len(layers):
+            return frozen
+        spec = own_specs(self.model, layer_kinds(self.model)[layers[0]])[weight]
+        if not self.is_target(weight, spec):
+            return frozen
+        a, b = self.read_factors(weight, layers, (region[: spec.inputs], region[spec.inputs :]))
+        products = [np.tensordot(*pair, 1) for pair in zip(a, b, strict=True)]
+        return frozen + np.float32(self.scale) * np.stack(products)
+
+    @property
+    def rank(self) -> int:
+        """Of the factors."""
+        assert self.config.lora.rank is not None, "a run with factors has a rank"
+        return self.config.lora.rank
+
+    @property
+    def scale(self) -> float:
+        """What their product is multiplied by."""
+        return self.config.lora.alpha / self.rank
+
+    def is_target(self, weight: str, spec: ParamSpec) -> bool:
+        """Whether a weight has factors."""
+        targets = self.config.lora.targets
+        return spec.matrix and (targets is None or weight.rpartition(".")[2] in targets)
+
+    def read_factors(
+        self, weight: str, layers: Sequence[int], regions: tuple[Region, Region]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A [layer, *inputs, rank] and B [layer, rank, *outputs] of a weight, for regions of its inputs and outputs."""
+        inputs, outputs = regions
+        whole = (slice(0, self.rank),)
+        a, b = (f"{weight}_{name}" for name in FACTORS)
+        return self.factors.read(a, layers, (*inputs, *whole)), self.factors.read(b, layers, (*whole, *outputs))

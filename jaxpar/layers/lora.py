@@ -1,0 +1,70 @@
+"""Low-rank adaptation (LoRA, arXiv:2106.09685): a frozen matrix W and two trained factors, `x W + scale (x A) B`.
+
+A has the inputs of W and `rank` outputs, B the reverse. Their dims have the logical axes that they have in W, so that
+mesh axes split them alike, and whatever is partial in `x W` is partial in `(x A) B`: no collective is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import jax
+import jax.numpy as jnp
+
+from jaxpar.config.schema import LoraConfig
+from jaxpar.layers.declaration.part import Part, Weights, matrix
+from jaxpar.mesh.parameters import Nested, ParamSpec
+
+OFF = LoraConfig()
+"""No factors."""
+FACTORS = ("lora_a", "lora_b")
+"""Ends of the names of the factors A and B of a matrix: those of `query` are `query_lora_a` and `query_lora_b`."""
+
+
+def adapted(part: Part, lora: LoraConfig) -> Part:
+    """`part` with factors beside the matrices that `lora` targets; itself if it is off."""
+    if lora.rank is None:
+        return part
+    weights = dict(part.weights)
+    for name in targets_of(part, lora):
+        weights |= _factors(name, part.weights[name], lora.rank)
+    return replace(part, weights=Weights(weights))
+
+
+def targets_of(part: Part, lora: LoraConfig) -> list[str]:
+    """The matrices of a part that have factors."""
+    if lora.rank is None:
+        return []
+    names = [name for group in part.groups for name in group.weights]
+    return [name for name in names if lora.targets is None or name in lora.targets]
+
+
+def is_trained(name: str, lora: LoraConfig) -> bool:
+    """Whether the weight `name` of a part has gradients: all do without `lora`, and else the factors alone."""
+    return lora.rank is None or name.endswith(FACTORS)
+
+
+def with_frozen(specs: Nested[ParamSpec], lora: LoraConfig) -> Nested[ParamSpec]:
+    """`specs` with those frozen that `lora` does not train."""
+    return {
+        name: with_frozen(own, lora) if isinstance(own, dict) else replace(own, trained=is_trained(name, lora))
+        for name, own in specs.items()
+    }
+
+
+def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:
+    """A is drawn as PEFT draws it, with a variance of a third of 1 / inputs; B is zero: the product starts as W's."""
+    inputs, outputs = spec.shape[: spec.inputs], spec.shape[spec.inputs :]
+    own = {"inputs": spec.inputs, "scale": (3 * prod(inputs)) ** -0.5}
+    return {
+        f"{name}_lora_a": matrix((*inputs, rank), (*spec.axes[: spec.inputs], "rank"), **own),
+        f"{name}_lora_b": matrix((rank, *outputs), ("rank", *spec.axes[spec.inputs :]), init="zeros"),
+    }
+
+
+def low_rank_product(x: jax.Array, a: jax.Array, b: jax.Array, lora: LoraConfig) -> jax.Array:
+    """`scale (x A) B`, of `x` [..., inputs]."""
+    assert lora.rank is not None, "there are factors"
+    inside = jnp.tensordot(x, a, a.ndim - 1)
+    return jnp.tensordot(inside * (lora.alpha / lora.rank), b, 1)

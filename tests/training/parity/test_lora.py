@@ -1,0 +1,141 @@
+"""Low-rank factors: their gradients are those of full fine-tuning, projected; on every layout the same numbers."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import Config, LoraConfig
+from jaxpar.config.schema import Pattern
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import shardings
+from jaxpar.mesh.parameters import merge
+from tests.given_weights import state_with
+from tests.same_bits import assert_same_bits
+from tests.sentences import refused
+from tests.small_run import SmallRun, small, worst_difference
+
+TOLERANCE = 1e-5
+"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+
+
+def adapted(lora: LoraConfig, **sections: dict[str, Any]) -> Config:
+    """The small decoder with factors. A step alone opens no model: its frozen weights are drawn."""
+    return replace(small(run={"init_from": "not opened"}, **sections), lora=lora)
+
+
+def lively(run: SmallRun) -> TrainState:
+    """The state before the first step, but with factors of which none is zero: the same on every layout."""
+
+    def drawn(path: Any, weight: np.ndarray) -> np.ndarray:
+        draws = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()))
+        return (0.1 * draws.standard_normal(weight.shape)).astype(np.float32)
+
+    state = run.step.residency.initial_state()
+    values = run.by_row(jax.tree_util.tree_map_with_path(drawn, run.by_layer(state.master)))
+    placed = jax.tree.map(jax.device_put, values, shardings(run.step.mesh, run.step.layout.master))
+    return state._replace(master=placed)
+
+
+def loss_and_gradients(run: SmallRun) -> tuple[float, Any]:
+    loss, gradients = run.step.gradients(lively(run), run.batch(0))
+    return float(loss), run.by_layer(gradients)
+
+
+def test_gradients_are_those_of_full_fine_tuning_projected():
+    """With G the gradient of the merged matrix W + s A B: dA = s G B^T and dB = s A^T G, so that at full rank the
+    gradient on the product, s (dA B + A dB), is s^2 (G B^T B + A A^T G)."""
+    lora = LoraConfig(rank=32, alpha=16.0)
+    run = SmallRun(adapted(lora, model={"layers": 2, "kv_heads": 4}))
+    state = lively(run)
+    loss, found = loss_and_gradients(run)
+    scale, factors, frozen = 0.5, jax.device_get(state.master)["layers"], jax.device_get(state.frozen)
+    merged: dict[str, Any] = {"attention": {}, "mlp": {}}
+    products: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {"attention": {}, "mlp": {}}
+    for part, own in products.items():
+        for name in [name.removesuffix("_lora_a") for name in factors[part] if name.endswith("_a")]:
+            w = frozen["layers"][part][name]
+            a, b = factors[part][f"{name}_lora_a"], factors[part][f"{name}_lora_b"]
+            own[name] = a.reshape(2, -1, 32), b.reshape(2, 32, -1)
+            merged[part][name] = w + scale * (own[name][0] @ own[name][1]).reshape(w.shape)
+    full = SmallRun(small(model={"layers": 2, "kv_heads": 4}))
+    whole = merge(frozen, {"layers": merged})
+    wanted_loss, gradients = full.step.gradients(state_with(full.step, whole), full.batch(0))
+    assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
+    assert sum(map(len, products.values())) == 7
+    for part, own in products.items():
+        for name, (a, b) in own.items():
+            g = np.asarray(gradients["layers"][part][name]).reshape(2, a.shape[1], -1)
+            da, db = (
+                found["layers"][part][f"{name}_{end}"].reshape(of.shape) for end, of in (("lora_a", a), ("lora_b", b))
+            )
+            at, bt = a.transpose(0, 2, 1), b.transpose(0, 2, 1)
+            for what, got, wanted in (
+                ("dA", da, scale * g @ bt),
+                ("dB", db, scale * at @ g),
+                ("the product", scale * (da @ b + a @ db), scale**2 * (g @ bt @ b + a @ at @ g)),
+            ):
+                assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (part, name, what)
+
+
+KINDS: dict[str, Any] = {
+    "layers": 4,
+    "kinds": {"local": {"window": 5}, "wide": {"mlp": 64, "activation": "gelu", "mlp_bias": True}},
+    "pattern": Pattern(unit=("local", "wide")),
+}
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "fsdp, tensor and context": {"parallel": {"fsdp": 2, "tensor": 2, "context": 2}},
+    "key heads that tensor ranks share": {"parallel": {"tensor": 8}, "model": {"kv_heads": 2}},
+    "whole weights": {"parallel": {"fsdp": 4, "zero": 0, "microbatches": 2}, "model": {"tied": True}},
+    "sharded state, in tiles": {"parallel": {"fsdp": 4, "zero": 1}, "memory": {"mlp_tiles": 3, "loss_tiles": 2}},
+    "sharded gradients, all recomputed": {"parallel": {"fsdp": 4, "zero": 2}, "memory": {"remat": "full"}},
+    "stages": {"parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4}},
+    "stages that share the vocabulary": {
+        "parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "pipe_ends": "shared"}, "model": {"tied": True}
+    },
+    "held chunks": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 4, "schedule": "breadth-first", "virtual_stages": 2},
+        "model": {"layers": 4},
+    },
+    "kinds, interleaved": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "interleaved", "virtual_stages": 2},
+        "model": KINDS,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.matrix(quick=(), ci=2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_has_the_gradients_of_one_device(layout: str):
+    sections, lora = LAYOUTS[layout], LoraConfig(rank=4, alpha=4.0)
+    wanted_loss, wanted = loss_and_gradients(SmallRun(adapted(lora, model=sections.get("model", {}))))
+    run = SmallRun(adapted(lora, **sections))
+    loss, gradients = loss_and_gradients(run)
+    assert loss == pytest.approx(wanted_loss, rel=TOLERANCE)
+    assert worst_difference(gradients, wanted)[0] <= TOLERANCE
+
+
+@pytest.mark.long
+def test_steps_change_the_factors_and_no_bit_of_the_other_weights():
+    """On a pipeline, in bfloat16, which the frozen weights are stored in, with weight decay and a moving average."""
+    sections = {"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}, "precision": {"compute": "bfloat16"}}
+    run = SmallRun(adapted(LoraConfig(rank=4, targets=("query", "down")), optimizer={"ema": 0.9}, **sections))
+    state = run.step.residency.initial_state()
+    frozen, master = jax.device_get((state.frozen, state.master))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen)} == {"bfloat16"}
+    assert sorted(master["layers"]["mlp"]) == ["down_lora_a", "down_lora_b"]
+    for step in range(3):
+        state, _ = run.step.train(state, run.batch(step))
+    assert_same_bits(jax.device_get(state.frozen), frozen)
+    for before, after in zip(jax.tree.leaves(master), jax.tree.leaves(jax.device_get(state.master)), strict=True):
+        assert not np.array_equal(before, after)
+
+
+def test_a_schedule_that_splits_the_backward_is_refused():
+    with refused("parallel.schedule", "zb-h1", "lora.rank", "1f1b"):
+        SmallRun(adapted(LoraConfig(rank=4), parallel={"pipe": 2, "microbatches": 2, "schedule": "zb-h1"}))
