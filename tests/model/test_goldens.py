@@ -28,18 +28,18 @@ TOLERANCE = 1e-5
 
 
 def logits(step: TrainStep) -> Any:
-    """Compiled (master weights, batch [1, row, seq]) -> logits [row, seq, padded vocabulary]."""
+    """Compiled (all weights, batch [1, row, seq]) -> logits [row, seq, padded vocabulary]."""
 
-    def function(master: Weights, batch: Batch) -> jax.Array:
+    def function(state: Weights, batch: Batch) -> jax.Array:
         stages = stages_of(step.layout, train=False)
-        weights = to_storage(master, step.layout.placements)
+        weights = to_storage(state, step.layout.placements)
         accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in weights.items()}
         microbatch = jax.tree.map(lambda a: a[0], batch)
         chunk = Chunk(weights["layers"], 0, 0)
         x = stages.loop.run(chunk, stages.embed(weights, microbatch), stages.token_context(microbatch))
         return reduce_sum(vary(stages.logits(weights, accumulators, x)), ("pipe",))
 
-    layouts = step.layout.master, step.layout.batch
+    layouts = step.layout.weights, step.layout.batch
     return step.compiled(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor"))
 
 
