@@ -39,6 +39,33 @@ def test_the_defaults_are_valid():
             "data.path: 'a' is given with data.sources, which names 2 folders; expected one of the two keys, and null "
             "for the other",
         ),
+        (
+            ["lora.rank=8"],
+            "lora.rank: 8 adds factors to the weights of a model, and run.init_from is null; expected a model with it, "
+            "or lora.rank: null, which trains all weights",
+        ),
+        (
+            ["lora.rank=8", "run.init_from=a", "lora.targets=[query, upp]"],
+            "lora.targets: 'upp' is no matrix of this model's layers; did you mean up?",
+        ),
+        (
+            ["lora.rank=8", "run.init_from=a", "lora.targets=[up, up]"],
+            "lora.targets: up is named twice; expected each matrix once",
+        ),
+        (
+            ["lora.rank=8", "run.init_from=a", "lora.targets=[]"],
+            "lora.targets: [] gives no matrix factors; expected names of matrices, or null for all",
+        ),
+        (
+            ["lora.rank=8", "run.init_from=a", "memory.optimizer_offload=host"],
+            "lora.rank: 8 leaves moments of the small factors alone, and memory.optimizer_offload is host; expected "
+            "none with it",
+        ),
+        (
+            ["lora.alpha=8"],
+            "lora.alpha: 8.0 would not be used, because lora.rank is null; expected lora.rank: a number with it, or "
+            "the default, 16.0",
+        ),
         (["model.head_dim=31"], "model.head_dim: rotary embeddings need an even width, got 31"),
         (
             ["model.rope_scaling=llama3", "model.rope_low_frequency=4"],

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters
+from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.layers.counting import factor_parameters, layer_matmul_parameters, matmul_parameters
 from jaxpar.model.flops import flops_per_step, mfu
 
 GPT2 = ModelConfig(
@@ -66,6 +66,16 @@ def test_without_a_mask_it_is_the_formula_of_the_palm_paper() -> None:
     length = 2048
     per_token = 6 * matmul_parameters(LLAMA3_8B, 128256) + 12 * 32 * 32 * 128 * length
     assert flops_per_step(LLAMA3_8B, tokens=length, pairs={None: length * length}, vocab=128256) == per_token * length
+
+
+def test_frozen_weights_ask_for_no_gradients_of_their_own_and_factors_for_theirs() -> None:
+    """Rank 8 beside query [4096, 4096] and value [4096, 1024] of 32 layers: 8 (8192 + 5120) each."""
+    lora = LoraConfig(rank=8, targets=("query", "value"))
+    factors = 32 * 8 * (8192 + 5120)
+    assert factor_parameters(LLAMA3_8B, lora) == factors == 3_407_872
+    attention = 12 * 32 * 32 * 128 * causal_pairs(8192)
+    found = flops_per_step(LLAMA3_8B, 8192, {None: causal_pairs(8192)}, 128256, lora)
+    assert found == (4 * 7_504_658_432 + 6 * factors) * 8192 + attention
 
 
 def test_masked_pairs_are_no_work() -> None:

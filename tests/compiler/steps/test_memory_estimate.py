@@ -10,6 +10,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
 from tests.compiler.inspected import assert_planned, inspected, wide
 
@@ -23,6 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "memory": {"remat": "full"},
         "precision": {"compute": "bfloat16", "moments": "int8"},
     },
+    "low-rank factors": {"parallel": {"fsdp": 8, "zero": 1}, "lora": {"rank": 16}, "run": {"init_from": "not opened"}},
     "two kinds, in other places of each stage": {
         "model": {
             "kinds": {"local": {"window": 256, "mlp": 2048}, "global": {"norm_placement": "sandwich"}},
@@ -47,6 +49,11 @@ def test_an_estimate_is_within_a_tenth_of_what_xla_allocates(layout: str):
         assert_planned(config_of(layout), "h100:1x8", analysis, report)
     assert estimate.device == pytest.approx(report.allocated_bytes, rel=0.1)
     assert estimate.optimizer == pytest.approx(report.classes["optimizer"], rel=0.01)
+    if "lora" in LAYOUTS[layout]:
+        assert estimate.weights == pytest.approx(report.classes["weights"], rel=0.01)
+        assert report.classes["optimizer"] < 0.02 * 12 * parameter_count(filled.model, padded=True) / 8, (
+            "of all weights, sharded"
+        )
     assert estimate.saved_activations == pytest.approx(report.classes["saved_activations"], rel=0.1)
 
 

@@ -20,12 +20,13 @@ from jaxpar.layout.memory.estimate import case_of, chunk_bytes, estimate_memory,
 from jaxpar.layout.memory.fixed import state_of
 from jaxpar.layout.memory.resident import LayerBytes, host_gradient_bytes, layers_that_stay
 from jaxpar.layout.memory.slots import pipeline_slots
-from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.layout.memory.state_bytes import frozen_bytes, offloaded_state_bytes, state_bytes
 from jaxpar.layout.memory.weights import Weights
 from jaxpar.layout.state import weight_states
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.layer_shape import ITEM_BYTES
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
+from jaxpar.mesh.parameters import only
 from jaxpar.mesh.placements import bytes_per_device
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.execution.program import make_program
@@ -159,6 +160,27 @@ def test_the_state_of_each_weight_is_what_its_shapes_take(name: str):
     assert kept
     free = budget - sum(own.by_weight()[name] for name in kept)
     assert all(0 <= free < size for name, size in own.by_weight().items() if name not in kept)
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"fsdp": 8, "zero": 1}, {"pipe": 2, "fsdp": 2, "tensor": 2, "zero": 3, "microbatches": 4}], ids=str
+)
+def test_frozen_weights_have_no_moments_master_copies_or_gradients(parallel: dict[str, int]):
+    """Of 12 bytes a weight (master weight, two moments) and 4 of its gradient, only those of the factors are left."""
+    sections = {"parallel": parallel, "lora": {"rank": 4}, "run": {"init_from": "not opened"}}
+    config, plan = plan_for(model_of(**sections), parse_cluster("h100:1x8"))
+    layout, found = StepLayout(config, plan), estimate_memory(config, plan)
+    role = layout.placements.optimizer
+    trained = bytes_per_device(layout.trained, replace(role, layout=layout.master), plan.axes) // 4
+    assert found.optimizer == 12 * trained
+    assert trained < 0.05 * bytes_per_device(layout.specs, role, plan.axes) / 4
+    own = state_of(config, Weights(config), case_of(config, plan))
+    assert tuple(own.by_weight()) == layout.weight_names and sum(own.by_weight().values()) == found.optimizer
+    stored = replace(layout.placements.storage, layout=layout.state.frozen)
+    assert frozen_bytes(layout) == bytes_per_device(layout.frozen, stored, plan.axes) <= found.weights
+    compute = replace(role, layout=only(layout.placements.compute.layout, layout.trained))
+    whole = bytes_per_device(layout.trained, compute, plan.axes)
+    assert found.gradients <= 2 * whole, "those that accumulate, and those of a layer"
 
 
 @pytest.mark.parametrize(("budget", "stay"), [(0, 0), (9, 0), (10, 1), (39, 3), (40, 6), (100, 6)])
