@@ -20,9 +20,16 @@ from pathlib import Path
 from benchmarks.planner.cases import published_cases
 from benchmarks.planner.fit import CURRENT, alone, behind, fit_all, fit_others, fit_rest, random_fifth
 from benchmarks.planner.plot import scatter
-from benchmarks.planner.tables import behind_table, collectives_table, errors_table, fitted_values, parameters_table
+from benchmarks.planner.tables import (
+    behind_table,
+    collectives_table,
+    errors_table,
+    fitted_values,
+    neighbours,
+    parameters_table,
+    wrapped,
+)
 from jaxpar.cli import Parser, command
-from jaxpar.cost.hardware_model import UNFITTED
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.evidence.validate import HELD_OUT, report
 from jaxpar.units import percent
@@ -71,26 +78,26 @@ def main(arguments: Sequence[str]) -> None:
     again = report(found.judge(runs)).overall.median_error or 0
     parts = [
         "### What a GPU reaches", "", *parameters_table(CURRENT), "",
-        f"Fitted anew, the median over sources is {percent(again)}. GPUs whose shares are those of a neighbour: "
-        + "; ".join(f"{gpu}: {why}" for gpu, why in UNFITTED.items()) + ".", "",
-        "Rows whose prediction moves by 0.1% or more when a parameter moves by a tenth, and the sources they are of. "
-        "Parameters that one source alone decides begin, and stay when that source is left out, at what others "
-        "measured of the kernels alone:", "",
+        f"Refitted, the median over sources is {percent(again)}. No run was at hand on some GPUs, whose shares are "
+        f"those of a neighbour: {neighbours()}.", "",
+        "The table counts the rows whose prediction moves by 0.1% or more when a parameter moves by a tenth, and their "
+        "sources. A parameter that one source alone decides begins at what others measured of the kernels alone, and "
+        "stays there when that source is left out:", "",
         *behind_table(rows, CURRENT), "",
         "### Errors of tokens/s/GPU", "",
         *errors_table({name: part for name, part in reports.items() if name != IN_SAMPLE}), "",
-        "No priors: the same with those parameters begun, and left, in the middle of their ranges, for the sources "
-        f"that alone decide one ({', '.join(deciding)}).", "",
+        "No priors: those parameters begin, and stay, in the middle of their ranges instead, for the sources that "
+        f"alone decide one ({', '.join(deciding)}).", "",
         f"![Errors of predictions by measured speed]({PICTURE.relative_to(PAGE.parent)})", "",
         "In sample, with the choice among measured layouts, and memory (`python -m jaxpar.plan validate`):", "",
         "```", *whole.table(), "```", "",
-        "Memory here is Megatron's closed form (`memory/closed_forms.py`) against Kuaishou's measurements: it does "
-        "not judge the planner's own memory model, which the table under *Memory* above compares with XLA's.", "",
+        "Memory here is Megatron's closed form (`memory/closed_forms.py`) against Kuaishou's measurements. The "
+        "planner's own memory model is compared with XLA's numbers in the table under *Memory* above.", "",
     ]  # fmt: skip
     if options.collectives:
         parts += ["### Collectives", "", *collectives_table(options.collectives), ""]
     parts += ["### What the papers say", "", *cases.result()]
-    text = "\n".join(parts)
+    text = "\n".join(wrapped(parts))
     print(text)
     if options.write:
         scatter({name: part for name, part in judged.items() if name != NO_PRIORS}, PICTURE)

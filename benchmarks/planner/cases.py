@@ -147,8 +147,8 @@ def _llama_405b() -> list[str]:
     """1,024 H100; 512 sequences of 8k."""
     cluster, sequence, batch = parse_cluster("h100:128x8"), 8192, 512
     lines = [
-        "Llama-3-405B, 1,024 H100, 512 sequences of 8k; the public record is 763 TFLOP/s per GPU in float8, whose "
-        "count of attention takes no mask into account and so is 4% higher than ours for the same speed. jaxpar has no "
+        "Llama-3-405B, 1,024 H100, 512 sequences of 8k. The public record is 763 TFLOP/s per GPU in float8; its count "
+        "of attention takes no mask into account, and so is 4% higher than ours for the same speed. jaxpar has no "
         "float8: what it would reach with it is the same layout with float8 matmuls.", "",
         "| system | type | layout | on a host | TFLOP/s per GPU | tokens/s/GPU |", "|---|---|---|---|---|---|",
     ]  # fmt: skip

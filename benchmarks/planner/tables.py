@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.planner.fit import FITTED, PRIORS, START, Behind, Fit
-from jaxpar.cost.hardware_model import AMPERE, described
+from jaxpar.cost.hardware_model import AMPERE, UNFITTED, described
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.evidence.validate import Report
 from jaxpar.units import KILO, MICRO, MILLI, percent
+
+WIDTH = 120
+"""Characters of a line of a page."""
 
 
 def behind_table(rows: Behind, found: Fit) -> list[str]:
@@ -101,3 +105,17 @@ def errors_table(parts: Mapping[str, Report]) -> list[str]:
             )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def neighbours() -> str:
+    """GPUs that no run was available on, by what is assumed of them."""
+    gpus: dict[str, list[str]] = {}
+    for gpu, why in UNFITTED.items():
+        gpus.setdefault(why.partition(": ")[2], []).append(gpu)
+    return "; ".join(f"{', '.join(names)}: {what}" for what, names in gpus.items())
+
+
+def wrapped(lines: Sequence[str]) -> list[str]:
+    """The lines of a page, with paragraphs wrapped and tables as they are."""
+    wide = lambda line: len(line) > WIDTH and not line.startswith(("|", "!", "`", " "))
+    return [part for line in lines for part in (textwrap.wrap(line, WIDTH) if wide(line) else [line])]
