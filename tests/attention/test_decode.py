@@ -18,6 +18,7 @@ from pallas_kernels.masks import Mask
 from tests.pallas_kernels.attention.test_attention import every_equation
 from tests.pallas_kernels.dense64 import Tokens, pairs
 from tests.pallas_kernels.dense64 import attention as dense_attention
+from tests.sentences import refused
 
 TOLERANCE = 1e-5
 BF16_TOLERANCE = 1e-2
@@ -144,5 +145,5 @@ def test_keys_that_are_the_same_on_all_ranks_are_refused() -> None:
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     function = partial(tree_attention, mask=Mask(), q_indices=np.zeros(1, int), kv_indices=np.zeros((1, 4), int))
     whole = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    with pytest.raises(ValueError, match="the same on all ranks"):
+    with refused("reduce_sum", "all ranks", "['context']", error=ValueError):
         jax.make_jaxpr(whole)(np.zeros((1, 2, 8)), np.zeros((1, 4, 1, 8)), np.zeros((1, 4, 1, 8)))

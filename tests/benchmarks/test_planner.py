@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
-from jaxpar.config import UserError
+from tests.sentences import refused
 
 
 def test_the_table_is_put_between_the_marks_of_the_page_and_again_there():
@@ -18,5 +18,5 @@ def test_the_table_is_put_between_the_marks_of_the_page_and_again_there():
 
 @pytest.mark.parametrize("page", ["none", BEGIN, END + BEGIN, BEGIN + END + BEGIN + END])
 def test_a_page_without_a_place_is_a_sentence(page: str):
-    with pytest.raises(UserError, match=r"planner.md: expected .* each once"):
+    with refused("planner.md", BEGIN, END, "once"):
         with_table(page, [])

@@ -128,7 +128,7 @@ def test_only_arrays_of_plain_dtypes_are_saved(checkpointer, tmp_path):
         checkpoints.save(1, {"a/b": jnp.ones(1)}, {})
     with refused("leaf empty", "no elements", "[0, 4]", error=ValueError):
         checkpoints.save(1, {"empty": jnp.ones((0, 4))}, {})
-    with pytest.raises(ValueError, match="the state has no leaves"):
+    with refused("state", "no leaves", error=ValueError):
         checkpoints.save(1, {}, {})
     with pytest.raises(TypeError, match="not JSON serializable"):
         checkpoints.save(1, {"a": jnp.ones(1)}, {"facts": object()})

@@ -22,6 +22,7 @@ from jaxpar.config.reading.yaml_text import parse_document, parse_value
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
+from tests.sentences import refused
 
 TEXTS, DRAWN = 2500, 4500
 """Cases: texts with letters changed, and documents of drawn keys and values."""
@@ -202,12 +203,12 @@ BOMBS = {
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
 def test_aliases_that_would_fill_the_memory_are_counted_and_not_written_out(text: str):
     for read in (lambda: parse_document(text, "run.yaml"), lambda: parse_value(text)):
-        with pytest.raises(UserError, match=r"more than 100000 values, aliases written out|nested more than 20 deep"):
+        with pytest.raises(UserError, match=r"100000 values|20 deep"):
             read()
 
 
 def test_a_value_that_is_part_of_itself_is_named():
-    with pytest.raises(UserError, match=r"run\.yaml:2: not valid YAML \(the alias \*r is part of itself\)"):
+    with refused("run.yaml:2:", "*r"):
         parse_document("run: &r\n  name: *r\n", "run.yaml")
 
 

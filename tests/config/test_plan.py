@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 
 from jaxpar.config.axes import AXES, axis_sizes
-from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.schema import ParallelConfig
@@ -58,43 +57,42 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "sentence"),
+    ("path", "value", "parts"),
     [
-        (("zeroo",), 3, "plan: unknown key 'zeroo'; did you mean zero?"),
-        (("axes", "tenser"), 2, "plan.axes: unknown key 'tenser'; did you mean tensor?"),
-        (("attention", "why"), "x", "plan.attention: unknown key 'why'"),
-        (("zero",), 4, "plan.zero: expected 0, 1, 2 or 3, got 4"),
-        (("axes", "fsdp"), 2**40, "plan.axes.fsdp: must be at most 2^20, got 1099511627776"),
-        (("axes", "fsdp"), 2**20, "plan.axes: 1614807040 devices; expected at most 2^20"),
-        (("microbatches",), 10**400, f"plan.microbatches: expected a number of at most 64 bits, got {10**76}..."),
-        (("microbatch_rows",), 10**18, f"plan.microbatch_rows: must be at most 2^24, got {10**18}"),
-        (("stage_layers",), [10**9], "plan.stage_layers: must be at most 10000, got 1000000000"),
-        (("host_layers",), -1, "plan.host_layers: must be at least 0, got -1"),
-        (("zero",), True, "plan.zero: expected 0, 1, 2 or 3, got true"),
-        (("axes",), 8, "plan.axes: expected a mapping, got 8"),
-        (("axes", "fsdp"), 0, "plan.axes.fsdp: must be at least 1, got 0"),
-        (("axes", "fsdp"), 2.0, "plan.axes.fsdp: expected a whole number, got 2.0"),
-        (("stage_layers",), 4, "plan.stage_layers: expected a list, got 4"),
-        (("stage_layers",), [2, "3"], "plan.stage_layers[1]: expected a whole number, got '3'"),
-        (("pipe_ends",), "first", "plan.pipe_ends: expected last or shared, got 'first'"),
-        (("microbatches",), 0, "plan.microbatches: must be at least 1, got 0"),
+        (("zeroo",), 3, ("plan:", "'zeroo'", " zero?")),
+        (("axes", "tenser"), 2, ("plan.axes:", "'tenser'", " tensor?")),
+        (("attention", "why"), "x", ("plan.attention:", "unknown key", "'why'")),
+        (("zero",), 4, ("plan.zero:", "0, 1, 2 or 3", "got 4")),
+        (("axes", "fsdp"), 2**40, ("plan.axes.fsdp:", "at most 2^20", "got 1099511627776")),
+        (("axes", "fsdp"), 2**20, ("plan.axes:", "at most 2^20", "1614807040 devices")),
+        (("microbatches",), 10**400, ("plan.microbatches:", "at most 64 bits", f"got {10**76}...")),
+        (("microbatch_rows",), 10**18, ("plan.microbatch_rows:", "at most 2^24", f"got {10**18}")),
+        (("stage_layers",), [10**9], ("plan.stage_layers:", "at most 10000", "got 1000000000")),
+        (("host_layers",), -1, ("plan.host_layers:", "at least 0", "got -1")),
+        (("zero",), True, ("plan.zero:", "0, 1, 2 or 3", "got true")),
+        (("axes",), 8, ("plan.axes:", "a mapping", "got 8")),
+        (("axes", "fsdp"), 0, ("plan.axes.fsdp:", "at least 1", "got 0")),
+        (("axes", "fsdp"), 2.0, ("plan.axes.fsdp:", "a whole number", "got 2.0")),
+        (("stage_layers",), 4, ("plan.stage_layers:", "a list", "got 4")),
+        (("stage_layers",), [2, "3"], ("plan.stage_layers[1]:", "a whole number", "got '3'")),
+        (("pipe_ends",), "first", ("plan.pipe_ends:", "last or shared", "got 'first'")),
+        (("microbatches",), 0, ("plan.microbatches:", "at least 1", "got 0")),
         (
             ("runs", 0, "activations", "query"),
             "sav",
-            "plan.runs[0].activations.query: expected save, recompute or offload, got 'sav'; did you mean save?",
+            ("plan.runs[0].activations.query:", "save, recompute or offload", "got 'sav'", " save?"),
         ),
-        (("attention", "rejected", "cudnn"), None, "plan.attention.rejected.cudnn: expected text, got null"),
+        (("attention", "rejected", "cudnn"), None, ("plan.attention.rejected.cudnn:", "text", "got null")),
     ],
 )
-def test_a_wrong_key_or_value_is_one_sentence(path, value, sentence):
+def test_a_wrong_key_or_value_is_one_sentence(path, value, parts):
     changed = plain()
     at = changed
     for name in path[:-1]:
         at = at[name]
     at[path[-1]] = value
-    with pytest.raises(UserError) as caught:
+    with refused(*parts):
         read(changed)
-    assert str(caught.value) == sentence
 
 
 def test_a_missing_key_is_named():

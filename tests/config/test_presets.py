@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from jaxpar.config import Config, ModelConfig, UserError
+from jaxpar.config import Config, ModelConfig
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
+from tests.sentences import refused
 
 PUBLISHED = {
     # the released checkpoints' own totals, tied heads counted once
@@ -98,5 +99,5 @@ def test_gemma_has_so_many_local_layers_before_each_global_one(name: str):
 
 
 def test_without_a_vocabulary_there_is_no_count():
-    with pytest.raises(UserError, match=r"model\.vocab is null"):
+    with refused("model.vocab", "null", "data source"):
         parameter_count(ModelConfig(), padded=True)

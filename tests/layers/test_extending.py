@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.config import Config, ModelConfig, UserError, load_config
+from jaxpar.config import Config, ModelConfig, load_config
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import AxisSizes
 from jaxpar.cost.mechanisms import GENERATIONS
@@ -29,6 +29,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import step_time
 from tests.memory.shapes import layer_shape
 from tests.reference import decoder64
+from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.traced_bytes import traced_bytes
 
@@ -74,7 +75,7 @@ def test_its_loss_is_that_of_a_plain_computation(name: str, monkeypatch: pytest.
 
 def test_it_is_a_value_of_the_configuration(name: str):
     assert load_config(None, [f"model.activation={name}"]).model.activation == name
-    with pytest.raises(UserError, match=f"did you mean {name}"):
+    with refused("model.activation", f"'{name}2'", "swiglu", f" {name}?"):
         load_config(None, [f"model.activation={name}2"])
 
 

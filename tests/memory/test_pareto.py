@@ -23,6 +23,7 @@ from jaxpar.memory.costs import LayerCosts, Recomputation
 from jaxpar.memory.pareto import NothingFits, Point, alike_frontier, cheapest, layer_frontier, point_of
 from jaxpar.memory.remat import PRESETS, remat_map
 from tests.memory.shapes import layer_shape
+from tests.sentences import refused
 
 type Triple = tuple[int, int, int]
 
@@ -152,7 +153,7 @@ def test_layers_that_offload_more_come_first():
 
 def test_what_cannot_fit_says_how_much_the_least_takes():
     costs = model_costs()
-    with pytest.raises(NothingFits, match="keeps at least 2147483648 bytes") as caught:
+    with refused("memory.remat", "2147483648 bytes", "1000000000", error=NothingFits) as caught:
         cheapest(costs, 32, 10**9)
     assert caught.value.least_bytes == 32 * costs.sizes["layer_input"]
     assert isinstance(caught.value, UserError)

@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from jaxpar.config import UserError
 from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema import MemoryConfig, ModelConfig
 from jaxpar.layers.declared import activation_names
 from jaxpar.memory.remat import PRESETS, layer_runs, offloaded, remat_map
+from tests.sentences import refused
 from tests.small_run import SmallRun, small, worst_difference
 from tests.traced import operations
 
@@ -42,26 +42,25 @@ def test_a_map_says_it_by_name_and_leaves_the_rest_to_a_preset(preset: str | Non
 
 
 @pytest.mark.parametrize(
-    ("written", "sentence"),
+    ("written", "parts"),
     [
-        ({"layer_inputs": "offload"}, "memory.remat: 'layer_inputs' is no activation; did you mean layer_input?"),
-        ({"presets": "full"}, "memory.remat: 'presets' is no activation; did you mean preset?"),
-        ({"xyz": "save"}, f"memory.remat: 'xyz' is no activation; there are {', '.join(ACTIVATIONS)}"),
-        ({"query": "sav"}, "memory.remat.query: expected save, recompute or offload, got 'sav'; did you mean save?"),
+        ({"layer_inputs": "offload"}, ("memory.remat:", "'layer_inputs'", " layer_input?")),
+        ({"presets": "full"}, ("memory.remat:", "'presets'", " preset?")),
+        ({"xyz": "save"}, ("memory.remat:", "'xyz'", ", ".join(ACTIVATIONS))),
+        ({"query": "sav"}, ("memory.remat.query:", "save, recompute or offload", "got 'sav'", " save?")),
         (
             {"preset": "ful"},
-            "memory.remat.preset: expected none, gemm_last, selective or full, got 'ful'; did you mean full?",
+            ("memory.remat.preset:", "none, gemm_last, selective or full", "got 'ful'", " full?"),
         ),
         (
             {"layer_input": "recompute"},
-            "memory.remat.layer_input: expected save or offload (the others are recomputed from it), got 'recompute'",
+            ("memory.remat.layer_input:", "save or offload (the others are recomputed from it)", "got 'recompute'"),
         ),
     ],
 )
-def test_a_wrong_map_is_one_sentence(written: dict[str, str], sentence: str):
-    with pytest.raises(UserError) as error:
+def test_a_wrong_map_is_one_sentence(written: dict[str, str], parts: tuple[str, ...]):
+    with refused(*parts):
         remat_map(written, ACTIVATIONS)
-    assert str(error.value) == sentence
 
 
 def test_presets_are_those_that_a_configuration_can_name():
@@ -90,39 +89,41 @@ def test_a_list_says_it_for_the_layers_of_each_map_and_leaves_the_others_to_gemm
 
 
 @pytest.mark.parametrize(
-    ("written", "sentence"),
+    ("written", "parts"),
     [
-        ([{"preset": "full"}], "memory.remat[0]: expected layers, as in {layers: 0-8, preset: full}"),
+        ([{"preset": "full"}], ("memory.remat[0]:", "layers, as in {layers: 0-8, preset: full}")),
         (
             [{"layers": "7-9"}],
-            "memory.remat[0].layers: expected a layer or a range of layers from 0 to 8 of a chunk, as in 0-3, got "
-            "'7-9'",
+            ("memory.remat[0].layers:", "a layer or a range of layers from 0 to 8", "as in 0-3", "got '7-9'"),
         ),
         (
             [{"layers": "first"}],
-            "memory.remat[0].layers: expected a layer or a range of layers from 0 to 8 of a chunk, as in 0-3, got "
-            "'first'",
+            (
+                "memory.remat[0].layers:",
+                "a layer or a range of layers from 0 to 8",
+                "as in 0-3",
+                "got 'first'",
+            ),
         ),
         (
             [{"layers": "0-3"}, {"layers": "3-4"}],
-            "memory.remat[1].layers: layer 3 is in an earlier map too; expected each once",
+            ("memory.remat[1].layers:", "each once", "layer 3", "earlier map"),
         ),
         (
             [{"layers": 0}, {"layers": 1, "qeury": "save"}],
-            "memory.remat[1]: 'qeury' is no activation; did you mean query?",
+            ("memory.remat[1]:", "'qeury'", " query?"),
         ),
         (
             [{"layers": "0-3", "preset": "auto"}],
-            "memory.remat[0].preset: auto chooses for all layers and names; expected memory.remat: auto alone",
+            ("memory.remat[0].preset:", "memory.remat: auto alone", "preset: auto"),
         ),
-        ([], "memory.remat: [] says nothing; expected none, gemm_last, selective, full or auto, or a map by name"),
-        ({}, "memory.remat: {} says nothing; expected none, gemm_last, selective, full or auto, or a map by name"),
+        ([], ("memory.remat:", "none, gemm_last, selective, full or auto, or a map by name", "memory.remat: []")),
+        ({}, ("memory.remat:", "none, gemm_last, selective, full or auto, or a map by name", "memory.remat: {}")),
     ],
 )
-def test_a_wrong_list_is_one_sentence(written: Any, sentence: str):
-    with pytest.raises(UserError) as error:
+def test_a_wrong_list_is_one_sentence(written: Any, parts: tuple[str, ...]):
+    with refused(*parts):
         layer_runs(written, ACTIVATIONS, 9)
-    assert str(error.value) == sentence
 
 
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {

@@ -26,7 +26,7 @@ def test_two_logical_axes_that_claim_one_mesh_axis_are_both_named():
 
 
 def test_a_logical_axis_without_a_rule_is_named():
-    with pytest.raises(ValueError, match=r"'colour' .* has no rule"):
+    with refused("'colour'", "('colour',)", "rule", error=ValueError):
         partition(ParamSpec((4,), ("colour",)), Rules())
 
 

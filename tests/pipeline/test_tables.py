@@ -95,5 +95,5 @@ def test_files_that_a_spreadsheet_saved_are_read(tmp_path: Path):
 
 
 def test_a_number_that_no_schedule_has_is_no_action():
-    with pytest.raises(ScheduleError, match="is not an action"):
+    with refused("mine", "line 1, column 1", "'0F9999", "action", error=ScheduleError):
         parse_schedule(f"0F{'9' * 5000},0B0\n", "mine")

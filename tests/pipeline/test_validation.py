@@ -42,7 +42,7 @@ def test_the_error_draws_the_grid_and_marks_the_cell():
 def test_a_long_grid_is_shown_around_the_cell():
     schedule = make_schedule("1f1b", ranks=2, microbatches=30)
     orders = (schedule.orders[0], (*schedule.orders[1][:40], *schedule.orders[1][41:]))
-    with pytest.raises(ScheduleError, match="1F20 is missing on rank 1") as error:
+    with refused("1f1b", "1F20", "missing", "rank 1", error=ScheduleError, grid=True) as error:
         validate(replace(schedule, orders=orders))
     assert str(error.value).splitlines()[1].split() == ["|", *map(str, range(53, 60))]
 
@@ -154,5 +154,5 @@ def test_a_backward_before_its_forward_is_noticed(schedule: Schedule, data: st.D
     i, j = order.index(forward), order.index(backward)
     order[i], order[j] = order[j], order[i]
     orders = [tuple(order) if r == rank else row for r, row in enumerate(schedule.orders)]
-    with pytest.raises(ScheduleError, match="so the schedule deadlocks"):
+    with pytest.raises(ScheduleError, match="deadlock"):
         validate(replace(schedule, orders=tuple(orders)))

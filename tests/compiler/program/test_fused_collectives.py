@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from jaxpar.compiler.program.attribution import movements
 from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.compiler.program.loops import executions
 from tests.compiler.program.programs import computation, module
+from tests.sentences import refused
 
 MAXIMUM = computation(
     "maximum",
@@ -45,5 +44,5 @@ def test_a_fusion_that_computes_beside_its_collective_is_refused():
         f"%r = f32[16,32]{{1,0}} {REDUCE.format('%n')}",
     )
     program = module(ENTRY, MAXIMUM, fused, partitions=4)
-    with pytest.raises(ProgramError, match="computes beside a collective"):
+    with refused("line ", "fusion s", "collective", error=ProgramError):
         movements(program, executions(program), MESH, 4)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxpar.config import Config, UserError, config_to_yaml, load_config
+from jaxpar.config import Config, config_to_yaml, load_config
 from jaxpar.config.presets import PRESETS
 from tests.sentences import refused
 
@@ -66,45 +66,43 @@ def test_an_int_is_accepted_for_a_float_and_becomes_one():
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "parts"),
     [
-        ("\nmodel:\n  layrs: 3", ":3: model.layrs: no such key; did you mean layers?"),
-        ("modle: {layers: 3}", ":1: modle: no such section; did you mean model?"),
-        ("layers: 3", ":1: layers: no such section; did you mean model.layers?"),
-        ("model: {sequence_length: 3}", ":1: model.sequence_length: no such key; did you mean data.sequence_length?"),
+        ("\nmodel:\n  layrs: 3", (":3: model.layrs:", "no such key", " layers?")),
+        ("modle: {layers: 3}", (":1: modle:", "no such section", " model?")),
+        ("layers: 3", (":1: layers:", "no such section", " model.layers?")),
+        ("model: {sequence_length: 3}", (":1: model.sequence_length:", "no such key", " data.sequence_length?")),
         (
             "model:\n  norm: rmsnrom",
-            ":2: model.norm: expected rmsnorm, zero_centered_rmsnorm or layernorm, got 'rmsnrom'; did you mean "
-            "rmsnorm?",
+            (":2: model.norm:", "rmsnorm, zero_centered_rmsnorm or layernorm", "got 'rmsnrom'", " rmsnorm?"),
         ),
-        ("model:\n  preset: llama-8b", ":2: model.preset: no preset is called 'llama-8b'; did you mean llama3-8b?"),
+        ("model:\n  preset: llama-8b", (":2: model.preset:", "'llama-8b'", " llama3-8b?")),
         (
             "model:\n  kinds:\n    local: {window: 64}\n    global:",
-            ":2: model.kinds.global: expected a mapping, got null; did you mean {}?",
+            (":2: model.kinds.global:", "a mapping", "got null", " {}?"),
         ),
-        ("model: {layers: true}", ":1: model.layers: expected a whole number, got true"),
-        ("model: {layers: 4.0}", ":1: model.layers: expected a whole number, got 4.0"),
-        ("model: {layers: '4'}", ":1: model.layers: expected a whole number, got '4'"),
-        ("model: {layers: null}", ":1: model.layers: expected a whole number, got null"),
-        ("model: {layers: [4]}", ":1: model.layers: expected a whole number, got [4]"),
-        ("model: {tied: 1}", ":1: model.tied: expected true or false, got 1"),
-        ("model: {dropout: true}", ":1: model.dropout: expected a number, got true"),
-        ("model: {dropout: 1e999}", ":1: model.dropout: expected a number, got inf"),
+        ("model: {layers: true}", (":1: model.layers:", "a whole number", "got true")),
+        ("model: {layers: 4.0}", (":1: model.layers:", "a whole number", "got 4.0")),
+        ("model: {layers: '4'}", (":1: model.layers:", "a whole number", "got '4'")),
+        ("model: {layers: null}", (":1: model.layers:", "a whole number", "got null")),
+        ("model: {layers: [4]}", (":1: model.layers:", "a whole number", "got [4]")),
+        ("model: {tied: 1}", (":1: model.tied:", "true or false", "got 1")),
+        ("model: {dropout: true}", (":1: model.dropout:", "a number", "got true")),
+        ("model: {dropout: 1e999}", (":1: model.dropout:", "a number", "got inf")),
         (
             "model: {kv_heads: None}",
-            ":1: model.kv_heads: expected a whole number or null, got 'None'; did you mean null?",
+            (":1: model.kv_heads:", "a whole number or null", "got 'None'", " null?"),
         ),
-        ("run: {name: 2024}", ":1: run.name: expected text, got 2024"),
-        ("parallel: {zero: 4}", ":1: parallel.zero: expected 0, 1, 2 or 3, got 4"),
-        ("parallel: {zero: true}", ":1: parallel.zero: expected 0, 1, 2 or 3, got true"),
-        ("run: 5", ":1: run: expected a mapping of keys, got 5"),
+        ("run: {name: 2024}", (":1: run.name:", "text", "got 2024")),
+        ("parallel: {zero: 4}", (":1: parallel.zero:", "0, 1, 2 or 3", "got 4")),
+        ("parallel: {zero: true}", (":1: parallel.zero:", "0, 1, 2 or 3", "got true")),
+        ("run: 5", (":1: run:", "a mapping of keys", "got 5")),
     ],
 )
-def test_a_mistake_in_a_file_names_the_line_the_key_and_the_nearest_right_one(write, text, sentence):
+def test_a_mistake_in_a_file_names_the_line_the_key_and_the_nearest_right_one(write, text, parts):
     path = write(text)
-    with pytest.raises(UserError) as caught:
+    with refused(f"{path}{parts[0]}", *parts[1:]):
         load_config(path)
-    assert str(caught.value) == f"{path}{sentence}"
 
 
 def test_a_missing_file_is_named_with_the_one_it_resembles(write, tmp_path):
@@ -114,8 +112,8 @@ def test_a_missing_file_is_named_with_the_one_it_resembles(write, tmp_path):
 
 
 def test_a_folder_and_a_binary_file_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with refused(str(tmp_path), "cannot be read", "Is a directory"):
         load_config(tmp_path)
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(UserError, match="not text in UTF-8"):
+    with refused("a.yaml", "UTF-8"):
         load_config(tmp_path / "a.yaml")

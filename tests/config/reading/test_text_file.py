@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.config import UserError, load_config
+from jaxpar.config import load_config
 from jaxpar.config.reading.text_file import LONGEST, read_file, read_text_file
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.tokens.token_index import read_index
@@ -20,6 +20,7 @@ from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.planner.evidence.published import read_runs
 from jaxpar.planner.placement.placement import read_bandwidth
 from jaxpar.report import _check_is_ours
+from tests.sentences import refused
 
 READERS: dict[str, Callable[[Path], object]] = {
     "configuration": load_config,
@@ -43,24 +44,24 @@ def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, read: Callable[[P
     # Held open, so that a reader that opens it would wait for text and not for a writer.
     holder = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     try:
-        with pytest.raises(UserError, match="a pipe, expected a regular file"):
+        with refused("pipe", "expected a regular file"):
             read(pipe)
     finally:
         os.close(holder)
-    with pytest.raises(UserError, match="a device, expected a regular file"):
+    with refused("device", "expected a regular file"):
         read(Path("/dev/zero"))
 
 
 def test_a_token_folder_whose_index_is_a_pipe_is_refused_at_once(tmp_path: Path):
     os.mkfifo(tmp_path / "index.json")
-    with pytest.raises(UserError, match=r"index\.json: a pipe, expected a regular file"):
+    with refused("index.json", "pipe", "expected a regular file"):
         read_index(tmp_path)
 
 
 def test_a_file_that_is_larger_than_its_kind_is_refused(tmp_path: Path):
     file = tmp_path / "run.yaml"
     file.write_bytes(b"#" * (LONGEST + 1))
-    with pytest.raises(UserError, match="more than 1048576 bytes, which no file of its kind has"):
+    with refused(str(file), f"more than {LONGEST} bytes"):
         load_config(file)
     file.write_bytes(b"a\r\nb")
     assert read_text_file(file) == "a\nb"

@@ -9,7 +9,6 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxpar.config.errors import UserError
 from jaxpar.config.reading.yaml_text import parse_document, parse_value, to_yaml
 from tests.sentences import refused
 
@@ -60,9 +59,9 @@ def test_a_number_survives_to_the_last_bit(number):
 
 def test_a_name_that_appears_twice_in_a_mapping_of_a_key_is_refused():
     assert parse_value("{a: 1, b: 2}") == {"a": 1, "b": 2}
-    with pytest.raises(UserError, match="a name appears twice in a mapping"):
+    with refused("'{a: 1, a: 2}'", "twice"):
         parse_value("{a: 1, a: 2}")
-    with pytest.raises(UserError, match=r"^x.yaml:3: .*a name appears twice"):
+    with refused("x.yaml:3:", "twice"):
         parse_document("data:\n  path: a\n  sources: {a: 1, a: 2}\n", "x.yaml")
 
 

@@ -12,7 +12,6 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from jaxpar.config.errors import UserError
 from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.input import documents as prepared_documents
 from jaxpar.data.prepare.input.documents import documents, place_of
@@ -148,9 +147,9 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
     else:
         raw[len(raw) // 2] ^= 0x55
     path.write_bytes(raw)
-    with pytest.raises(UserError, match=rf"^{path} (cannot be read|is cut off)") as caught:
+    with refused(str(path)) as caught:
         read(path)
-    assert "\n" not in str(caught.value)
+    assert any(why in str(caught.value) for why in ("cannot be read", "cut off"))
 
 
 def test_a_parquet_without_the_column_has_its_columns_listed(tmp_path):

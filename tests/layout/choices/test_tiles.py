@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxpar.config import Config, UserError, load_config
+from jaxpar.config import Config, load_config
 from jaxpar.config.plan import Plan
 from jaxpar.config.validate import validate
 from jaxpar.layers.declared import hidden_names
@@ -82,32 +82,30 @@ def test_a_small_run_has_one_tile_of_each():
 
 
 @pytest.mark.parametrize(
-    ("memory", "parallel", "sentence"),
+    ("memory", "parallel", "parts"),
     [
-        ({"loss_tiles": 0}, {}, "memory.loss_tiles: must be at least 1, got 0"),
-        ({"mlp_tiles": -2}, {}, "memory.mlp_tiles: must be at least 1, got -2"),
+        ({"loss_tiles": 0}, {}, ("memory.loss_tiles:", "at least 1", "got 0")),
+        ({"mlp_tiles": -2}, {}, ("memory.mlp_tiles:", "at least 1", "got -2")),
         (
             {"loss_tiles": 257},
             {},
-            "memory.loss_tiles: expected at most as many as a device has tokens in a microbatch (256), got 257",
+            ("memory.loss_tiles:", "at most as many as a device has tokens in a microbatch (256)", "got 257"),
         ),
         (
             {"mlp_tiles": 9},
             {"fsdp": 2, "context": 2, "tensor": 2, "microbatches": 4},
-            "memory.mlp_tiles: expected at most as many as a device has tokens in a microbatch (8), got 9",
+            ("memory.mlp_tiles:", "at most as many as a device has tokens in a microbatch (8)", "got 9"),
         ),
         (
             {"mlp_tiles": 2},
             {"pipe": 2, "schedule": "zb-h1", "microbatches": 2},
-            "memory.mlp_tiles: 2 needs a schedule that leaves the backward whole, and parallel.schedule: zb-h1 keeps "
-            "the hidden activations from B to W; expected 1 or null",
+            ("memory.mlp_tiles:", "1 or null", "memory.mlp_tiles: 2", "parallel.schedule: zb-h1"),
         ),
     ],
 )
-def test_what_cannot_be_is_one_sentence(memory: dict[str, Any], parallel: dict[str, Any], sentence: str):
-    with pytest.raises(UserError) as caught:
+def test_what_cannot_be_is_one_sentence(memory: dict[str, Any], parallel: dict[str, Any], parts: tuple[str, ...]):
+    with refused(*parts):
         plan_of(small(memory=memory, parallel=parallel))
-    assert str(caught.value) == sentence
 
 
 def test_as_many_tiles_as_tokens_are_allowed_while_an_axis_is_not_known():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.config.errors import UserError
 from jaxpar.observe.writers.jsonl import JsonLines, read_metrics
 from tests.observe.records import record, run_info
+from tests.sentences import refused
 
 
 def write(folder: Path, steps: list[int], first_step: int = 1, **changes) -> None:
@@ -90,7 +90,7 @@ def test_a_broken_line_in_the_middle_is_named_and_the_file_left_alone(tmp_path: 
     lines = path.read_text().splitlines(keepends=True)
     path.write_text(lines[0] + "not json\n" + lines[2])
     before = path.read_bytes()
-    with pytest.raises(UserError, match="line 2 is not a JSON object"):
+    with refused(str(path), "line 2", "JSON object", "move the file away"):
         write(tmp_path, [40], first_step=31)
     assert path.read_bytes() == before
 

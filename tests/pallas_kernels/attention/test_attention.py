@@ -19,6 +19,7 @@ from pallas_kernels.masks import Mask
 from tests.pallas_kernels.dense64 import Tokens, pairs, worst
 from tests.pallas_kernels.dense64 import attention as dense_attention
 from tests.pallas_kernels.test_masks import packed_rows
+from tests.sentences import refused
 
 TOLERANCE = 1e-5
 BF16_TOLERANCE = 1.5e-2
@@ -261,5 +262,5 @@ def test_inside_a_checked_shard_map_it_equals_the_whole(q_axes: tuple, kv_axes: 
 )
 def test_shapes_that_do_not_fit_are_refused(q: tuple, k: tuple, v: tuple) -> None:
     indices = np.arange(4)[None]
-    with pytest.raises(ValueError, match="do not fit together"):
+    with refused(f"query {q}", f"key {k}", f"value {v}", error=ValueError):
         attention(jnp.ones(q), jnp.ones(k), jnp.ones(v), mask=Mask(), q_indices=indices, kv_indices=indices)

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels.attention import SAVED_NAMES, attention, cudnn
 from pallas_kernels.masks import Mask
+from tests.sentences import refused
 
 SLOTS = np.tile(np.arange(16, dtype=np.int32), (2, 1))
 TOKENS = {"q_indices": SLOTS, "kv_indices": SLOTS}
@@ -85,7 +86,7 @@ def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceabl
     ids=["packed", "prefix", "softcap", "window-both-ways"],
 )
 def test_what_cudnn_does_not_compute_is_refused(mask: Mask, softcap: float | None) -> None:
-    with pytest.raises(ValueError, match="does not compute"):
+    with refused("cuDNN", str(mask), f"softcap {softcap}", error=ValueError):
         cudnn.attend(*random_inputs(), mask=mask, softcap=softcap, **TOKENS)
 
 
@@ -96,5 +97,5 @@ def test_a_part_of_the_queries_is_refused() -> None:
 
 
 def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
-    with pytest.raises(ValueError, match="a scale of the scores above 0, got -1"):
+    with refused("cuDNN", "scale of the scores above 0", "-1", error=ValueError):
         cudnn.attend(*random_inputs(), mask=Mask(), scale=-1.0, **TOKENS)

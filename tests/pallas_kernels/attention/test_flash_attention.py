@@ -173,7 +173,7 @@ def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.Mon
     assert choose("auto", replace(packed, compute_capability=8.0)).name == "xla", "a record is of one generation"
     assert choose("auto", HOPPER).name == "cudnn", "which is ahead where the mask is dense"
     file.write_text(json.dumps([{name: value for name, value in record.items() if name != "sources"}]))
-    with pytest.raises(ValueError, match="is not a list of records"):
+    with refused(str(file), "list of records", "sources", error=ValueError):
         choose("auto", packed)
 
 

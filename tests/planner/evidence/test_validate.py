@@ -14,6 +14,7 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.planner.evidence.published import FRAMEWORKS, mechanisms_of, read_runs
 from jaxpar.planner.evidence.validate import HELD_OUT, PUBLISHED, Report, judge, report, validate
+from tests.sentences import refused
 
 ALL = Path(__file__).parents[4] / "shared" / "measurements" / "calibration.csv"
 """Every published run, where it lies beside the repository."""
@@ -188,10 +189,10 @@ def test_a_file_without_measurements_is_told(tmp_path: Path):
     row = ROW.split(",")
     for column in cells:
         row[HEADER.split(",").index(column)] = ""
-    with pytest.raises(UserError, match="no row has a time"):
+    with refused("runs.csv", "no row", "time", "peak memory"):
         validate(written(tmp_path, HEADER, ",".join(row)))
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path):
-    with pytest.raises(UserError, match="no such file"):
+    with refused(str(tmp_path / "none.csv"), "no such file"):
         validate(tmp_path / "none.csv")

@@ -15,6 +15,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
+from tests.sentences import refused
 from tests.training.runs import fit, folder_of, losses, run_config, write_config
 
 STEPS = 4
@@ -91,7 +92,7 @@ def test_a_run_in_a_folder_that_became_read_only_is_one_sentence(tmp_path: Path,
     for _ in range(2):
         with (
             closed(folder_of(config)),
-            pytest.raises(UserError, match=r"/run cannot be written \(Permission denied\)$"),
+            refused("run.dir", str(folder_of(config)), "Permission denied"),
         ):
             fit(config)
     assert contents(tmp_path) == before

@@ -11,6 +11,7 @@ from jaxpar.compiler.program.hlo.records import Module, ProgramError
 from jaxpar.compiler.program.loops import executions
 from tests.compiler.program.programs import TINY, compiled, computation, condition, leniently, loop, module, module_text
 from tests.compiler.program.tiny_step import BATCH, EMBED, HIDDEN, LAYERS, SEQUENCE
+from tests.sentences import refused
 
 AB = "%a = bf16[2,64,32]{2,1,0} parameter(0)\n%b = bf16[2,32,16]{2,1,0} parameter(1)"
 DOT = "dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
@@ -89,7 +90,7 @@ def test_work_that_cannot_be_told_is_refused(line: str, problem: str):
 
 
 def test_a_product_of_different_types_is_refused():
-    with pytest.raises(ProgramError, match="multiplies f32 with bf16"):
+    with refused("line ", "x multiplies", "f32", "bf16", error=ProgramError):
         one(f"{AB.replace('bf16', 'f32', 1)}\n%x = f32[2,64,16]{{2,1,0}} {DOT}")
 
 

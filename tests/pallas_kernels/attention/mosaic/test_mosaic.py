@@ -28,6 +28,7 @@ from pallas_kernels.masks import Mask
 from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 from tests.pallas_kernels.test_masks import packed_rows, random_tokens
+from tests.sentences import refused
 
 TIMES = 2.0
 """Errors are at most so many times those of the plain JAX form in the same dtype ..."""
@@ -212,7 +213,7 @@ def test_what_it_cannot_do_it_refuses_with_the_reason(change: dict, said: str | 
 def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
     indices = jnp.arange(4)[None]
     x = jnp.ones((1, 4, 1, 64), jnp.bfloat16)
-    with pytest.raises(ValueError, match="scale above 0, got -1"):
+    with refused("'mosaic'", "scale above 0", "-1", error=ValueError):
         forward(Settings(Mask(), -1.0, interpret=True), x, x, x, KernelTokens(indices, indices))
 
 
