@@ -47,10 +47,12 @@ class Overlap:
 
     @property
     def enclosed_seconds(self) -> float:
+        """Seconds of compute between one start and its done."""
         return sum(each.seconds for each in self.enclosed)
 
     @property
     def exposed_per_step(self) -> float:
+        """Seconds of a step in which nothing but this transfer runs, over all its executions."""
         return self.exposed * self.movement.executions
 
 

@@ -21,5 +21,10 @@ def check_values(config: Config) -> None:
 
 
 def check_unused(config: Config) -> None:
+    """Check that each setting that differs from its default has an effect under the others.
+
+    Raises:
+        UserError: names the first that has none, and the setting that leaves it unused.
+    """
     for unused in unused_settings(config):
         raise UserError(str(unused))

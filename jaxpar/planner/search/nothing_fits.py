@@ -24,14 +24,22 @@ class Tried(Protocol):
     space: Space
 
     @property
-    def usable(self) -> int: ...
+    def usable(self) -> int:
+        """Bytes of a device that a layout may take."""
+        ...
 
     @property
-    def host_limit(self) -> int: ...
+    def host_limit(self) -> int:
+        """Bytes of its host's memory that a GPU may have pinned."""
+        ...
 
-    def activations(self, group: Group, choice: Choice) -> ActivationPlanner: ...
+    def activations(self, group: Group, choice: Choice) -> ActivationPlanner:
+        """The activation planner of a choice."""
+        ...
 
-    def on(self, cluster: Cluster) -> Tried: ...
+    def on(self, cluster: Cluster) -> Tried:
+        """The same search on another cluster."""
+        ...
 
 
 def why_none(search: Tried, groups: int, declined: str | None) -> str:

@@ -54,6 +54,7 @@ class Cost:
 
     @property
     def source(self) -> Frame | None:
+        """The line of Python that the op came from; None where XLA recorded none."""
         return self.op.source
 
 

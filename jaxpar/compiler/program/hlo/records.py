@@ -81,10 +81,12 @@ class ArrayShape:
 
     @property
     def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
         return prod(self.dims)
 
     @property
     def bytes(self) -> int:
+        """Bytes of the packed elements, without padding of the layout."""
         return (self.elements * self.bits + 7) // 8
 
 
@@ -226,6 +228,7 @@ class Module:
 
     @property
     def entry_computation(self) -> Computation:
+        """The computation with which the program begins."""
         return self.computations[self.entry]
 
     def op(self, name: str) -> Op:
