@@ -139,10 +139,10 @@ def test_a_table_that_was_written_is_read_back(mode: str, folder: Path, capfd: p
 
 def test_a_faulty_table_is_refused_with_the_cell_marked(folder: Path, capfd: pytest.CaptureFixture[str]):
     (folder / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1F1,1B1\n")
-    assert main(["--file", "mine.csv"]) == 2
+    status = main(["--file", "mine.csv"])
     out, err = capfd.readouterr()
     first, *grid = err.splitlines()
-    assert (out, first) == ("", "jaxpar: mine: 1F1 (line 2, column 4) stands there already in column 3")
+    refused_by_command(status, out, first, "mine", "1F1", "line 2, column 4", "already in column 3")
     assert grid[-1] == "rank 1 | 1F0 1B0 1F1 >1F1< 1B1"
 
 

@@ -67,7 +67,7 @@ def test_a_named_backend_is_taken_though_another_is_preferred() -> None:
 def test_our_kernels_are_taken_where_they_are_named_and_the_plan_says_what_they_lack() -> None:
     choice = choose_backend("flash", replace(HOPPER, packed=True))
     assert choice.name == "mosaic_deterministic"
-    assert choice.reason == f"attention.backend names flash, though {UNVERIFIED}"
+    assert "attention.backend names flash" in choice.reason and UNVERIFIED in choice.reason
 
 
 @pytest.mark.parametrize("name", ["mosaic", "mosaic_deterministic", "triton"])

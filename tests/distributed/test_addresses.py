@@ -42,9 +42,8 @@ def test_process_0_says_when_it_listens_at_all_addresses(port: int):
     said: list[str] = []
     with pytest.raises(UserError):
         meet(f"203.0.113.7:{port}", 2, 0, 0.2, say=said.append)  # An address that documents use and nobody has.
-    assert said == [
-        f"process 0 listens at all addresses of {HERE}, port {port}: 203.0.113.7 is no address of this host"
-    ]
+    [sentence] = said
+    assert all(part in sentence for part in ("process 0", "all addresses", HERE, f"port {port}", "203.0.113.7"))
 
 
 def test_process_0_listens_where_the_variable_of_jax_says(port: int):
@@ -75,7 +74,7 @@ def test_a_name_is_listened_at_where_this_host_has_its_addresses(monkeypatch: py
     known(monkeypatch, "127.0.1.1")  # Debian's line for a host's own name, which other hosts do not have.
     place = find_place("node01:7")
     assert place.addresses == () and not place.foreign
-    assert place.why == "node01 is a loopback address here, and may be another one on other hosts"
+    assert "node01" in place.why and "loopback" in place.why
 
 
 def test_localhost_is_loopback_everywhere():
@@ -85,7 +84,7 @@ def test_localhost_is_loopback_everywhere():
 
 def test_a_name_that_is_not_known_and_all_addresses_by_wish():
     place = find_place("no-such-host.invalid:7")
-    assert (place.addresses, place.why) == ((), "no address is known for no-such-host.invalid")
+    assert place.addresses == () and "no-such-host.invalid" in place.why
     assert find_place(f"{'a' * 70}.b:7").why
     place = find_place("[::]:7")
     assert (place.addresses, place.why, place.jax) == ((), "", None)

@@ -15,10 +15,9 @@ def sign(
 
 
 def test_one_that_died_is_named_with_what_it_did_last():
-    assert verdicts.died(sign(3)) == (
-        "process 3 on node-3 died (it was in step 12, last heard of 500 ms ago); the job ends here, and the same "
-        "command continues it from its newest checkpoint"
-    )
+    said = verdicts.died(sign(3))
+    parts = ("process 3 on node-3 died", "in step 12", "500 ms ago", "the same command", "newest checkpoint")
+    assert all(part in said for part in parts), said
 
 
 def test_nobody_is_silent_before_the_timeout():
@@ -84,10 +83,9 @@ def opening(*, idle: float, age: float = 50.0) -> Sign:
 
 def test_one_that_does_nothing_where_there_is_much_to_do_is_named_soon():
     ahead = Sign(0, "node-0", Mark(5, "looking into its folder", 7200.0, "distributed.pause_timeout_s"), 47.0, 0.1)
-    assert verdicts.stalled([ahead, opening(idle=46)]) == (
-        "process 1 on node-1 did nothing for 45 s, and the others wait for it (it was opening its data); the job ends "
-        "here, and the same command continues it from its newest checkpoint"
-    )
+    said = verdicts.stalled([ahead, opening(idle=46)]) or ""
+    parts = ("process 1 on node-1 did nothing for 45 s", "opening its data", "the same command", "newest checkpoint")
+    assert all(part in said for part in parts), said
     assert verdicts.stalled([ahead, opening(idle=3, age=4000)]) is None, "it reads"
     assert verdicts.stalled([ahead, opening(idle=46, age=30)]) is None, (
         "it did nothing before, which was something else"

@@ -13,8 +13,9 @@ from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_be
 from jaxpar.data.sources import open_data
 from jaxpar.data.text import Text
 from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
+from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.interop.sources.open_source import origin_of
+from jaxpar.interop.sources.open_source import Model, origin_of
 from jaxpar.interop.sources.saved_weights import SavedWeights
 
 TOKENIZER = "tokenizer.json"
@@ -22,7 +23,7 @@ TOKENIZER = "tokenizer.json"
 type Report = Callable[[str], None]
 
 
-def text_of(source: HFFolder | SavedWeights, tokenizer: Path | None, report: Report) -> Text:
+def text_of(source: Model, tokenizer: Path | None, report: Report) -> Text:
     """The tokenizer of a model: the given one, that of the folder it came from, or of the data of its run.
 
     Raises:
@@ -32,7 +33,7 @@ def text_of(source: HFFolder | SavedWeights, tokenizer: Path | None, report: Rep
     file = tokenizer or (None if origin is None else origin.folder / TOKENIZER)
     if file is not None and (tokenizer is not None or file.exists()):
         return _text_with(file)
-    if isinstance(source, SavedWeights) and source.origin is None:
+    if not isinstance(source, HFFolder) and source.origin is None:
         run = source.config
         data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
         if data.encode is not None and data.decode is not None:
@@ -41,7 +42,7 @@ def text_of(source: HFFolder | SavedWeights, tokenizer: Path | None, report: Rep
 
 
 def chat_encoder_of(
-    source: HFFolder | SavedWeights, tokenizer: Path | None, template: str | None, report: Report
+    source: Model, tokenizer: Path | None, template: str | None, report: Report
 ) -> tuple[ChatEncoder, Text]:
     """The template of a model, with its tokenizer.
 
@@ -76,10 +77,11 @@ def chat_encoder_of(
     return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), _text_with(file)
 
 
-def _folders(source: HFFolder | SavedWeights, report: Report) -> list[Path]:
+def _folders(source: Model, report: Report) -> list[Path]:
     """Where a model's tokenizer may be, the likeliest first."""
     folders = []
-    if isinstance(source, SavedWeights) and source.origin is None and source.config.data.source == "tokens":
+    tuned = isinstance(source, AdaptedWeights) or (isinstance(source, SavedWeights) and source.origin is None)
+    if tuned and source.config.data.source == "tokens":
         data = source.config.data
         paths = list(data.sources or {}) if data.path is None else [data.path]
         folders = [Path(path).expanduser() for path in paths]
@@ -97,5 +99,5 @@ def _text_with(file: Path) -> Text:
     return Text(codec.encode, codec.decode, ends)
 
 
-def _unknown(source: HFFolder | SavedWeights) -> UserError:
+def _unknown(source: Model) -> UserError:
     return UserError(f"--tokenizer: no tokenizer is known for {named(source.path)}; expected a tokenizer.json")

@@ -127,10 +127,7 @@ def test_somebody_who_does_not_prove_the_secret_is_not_taken_for_process_0(said:
                     assert "nonce" in hear(listener)
                     proof = hear(listener)["proof"]
             why = joining.result()
-    assert why == (
-        f"whoever listens there does not prove that it knows the secret of process 1 on {HERE}, so it is not process "
-        "0, or has another secret"
-    )
+    assert "secret" in why and f"process 1 on {HERE}" in why and "process 0" in why
 
 
 def test_the_secret_is_that_of_the_file_or_of_the_variable(tmp_path: Path):
@@ -149,16 +146,13 @@ def test_a_secret_file_that_is_none_is_one_sentence(tmp_path: Path):
     (tmp_path / "blank").write_bytes(b" \n")
     (tmp_path / "large").write_bytes(b"x" * 4097)
     (tmp_path / "whole").write_bytes(b"x" * 4096)
-    expected = "; expected a file with the job's secret in it"
     for name, why in {
-        "pipe": "is a FIFO", "empty": "is empty", "blank": "is empty", "large": "is larger than 4096 bytes",
-        "/dev/zero": "is a device", ".": "is a folder", "none": "cannot be read (No such file or directory)",
-        "a\0b": "cannot be read (embedded null byte)",
+        "pipe": "FIFO", "empty": "empty", "blank": "empty", "large": "4096 bytes", "/dev/zero": "device",
+        ".": "folder", "none": "No such file or directory", "a\0b": "embedded null byte",
     }.items():  # fmt: skip
         path = f"{tmp_path}/{name}" if not name.startswith("/") else name
-        with pytest.raises(UserError) as caught:
+        with refused("distributed.secret_file:", repr(path), why, "expected a file with the job's secret"):
             find_secret(path, {})
-        assert str(caught.value) == f"distributed.secret_file: {path!r} {why}{expected}"
     assert find_secret(str(tmp_path / "whole"), {}) == b"x" * 4096
 
 

@@ -16,49 +16,49 @@ from tests.sentences import refused_by_command
 from tests.training.runs import MESH, ROOT, fit, folder_of, run_config, start, write_config
 
 CONFIG_MISTAKES = {
-    "an unknown key": (["model.layerz=2"], "model.layerz: no such key; did you mean layers?"),
-    "a key of another section": (["run.layers=2"], "run.layers: no such key; did you mean model.layers?"),
-    "an unknown section": (["modell.layers=2"], "modell: no such section; did you mean model?"),
-    "a wrong type": (["model.layers=four"], "model.layers: expected a whole number"),
-    "a wrong choice": (["optimizer.name=muonn"], "did you mean muon?"),
-    "a number out of range": (["run.steps=0"], "run.steps: must be at least 1, got 0"),
-    "no value": (["model.layers"], "model.layers"),
+    "an unknown key": (["model.layerz=2"], ("model.layerz:", "no such key", " layers?")),
+    "a key of another section": (["run.layers=2"], ("run.layers:", "no such key", " model.layers?")),
+    "an unknown section": (["modell.layers=2"], ("modell:", "no such section", " model?")),
+    "a wrong type": (["model.layers=four"], ("model.layers:", "a whole number", "'four'")),
+    "a wrong choice": (["optimizer.name=muonn"], ("optimizer.name:", "'muonn'", " muon?")),
+    "a number out of range": (["run.steps=0"], ("run.steps:", "at least 1", "got 0")),
+    "no value": (["model.layers"], ("model.layers",)),
     "heads by tensor": (
         ["parallel.tensor=3", "parallel.fsdp=-1"],
-        "model.heads: 8 is not divisible by parallel.tensor (3)",
+        ("model.heads: 8", "parallel.tensor (3)"),
     ),
     "kv heads by tensor": (
         ["model.kv_heads=3", "model.heads=6", "model.head_dim=4"],
-        "model.kv_heads: expected a multiple or a divisor of parallel.tensor (2), got 3",
+        ("model.kv_heads:", "a multiple or a divisor of parallel.tensor (2)", "got 3"),
     ),
     "sequence by context": (
         ["data.sequence_length=30"],
-        "data.sequence_length: 30 is not divisible by parallel.context x",
+        ("data.sequence_length: 30", "parallel.context x"),
     ),
-    "batch by data axes": (["data.batch_size=7"], "data.batch_size: 7 is not divisible by parallel.replica x fsdp x"),
-    "batch by microbatches": (["parallel.microbatches=3"], "data.batch_size: 8 is not divisible by"),
-    "a mesh that is too large": (["parallel.replica=2"], "takes 16 devices and there are 8"),
-    "a mesh that is too small": (["parallel.tensor=1"], "takes 4 of 8 devices"),
-    "two free axes": (["parallel.fsdp=-1", "parallel.tensor=-1"], "only one axis may be -1"),
-    "a run name with a slash": (["run.name=a/b"], "run.name: expected the name of one folder"),
-    "a profile of no steps": (["run.profile=3"], "run.profile: expected first:last"),
+    "batch by data axes": (["data.batch_size=7"], ("data.batch_size: 7", "parallel.replica x fsdp x")),
+    "batch by microbatches": (["parallel.microbatches=3"], ("data.batch_size: 8", "microbatches (")),
+    "a mesh that is too large": (["parallel.replica=2"], ("parallel:", "16 devices", "are 8")),
+    "a mesh that is too small": (["parallel.tensor=1"], ("parallel:", "4 of 8 devices")),
+    "two free axes": (["parallel.fsdp=-1", "parallel.tensor=-1"], ("parallel:", "one axis", "-1", "fsdp and tensor")),
+    "a run name with a slash": (["run.name=a/b"], ("run.name:", "the name of one folder", "'a/b'")),
+    "a profile of no steps": (["run.profile=3"], ("run.profile:", "first:last", "'3'")),
     "a process that does not exist": (
         ["distributed.processes=2", "distributed.process_id=2"],
-        "distributed.process_id: expected less than",
+        ("distributed.process_id:", "less than distributed.processes (2)", "got 2"),
     ),
     "an unknown schedule": (
         ["parallel.pipe=2", "parallel.fsdp=1", "parallel.schedule=1f2b"],
-        "parallel.schedule: there is no schedule '1f2b' (did you mean 1f1b?)",
+        ("parallel.schedule:", "'1f2b'", " 1f1b?"),
     ),
-    "a backend for other machines": (["attention.backend=cudnn"], "it needs an NVIDIA GPU"),
+    "a backend for other machines": (["attention.backend=cudnn"], ("attention.backend", "'cudnn'", "NVIDIA GPU")),
 }
 
 
-def refused(capsys: pytest.CaptureFixture[str], file: Path, *overrides: str) -> str:
-    """The sentence with which the command refuses; there is one, and nothing else on either stream."""
+def refused(capsys: pytest.CaptureFixture[str], file: Path, *overrides: str, parts: tuple[str, ...] = ()) -> str:
+    """The sentence with which the command refuses, and names `parts`; nothing else is on either stream."""
     capsys.readouterr()
     arguments = [part for override in overrides for part in ("--set", override)]
-    return refused_by_command(main(["--config", str(file), *arguments]), *capsys.readouterr())
+    return refused_by_command(main(["--config", str(file), *arguments]), *capsys.readouterr(), *parts)
 
 
 @pytest.fixture
@@ -67,11 +67,11 @@ def file(tmp_path: Path) -> Path:
     return write_config(run_config(tmp_path / "runs", 4, parallel=MESH), tmp_path / "run.yaml")
 
 
-@pytest.mark.parametrize(("overrides", "words"), CONFIG_MISTAKES.values(), ids=CONFIG_MISTAKES.keys())
+@pytest.mark.parametrize(("overrides", "parts"), CONFIG_MISTAKES.values(), ids=CONFIG_MISTAKES.keys())
 def test_a_mistake_in_the_configuration(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, overrides: list[str], words: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, overrides: list[str], parts: tuple[str, ...]
 ):
-    assert words in refused(capsys, file, *overrides)
+    refused(capsys, file, *overrides, parts=parts)
     assert not (tmp_path / "runs").exists()
 
 
@@ -81,7 +81,7 @@ def test_a_mistake_in_the_configuration(
         (None, "run.yaml"),
         ("run: [1, 2\n", "run.yaml:"),
         ("run:\n  steps: 5\n  steps: 6\n", "run.yaml:3"),
-        ("model:\n  layerz: 5\n", "run.yaml:2: model.layerz: no such key; did you mean layers?"),
+        ("model:\n  layerz: 5\n", "run.yaml:2: model.layerz:"),
         ("- run\n", "run.yaml"),
     ],
     ids=["missing", "not YAML", "a key twice", "an unknown key", "a list"],
@@ -94,6 +94,9 @@ def test_a_configuration_file_that_cannot_be_used_is_named(
         file.write_text(text)
     assert words in refused(capsys, file)
     assert not (tmp_path / "runs").exists()
+
+
+NPY = ".npy file with one dimension of unsigned integers"
 
 
 def token_file(folder: Path, kind: str) -> Path:
@@ -116,24 +119,24 @@ def token_file(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "parts"),
     [
-        ("missing", "does not exist (did you mean"),
-        ("empty", "is empty (0 bytes)"),
-        ("no tokens", "holds no tokens"),
-        ("truncated", "is truncated: its header says 1000 tokens of uint16, which need 2128 bytes"),
-        ("text", "has no readable .npy header"),
-        ("a pickle", "holds object; expected a .npy file with one dimension of unsigned integers"),
-        ("signed", "holds int64; expected a .npy file with one dimension of unsigned integers"),
-        ("large tokens", "expected only tokens below model.vocab=64"),
+        ("missing", ("does not exist", "tokens.npy'")),
+        ("empty", ("0 bytes", NPY)),
+        ("no tokens", ("no tokens",)),
+        ("truncated", ("truncated", "1000 tokens of uint16", "2128 bytes")),
+        ("text", ("header", NPY)),
+        ("a pickle", ("object", NPY)),
+        ("signed", ("int64", NPY)),
+        ("large tokens", ("tokens below model.vocab=64",)),
     ],
 )
 def test_a_token_file_that_cannot_be_used(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, kind: str, words: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, kind: str, parts: tuple[str, ...]
 ):
     path = token_file(tmp_path, kind)
     given = path.with_name("tokenz.npy") if kind == "missing" else path
-    assert words in refused(capsys, file, "data.source=tokens", f"data.path={given}")
+    refused(capsys, file, "data.source=tokens", f"data.path={given}", parts=(f"data.path='{given}'", *parts))
     assert not (tmp_path / "runs").exists()
 
 
@@ -146,7 +149,7 @@ def test_a_token_file_shorter_than_a_row(capsys: pytest.CaptureFixture[str], tmp
 
 def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
     (tmp_path / "runs").write_text("a file")
-    assert "run cannot be written (Not a directory)" in refused(capsys, file)
+    refused(capsys, file, parts=("run.dir", str(tmp_path / "runs"), "Not a directory"))
     assert (tmp_path / "runs").read_text() == "a file"
 
 
@@ -154,8 +157,8 @@ def test_a_folder_of_another_configuration(capsys: pytest.CaptureFixture[str], t
     config = run_config(tmp_path / "runs", 1, parallel=MESH)
     fit(config)
     before = {path: path.read_bytes() for path in sorted(folder_of(config).rglob("*")) if path.is_file()}
-    said = refused(capsys, file, "model.layers=2", "run.seed=7")
-    assert "belongs to a run with another configuration (run.seed: 0 -> 7; model.layers: 3 -> 2)" in said
+    parts = ("another configuration", "run.seed: 0 -> 7", "model.layers: 3 -> 2")
+    refused(capsys, file, "model.layers=2", "run.seed=7", parts=parts)
     assert before == {path: path.read_bytes() for path in sorted(folder_of(config).rglob("*")) if path.is_file()}
 
 
@@ -172,8 +175,7 @@ def test_a_configuration_in_the_folder_that_cannot_be_read(
 def test_the_command_itself_says_one_sentence_and_ends_with_two(tmp_path: Path, file: Path):
     with start(file, "model.layerz=2") as process:
         out, errors = process.communicate(timeout=seconds(120))
-    assert (process.returncode, out) == (2, "")
-    assert errors == "jaxpar: model.layerz: no such key; did you mean layers?\n"
+    refused_by_command(process.returncode, out, errors, "model.layerz:", " layers?")
 
 
 def test_help_is_quick_and_leaves_jax_alone():

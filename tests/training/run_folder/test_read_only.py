@@ -15,7 +15,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
-from tests.sentences import refused
+from tests.sentences import refused, refused_by_command
 from tests.training.runs import fit, folder_of, losses, run_config, write_config
 
 STEPS = 4
@@ -79,10 +79,9 @@ def test_a_new_run_where_nobody_may_write_is_one_sentence_and_exit_code_2(
     config = config_in(tmp_path / "runs")
     file = write_config(config, tmp_path / "run.yaml")
     with closed(tmp_path / "runs"):
-        assert main(["--config", str(file), "--set", "parallel.fsdp=8"]) == 2
-    [sentence] = capsys.readouterr().err.splitlines()
-    where = f"run.dir is '{tmp_path / 'runs'}': {folder_of(config)}"
-    assert sentence == f"jaxpar: {where} cannot be written (Permission denied)"
+        status = main(["--config", str(file), "--set", "parallel.fsdp=8"])
+    parts = ("run.dir", f"'{tmp_path / 'runs'}'", str(folder_of(config)), "written", "Permission denied")
+    refused_by_command(status, "", capsys.readouterr().err, *parts)
     assert not list((tmp_path / "runs").iterdir())
 
 
@@ -130,7 +129,7 @@ def test_a_save_that_may_not_be_written_costs_that_checkpoint_alone(tmp_path: Pa
     folder = folder_of(config) / "checkpoints"
     _, heard = fit(config, Shuts(folder))
     [told] = [text for text in heard.messages if "could not be written" in text]
-    assert told == f"checkpoint {folder / '00000004'} could not be written (Permission denied); training goes on."
+    assert str(folder / "00000004") in told and "Permission denied" in told and "training goes on" in told
     assert heard.saves == [2, 6]
     assert sorted(path.name for path in folder.iterdir()) == ["00000002", "00000006"]
 
