@@ -16,7 +16,6 @@ from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_t
 from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model, origin_of
-from jaxpar.interop.sources.saved_weights import SavedWeights
 
 TOKENIZER = "tokenizer.json"
 
@@ -80,8 +79,8 @@ def chat_encoder_of(
 def _folders(source: Model, report: Report) -> list[Path]:
     """Where a model's tokenizer may be, the likeliest first."""
     folders = []
-    tuned = isinstance(source, AdaptedWeights) or (isinstance(source, SavedWeights) and source.origin is None)
-    if tuned and source.config.data.source == "tokens":
+    tuned = isinstance(source, AdaptedWeights) or source.origin is None
+    if tuned and not isinstance(source, HFFolder) and source.config.data.source == "tokens":
         data = source.config.data
         paths = list(data.sources or {}) if data.path is None else [data.path]
         folders = [Path(path).expanduser() for path in paths]
