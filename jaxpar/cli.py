@@ -16,6 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 from jaxpar.config.bounds import SECONDS
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.overrides import USED_BY_MODELS
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.distributed.ctrl_c import INTERRUPTED
 from jaxpar.distributed.liveness import depart
@@ -55,6 +56,15 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=help
         )
+
+    def add_model(self, *, required: bool = True) -> None:
+        """`--model`, `--tokenizer`, and `--set` for the keys that matter to a model that is not trained."""
+        self.add_argument("--model", metavar="MODEL", required=required, help="folder of the weights")
+        self.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json, in place of the model's")
+        self.add_argument(
+            "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
+            help=f"a key of {', '.join(USED_BY_MODELS)}, as for training; may be given many times",
+        )  # fmt: skip
 
     def add_cluster(self, help: str = CLUSTER) -> None:
         """`--cluster`, required."""

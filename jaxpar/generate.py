@@ -6,23 +6,20 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpar.cli import Parser, command, positive
 from jaxpar.config import Config, UserError
 from jaxpar.config.paths import is_name
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.spelling import named
 from jaxpar.generation.text import Screen, Stop
 
 if TYPE_CHECKING:
-    from jaxpar.generation.generator import Continuation
+    from jaxpar.generation.generator import Continuation, Generator
     from jaxpar.generation.sampling import Sampling
+    from jaxpar.interop.sources.open_source import Model
 
-SECTIONS = ("parallel", "precision", "attention", "distributed")
-"""Sections of a configuration that generation uses, besides the model's."""
 LONGEST_FILE = 64 * 2**20
 MOST_TOKENS = 2**20
 
@@ -53,14 +50,13 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser("jaxpar.generate", "Continue prompts with a model, or talk to it.", EPILOG)
-    parser.add_argument("--model", metavar="MODEL", required=True, help="folder of the weights")
+    parser.add_model()
     what = parser.add_argument_group("what to continue")
     what.add_argument("--prompt", metavar="TEXT", action="append", help="may be given many times")
     what.add_argument("--prompts", metavar="FILE", type=Path, help="JSON lines, each a text or an object with `prompt`")
     what.add_argument("--chat", action="store_true", help="answer the lines of standard input, in one conversation")
     what.add_argument("--system", metavar="TEXT", help="with --chat: the system's message, before all others")
     what.add_argument("--chat-template", metavar="FILE|chatml", help="with --chat: in place of the tokenizer's")
-    what.add_argument("--tokenizer", metavar="FILE", type=Path, help="tokenizer.json, in place of the model's")
     how = parser.add_argument_group("how")
     how.add_argument("--tokens", metavar="N", type=int, default=128, help="most new tokens of each (default: 128)")
     how.add_argument("--stop", metavar="TEXT", action="append", default=[], help="ends a text before it")
@@ -70,10 +66,6 @@ def _parser() -> Parser:
     how.add_argument("--min-p", metavar="P", type=float, default=0.0, help="only those P times as likely as the first")
     how.add_argument("--repetition-penalty", metavar="X", type=float, default=1.0, help="above 1: repeats less")
     how.add_argument("--seed", metavar="N", type=positive, default=1, help="of the draws (default: 1)")
-    how.add_argument(
-        "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
-        help=f"a key of {', '.join(SECTIONS)}, as for training; may be given many times",
-    )  # fmt: skip
     parser.add_json("print a JSON object for each prompt, and nothing else")
     return parser
 
@@ -83,23 +75,18 @@ def _generate(options: argparse.Namespace) -> None:
 
     sampling = Sampling(options.temperature, options.repetition_penalty, options.top_k, options.top_p, options.min_p)
     prompts = [] if options.chat else options.prompt or _read_prompts(options.prompts)
-    config = _settings(options.overrides)
-    from jaxpar.config import virtual_devices_needed
-    from jaxpar.distributed.devices import prepare_devices
-    from jaxpar.interop.sources.open_source import open_source
+    from jaxpar.generation.placed_model import open_model
     from jaxpar.interop.sources.tokenizer import text_of
 
-    # Before anything else uses JAX: opening a checkpoint does.
-    prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
-    source = open_source(options.model, "--model")
+    config, source = open_model(options.model, options.overrides)
     if options.chat:
-        _chat(options, source, replace(config, model=source.model), sampling)
+        _chat(options, source, config, sampling)
         return
     text = text_of(source, options.tokenizer, _report)
     given = [text.encode(prompt) for prompt in prompts]
-    generator = _generator(replace(config, model=source.model), source, sampling, options.seed)
-    screen = None if options.json or len(given) > 1 else Screen(text, prompts[0])
-    stops = [Stop(text, options.stop) for _ in given]
+    generator = _generator(config, source, sampling, options.seed)
+    screen = None if options.json or len(given) > 1 else Screen(prompts[0])
+    stops = [Stop(text.decode, options.stop) for _ in given]
 
     def hear(row: int, token: int) -> bool:
         ends = stops[row].hear(token)
@@ -159,64 +146,16 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _settings(overrides: Sequence[str]) -> Config:
-    """A configuration with the overrides, which are of sections that generation uses."""
-    from jaxpar.config import load_config
+def _generator(config: Config, source: Model, sampling: Sampling, seed: int) -> Generator:
+    """A generator whose weights are on the devices that there are."""
+    from jaxpar.generation.generator import Generator
+    from jaxpar.generation.placed_model import place_model
 
-    for override in overrides:
-        if override.split(".")[0] not in SECTIONS:
-            raise UserError(
-                f"--set {quoted(override)}: expected a key of {', '.join(SECTIONS)}; the model has the rest"
-            )
-    return load_config(None, overrides)
+    placed = place_model(config, source)
+    return Generator(placed.config, placed.mesh, placed.weights, sampling=sampling, seed=seed)
 
 
-def _generator(config: Config, source: Any, sampling: Any, seed: int) -> Any:
-    """The weights of a source on the devices there are."""
-    import jax
-    import numpy as np
-
-    from jaxpar.distributed.devices import find_devices
-    from jaxpar.generation.generator import Generator, generation_layout
-    from jaxpar.interop.sources.source import read_part
-    from jaxpar.layout.make_plan import resolve_config
-    from jaxpar.layout.step_layout import shardings
-    from jaxpar.mesh.axes import AXES
-    from jaxpar.mesh.build import build_mesh
-    from jaxpar.mesh.parameters import ParamSpec
-
-    devices = find_devices()
-    if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
-        tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
-        config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))
-    if devices[0].platform == "cpu" and config.precision == type(config.precision)():
-        config = replace(config, precision=replace(config.precision, compute="float32"))
-    rows = 8 * len(devices)
-    data = replace(config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False)
-    config = resolve_config(replace(config, data=data), len(devices))
-    from jaxpar.config.axes import axis_sizes
-    from jaxpar.config.plan import AxisSizes
-
-    mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), devices)
-    layout = generation_layout(config, mesh)
-    stored = shardings(mesh, layout.placements.storage.layout)
-    dtype = layout.placements.storage.dtype
-
-    def placed(path: Any, spec: ParamSpec, where: Any) -> jax.Array:
-        read = read_part(source, path, spec, layout.order)
-
-        def part(region: Any) -> np.ndarray:
-            return read(region).astype(dtype)
-
-        return jax.make_array_from_callback(spec.shape, where, part)
-
-    weights = jax.tree_util.tree_map_with_path(
-        placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
-    return Generator(config, mesh, weights, sampling=sampling, seed=seed)
-
-
-def _chat(options: argparse.Namespace, source: Any, config: Config, sampling: Sampling) -> None:
+def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: Sampling) -> None:
     """Answer the lines of standard input, in one conversation."""
     from jaxpar.generation.chat import Chat
     from jaxpar.interop.sources.tokenizer import chat_encoder_of
@@ -226,7 +165,7 @@ def _chat(options: argparse.Namespace, source: Any, config: Config, sampling: Sa
     generator = _generator(config, source, sampling, options.seed)
     typed = sys.stdin.isatty()
     for line in _lines(typed):
-        screen = None if options.json else Screen(text, "")
+        screen = None if options.json else Screen("")
         try:
             answer = chat.answer(line, generator, options.tokens, screen)
         except UserError as error:

@@ -61,7 +61,7 @@ class Chat:
             prompt = self._encoder.prompt(messages)
         except Unusable as error:
             raise UserError(f"--chat: {error}") from None
-        stop = Stop(self._text, self._stops)
+        stop = Stop(self._text.decode, self._stops)
 
         def hear(_: int, token: int) -> bool:
             ends = stop.hear(token)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from jaxpar.data.text import Text
+from collections.abc import Callable, Sequence
 
 
 class Stop:
     """The text of a row so far, which ends before the first of the stop strings."""
 
-    def __init__(self, text: Text, stops: Sequence[str]):
-        self.text, self._text, self._stops = "", text, [stop for stop in stops if stop]
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]):
+        self.text, self._decode, self._stops = "", decode, [stop for stop in stops if stop]
         self._tokens: list[int] = []
 
     def hear(self, token: int) -> bool:
         """Takes a new token; whether the text ends."""
         self._tokens.append(token)
-        self.text = self._text.decode(self._tokens)
+        self.text = self._decode(self._tokens)
         places = [place for stop in self._stops if (place := self.text.find(stop)) >= 0]
         if places:
             self.text = self.text[: min(places)]
@@ -34,7 +32,7 @@ class Stop:
 class Screen:
     """Prints a text as it grows; bytes that are no whole character yet wait."""
 
-    def __init__(self, text: Text, prompt: str):
+    def __init__(self, prompt: str):
         self._shown = ""
         print(prompt, end="", flush=True)
 

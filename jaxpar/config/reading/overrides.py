@@ -13,6 +13,9 @@ from jaxpar.config.reading.yaml_text import parse_value
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import quoted
 
+USED_BY_MODELS = ("parallel", "precision", "attention", "distributed")
+"""Sections that matter to a model that is not trained; its own section it has already."""
+
 
 def parse_overrides(overrides: Sequence[str]) -> Written:
     """The overrides as checked values by section and key; where one key is given twice the last wins.
@@ -28,6 +31,15 @@ def parse_overrides(overrides: Sequence[str]) -> Written:
         section, key, value = _parse(override)
         written.setdefault(section, {})[key] = value
     return written
+
+
+def check_used_by_models(overrides: Sequence[str]) -> None:
+    """Refuse overrides of sections that do not matter to a model that is not trained, with a `UserError`."""
+    for override in overrides:
+        if override.split(".")[0] not in USED_BY_MODELS:
+            raise UserError(
+                f"--set {quoted(override)}: expected a key of {', '.join(USED_BY_MODELS)}; the model has the rest"
+            )
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:

@@ -11,10 +11,10 @@ from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_beside
 from jaxpar.data.sources import open_data
-from jaxpar.data.text import Text
-from jaxpar.data.tokens.tokenizer_file import TextCodec, end_of_document, load_tokenizer
+from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.model_text import ModelText, read_model_text
 from jaxpar.interop.sources.open_source import Model, origin_of
 
 TOKENIZER = "tokenizer.json"
@@ -22,7 +22,7 @@ TOKENIZER = "tokenizer.json"
 type Report = Callable[[str], None]
 
 
-def text_of(source: Model, tokenizer: Path | None, report: Report) -> Text:
+def text_of(source: Model, tokenizer: Path | None, report: Report) -> ModelText:
     """The tokenizer of a model: the given one, that of the folder it came from, or of the data of its run.
 
     Raises:
@@ -31,18 +31,20 @@ def text_of(source: Model, tokenizer: Path | None, report: Report) -> Text:
     origin = origin_of(source, report)
     file = tokenizer or (None if origin is None else origin.folder / TOKENIZER)
     if file is not None and (tokenizer is not None or file.exists()):
-        return _text_with(file)
+        return read_model_text(file, None if origin is None else origin.folder)
     if not isinstance(source, HFFolder) and source.origin is None:
         run = source.config
         data = open_data(run.data, vocab=run.model.vocab, seed=run.run.seed)
         if data.encode is not None and data.decode is not None:
-            return Text(data.encode, data.decode, [] if data.separator is None else [data.separator])
+            ends = [] if data.separator is None else [data.separator]
+            name = f"data.source={run.data.source}"
+            return ModelText(data.encode, data.decode, ends, data.separator, data.encode, data.encode, {}, name)
     raise _unknown(source)
 
 
 def chat_encoder_of(
     source: Model, tokenizer: Path | None, template: str | None, report: Report
-) -> tuple[ChatEncoder, Text]:
+) -> tuple[ChatEncoder, ModelText]:
     """The template of a model, with its tokenizer.
 
     Both are from one folder: that of the given tokenizer, of the conversations that the model's run was trained on, or
@@ -73,7 +75,7 @@ def chat_encoder_of(
             f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
             "model that was trained with it"
         )
-    return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), _text_with(file)
+    return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), read_model_text(file, None)
 
 
 def _folders(source: Model, report: Report) -> list[Path]:
@@ -86,16 +88,6 @@ def _folders(source: Model, report: Report) -> list[Path]:
         folders = [Path(path).expanduser() for path in paths]
     origin = origin_of(source, report)
     return folders if origin is None else [*folders, origin.folder]
-
-
-def _text_with(file: Path) -> Text:
-    """The tokenizer of a file."""
-    codec = TextCodec(file)
-    try:
-        ends = [end_of_document(load_tokenizer(file, named(file)), None)]
-    except UserError:
-        ends = []  # a tokenizer without such a token: only the limit ends a text
-    return Text(codec.encode, codec.decode, ends)
 
 
 def _unknown(source: Model) -> UserError:
