@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import head_dim
 from jaxpar.config.kinds import kind_model
@@ -44,7 +44,7 @@ from jaxpar.model.embedding import (
 from jaxpar.model.loop.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.model.tiled_loss import head_loss
+from jaxpar.model.tiled_loss import head_loss, tiled_scores
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
@@ -225,6 +225,16 @@ class DecoderStages:
         )  # fmt: skip
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
         return objective, total
+
+    def scores(
+        self, weights: Weights, accumulators: Weights, x: jax.Array, labels: Int[Array, "batch seq"], *, tiles: int
+    ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
+        """The log-probability of each label, in nats, and 1 where no token is likelier, else 0; without a derivative.
+
+        The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time.
+        """
+        x, table = self._before_head(weights, accumulators, x)
+        return tiled_scores(x, table, labels, self.model, self.vocab_axes, tiles)
 
     def _before_head(self, weights: Weights, accumulators: Weights, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The operands of the head: the normed residual stream, and this rank's part of the vocabulary."""

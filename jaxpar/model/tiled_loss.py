@@ -20,7 +20,7 @@ from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.embedding import bound_logits, project, project_gradients
-from jaxpar.model.loss import vocabulary_cross_entropy
+from jaxpar.model.loss import likeliest, vocabulary_cross_entropy
 from pallas_kernels import fused_linear_cross_entropy
 
 _cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
@@ -103,6 +103,30 @@ def tiled_cross_entropy(
     return scan_tiles(step, _nothing(axes), _tiles(x, labels, mask, tiles))[0]
 
 
+def tiled_scores(
+    x: Float[Array, "batch part embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, "batch seq"],
+    model: ModelConfig,
+    axes: tuple[str, ...],
+    tiles: int,
+) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
+    """The log-probability of each label in nats, and 1 where it is the first of the likeliest tokens, else 0.
+
+    Arguments are those of `tiled_cross_entropy`. Holds float32 logits of one tile, and has no derivative.
+    """
+
+    def step(_: None, tile: Any) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        part, labels = tile
+        logits = bound_logits(project(gather_sequence(part[None]), table, model), model, axes)
+        nll, _lse = _cross_entropy(logits, labels, axes)
+        return None, (-nll[0], (likeliest(logits, axes) == labels)[0].astype(jnp.int32))
+
+    parts = into_tiles(x.reshape(-1, x.shape[-1]), tiles), _joined(labels, tiles)
+    _, found = scan_tiles(step, None, parts)
+    return jax.tree.map(lambda own: _parted(own, x.shape[:2]), found)
+
+
 def _forward(
     x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array,
     model: ModelConfig, axes: tuple[str, ...], tiles: int, trained: bool,
@@ -165,3 +189,10 @@ def _joined(x: Shaped[Array, "batch seq"], tiles: int) -> Shaped[Array, "tile on
     of_rank = x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)
     found = jax.vmap(lambda tokens: into_tiles(tokens, tiles), out_axes=1)(of_rank)
     return found.reshape(found.shape[0], 1, -1)
+
+
+def _parted(tiles: Shaped[Array, "tile tile_tokens"], shape: tuple[int, ...]) -> Shaped[Array, "batch seq"]:
+    """The inverse of `_joined`, where `shape` is [batch, part]."""
+    ranks, (batch, part) = lax.axis_size("tensor"), shape
+    of_rank = tiles.reshape(len(tiles), ranks, -1).transpose(1, 0, 2).reshape(ranks, -1)[:, : batch * part]
+    return of_rank.reshape(ranks, batch, part).transpose(1, 0, 2).reshape(batch, ranks * part)

@@ -1,0 +1,157 @@
+"""The log-probability of each token of given rows: lengths in buckets, so that few programs are compiled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.config import UserError
+from jaxpar.config.counting import padded_vocab
+from jaxpar.generation.generator import BY_ROW, bucket, generation_layout
+from jaxpar.generation.placed_model import PlacedModel
+from jaxpar.layout.stages import stages_of
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.mesh.axes import DATA_AXES, vary
+from jaxpar.mesh.collectives import reduce_max
+from jaxpar.mesh.layer_order import LAYERS, Chunk
+from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.parameters import Weights
+from jaxpar.model.decoder import Batch
+
+BATCH_TOKENS = 8192
+"""Most tokens of a batch on the devices that share a row, unless one row has more."""
+TILE_BYTES = 2**28
+"""Most bytes of float32 logits that exist at a time on a device."""
+BY_TOKEN = PartitionSpec(DATA_AXES, "context")
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Of the tokens of a row but the first, each after all tokens before it."""
+
+    log_probabilities: Float[np.ndarray, " tokens"]
+    """In nats."""
+    likeliest: Bool[np.ndarray, " tokens"]
+    """Whether no token is likelier, and none of a lower number as likely."""
+
+
+class Scorer:
+    """Scores rows of tokens, on every process of a job alike.
+
+    A batch has rows of one bucket of lengths, and a power of two of them for each part of the mesh that has rows of its
+    own; so the programs are few: `compiles` counts them.
+    """
+
+    def __init__(self, model: PlacedModel) -> None:
+        self.model = model
+        axes = dict(model.mesh.shape)
+        self._parts = axes["replica"] * axes["fsdp"] * axes["expert"]
+        self._part = axes["context"] * axes["tensor"]
+        self._compiled: dict[tuple[int, int], Any] = {}
+
+    @property
+    def compiles(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+    def scored(self, rows: Sequence[Sequence[int]]) -> list[TokenScores]:
+        """The scores of the tokens of each row but its first.
+
+        Raises:
+            UserError: a row has fewer than two tokens or an unknown one, or is too long for learned positions.
+        """
+        self._check(rows)
+        found: list[TokenScores | None] = [None] * len(rows)
+        by_length: dict[int, list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            by_length[bucket(len(row) - 1, self._part)].append(number)
+        for length in sorted(by_length, reverse=True):  # a batch that does not fit into memory fails first
+            numbers = by_length[length]
+            size = self._parts * max(1, BATCH_TOKENS // length)
+            for first in range(0, len(numbers), size):
+                chosen = numbers[first : first + size]
+                for number, scores in zip(chosen, self._batch([rows[one] for one in chosen], length), strict=True):
+                    found[number] = scores
+        return [scores for scores in found if scores is not None]
+
+    def _batch(self, rows: Sequence[Sequence[int]], length: int) -> list[TokenScores]:
+        per_part = -(-len(rows) // self._parts)
+        size = self._parts * (1 << (per_part - 1).bit_length())
+        tokens, labels = np.zeros((2, size, length), np.int32)
+        for number, row in enumerate(rows):
+            tokens[number, : len(row) - 1] = row[:-1]
+            labels[number, : len(row) - 1] = row[1:]
+        indices = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+        arrays = {"tokens": tokens, "labels": labels, "positions": indices, "indices": indices}
+        arrays |= {"segments": np.ones_like(tokens), "examples": np.arange(size, dtype=np.int32)}
+        batch = {name: self._placed(array, BY_TOKEN if array.ndim == 2 else BY_ROW) for name, array in arrays.items()}
+        found = self._program(size, length)(self.model.weights, batch)
+        log_probabilities, likeliest = map(self._read, found)
+        ends = [len(row) - 1 for row in rows]
+        return [
+            TokenScores(own[:end], first[:end] > 0)
+            for own, first, end in zip(log_probabilities[: len(rows)], likeliest[: len(rows)], ends, strict=True)
+        ]
+
+    def _program(self, rows: int, length: int) -> Any:
+        """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest) [row, token]."""
+        if (rows, length) not in self._compiled:
+            layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
+            batch = {name: PartitionSpec(*spec[1:]) for name, spec in layout.batch.items() if name != "mask"}
+            layouts = layout.placements.storage.layout, batch
+            function, dtype = partial(token_scores, layout), layout.plan.dtypes.compute
+            scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN))
+            self._compiled[rows, length] = jax.jit(scored)
+        return self._compiled[rows, length]
+
+    def _placed(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
+        where = shardings(self.model.mesh, spec)
+        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+    def _read(self, array: jax.Array) -> np.ndarray:
+        """The whole array, on every process."""
+        alone = jax.process_count() == 1
+        return np.asarray(array if alone else multihost_utils.process_allgather(array, tiled=True))
+
+    def _check(self, rows: Sequence[Sequence[int]]) -> None:
+        model = self.model.config.model
+        assert model.vocab is not None, "the vocabulary is known once the model is"
+        for number, row in enumerate(rows):
+            if len(row) < 2:
+                raise UserError(f"row {number}: expected at least two tokens, got {len(row)}")
+            wrong = next((token for token in row if not 0 <= token < model.vocab), None)
+            if wrong is not None:
+                raise UserError(f"row {number}: token {wrong} is not of a vocabulary of {model.vocab}")
+            if model.position == "learned" and len(row) - 1 > model.max_positions:
+                raise UserError(
+                    f"row {number}: {len(row) - 1} tokens are more than the learned positions, model.max_positions "
+                    f"({model.max_positions})"
+                )
+
+
+def token_scores(
+    layout: StepLayout, weights: Weights, batch: Batch
+) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
+    """The log-probability of each label, and 1 where it is the likeliest token; on one device's part.
+
+    Args:
+        layout: has one pipeline stage, and stores weights as it computes.
+        weights: in storage placement.
+        batch: a microbatch, without a mask.
+    """
+    batch = vary(batch)
+    stages, model = stages_of(layout, train=False), layout.config.model
+    x = stages.loop.run(Chunk(weights[LAYERS], 0, 0), stages.embed(weights, batch), stages.token_context(batch))
+    logits = batch["tokens"].size * padded_vocab(model) // layout.plan.axes.tensor
+    # Nothing is differentiated, so any tree does for the accumulators.
+    found = stages.scores(weights, weights, x, batch["labels"], tiles=-(-4 * logits // TILE_BYTES))
+    return jax.tree.map(lambda own: reduce_max(vary(own), ("pipe", "tensor")), found)
