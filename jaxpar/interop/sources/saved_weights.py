@@ -28,6 +28,8 @@ from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
 from jaxpar.interop.sources.source import Origin
 
+RUN = "config.yaml"
+"""What makes a folder that of a run."""
 HF_FILES = "hf"
 """Folder of the files of Hugging Face's format in a converted model's."""
 HF_FACTS = "hugging_face"
@@ -78,6 +80,18 @@ class SavedWeights:
     @property
     def description(self) -> str:
         return "a converted model" if self._hf else f"the checkpoint {self._checkpoint.name}"
+
+    @property
+    def step(self) -> int | None:
+        """The step of its run after which it was saved; None where its folder has another name, or was converted."""
+        name = self._checkpoint.name
+        return int(name) if self._hf is None and name.isascii() and name.isdigit() else None
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder of its run; None where it has been moved from there, or was converted."""
+        folder = self._checkpoint.parent.parent
+        return folder if self._hf is None and (folder / RUN).is_file() else None
 
     @property
     def origin(self) -> Origin | None:

@@ -1,0 +1,134 @@
+"""`python -m jaxpar.evaluate --model MODEL --tasks FILE|NAME ...`: how well a model does on texts and tasks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxpar.cli import Parser, command, positive
+from jaxpar.config import UserError
+from jaxpar.config.spelling import named
+
+if TYPE_CHECKING:
+    from jaxpar.evaluation.outcome import Outcome
+
+EPILOG = """\
+A task is a file: .txt is a text whose perplexity is measured; .jsonl has examples of a multiple choice, of questions or
+texts; .yaml has settings besides. Other names are tasks of lm-evaluation-harness. docs/evaluation.md describes them.
+"""
+
+
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Evaluate from the command line; the exit code: 0 done, 2 a user error, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    _check_out(options.out)
+    _evaluate(options)
+
+
+def _parser() -> Parser:
+    parser = Parser("jaxpar.evaluate", "Measure how well a model does on texts and tasks.", EPILOG)
+    parser.add_model()
+    parser.add_argument("--tasks", metavar="FILE|NAME", nargs="+", required=True, help="what to evaluate")
+    words = "tokens that the model reads at most (default: as its config.json or its run says)"
+    parser.add_argument("--length", metavar="N", type=positive, help=words)
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the results, of each example too, as JSON")
+    parser.add_json()
+    return parser
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from jaxpar.evaluation.task_file import read_tasks
+
+    tasks = read_tasks(options.tasks)
+    import jax
+
+    from jaxpar.evaluation.context_length import context_length
+    from jaxpar.evaluation.language_model import LanguageModel
+    from jaxpar.evaluation.run_task import run_task
+    from jaxpar.generation.placed_model import open_model, place_model
+    from jaxpar.generation.text import text_of
+
+    config, source = open_model(options.model, options.overrides)
+    text, length = text_of(source, options.tokenizer), context_length(source, options.length)
+    model = LanguageModel(place_model(config, source), text, length)
+    outcomes = {task.name: run_task(model, task) for task in tasks}
+    if jax.process_index():
+        return
+    record = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": str(options.model),
+        "step": getattr(source, "step", None),
+        "length": length,
+        "compute": model.model.config.precision.compute,
+        "tasks": {name: _summary(outcome) for name, outcome in outcomes.items()},
+    }
+    _store(source, record)
+    whole = record | {"details": {name: outcome.details for name, outcome in outcomes.items()}}
+    if options.out is not None:
+        _write(options.out, whole)
+    print(json.dumps(record) if options.json else _table(outcomes))
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    metrics = {name: list(metric) for name, metric in outcome.metrics.items()}
+    return {"kind": outcome.kind, "examples": outcome.examples, "metrics": metrics}
+
+
+def _table(outcomes: Mapping[str, Outcome]) -> str:
+    """A line for each number."""
+    rows = [("task", "examples", "metric", "value", "standard error")]
+    for name, outcome in outcomes.items():
+        for metric, (value, error) in outcome.metrics.items():
+            rows.append(
+                (name, f"{outcome.examples:,}", metric, f"{value:.4f}", "" if error is None else f"{error:.4f}")
+            )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left = (0, 2)
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _store(source: Any, record: Mapping[str, Any]) -> None:
+    """Add the results to the folder of the run whose weights they are of, where there is one."""
+    from jaxpar.observe.evaluations import append_evaluation
+
+    folder = getattr(source, "run_folder", None)
+    if folder is None:
+        return
+    try:
+        append_evaluation(folder, record)
+    except OSError as error:
+        print(f"The results are not in the run's report: {named(folder)}: {error.strerror}", file=sys.stderr)
+
+
+def _check_out(out: Path | None) -> None:
+    if out is None:
+        return
+    if out.is_dir():
+        raise UserError(f"--out {named(out)}: a folder, expected the name of a file")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {named(out)}: the folder {named(out.absolute().parent)} does not exist")
+
+
+def _write(out: Path, record: Mapping[str, Any]) -> None:
+    from jaxpar.observe.files import write_atomically
+
+    try:
+        write_atomically(out, (json.dumps(record, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"--out {named(out)}: cannot be written ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Evaluation of models on texts, questions and tasks."""

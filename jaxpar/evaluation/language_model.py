@@ -1,0 +1,135 @@
+"""A model and its tokenizer, asked about texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
+from jaxpar.evaluation.windows import Window, windows
+from jaxpar.generation.generator import Generator
+from jaxpar.generation.placed_model import PlacedModel
+from jaxpar.generation.scorer import Scorer
+from jaxpar.generation.stop_strings import StopStrings
+from jaxpar.generation.text import ModelText
+
+ROWS = 32
+"""Prompts that are continued together."""
+
+
+class Likelihood(NamedTuple):
+    """Of a continuation."""
+
+    total: float
+    """Log-probability of all its tokens, in nats."""
+    greedy: bool
+    """Whether the likeliest tokens are its own."""
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Texts in, log-probabilities and texts out. Tokens and windows are those of lm-evaluation-harness."""
+
+    model: PlacedModel
+    text: ModelText
+    length: int
+    """Tokens that a forward reads at most."""
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """The scores of tokens."""
+        return Scorer(self.model)
+
+    @cached_property
+    def generator(self) -> Generator:
+        """The likeliest continuations."""
+        return Generator(self.model.config, self.model.mesh, self.model.weights)
+
+    @property
+    def begin(self) -> int:
+        """The token before a text that begins a document. Raises `UserError` where the tokenizer has none."""
+        if self.text.begin is None:
+            raise UserError(
+                f"{self.text.name} has no token for the beginning or end of a document, and one must come before the "
+                "first token of a text"
+            )
+        return self.text.begin
+
+    def encoded_pair(self, context: str, continuation: str) -> Window:
+        """The tokens of a continuation, and those before it.
+
+        White space at the end of the context is part of the continuation, and the two are encoded as one text.
+        """
+        if not context:
+            tokens = self.text.encode_part(continuation)
+            own = [self.begin, *tokens] if tokens[:1] != [self.begin] else tokens
+            return Window(own[:1], own[1:])
+        kept = context.rstrip()
+        before = self.text.encode_marked(kept)
+        return Window(before or [self.begin], self.text.encode_marked(context + continuation)[len(before) :])
+
+    def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
+        """Of each (context, continuation). Of a context that is too long the end is used.
+
+        Raises:
+            UserError: a continuation has no token, or more than the model reads.
+        """
+        encoded = [self.encoded_pair(*pair) for pair in pairs]
+        for (_, continuation), (_, scored) in zip(pairs, encoded, strict=True):
+            if not 0 < len(scored) <= self.length:
+                raise UserError(
+                    f"the continuation {quoted(continuation, 60)} has {len(scored)} tokens; expected from 1 to "
+                    f"{self.length}"
+                )
+        scores = self.scored(encoded)
+        return [Likelihood(float(own.sum(dtype=np.float64)), bool(first.all())) for own, first in scores]
+
+    def scored(self, parts: Sequence[Window]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of the scored tokens of each window: log-probabilities, and whether they are the likeliest."""
+        rows = [[*before, *scored][-(self.length + 1) :] for before, scored in parts]
+        found = self.scorer.scored(rows)
+        return [
+            (own.log_probabilities[-len(part.scored) :], own.likeliest[-len(part.scored) :])
+            for own, part in zip(found, parts, strict=True)
+        ]
+
+    def token_likelihoods(self, texts: Sequence[str], stride: int | None = None) -> list[list[np.ndarray]]:
+        """Of each text the log-probabilities of all its tokens, an array for each window."""
+        encoded = [self.text.encode_marked(text) for text in texts]
+        parts = [list(windows(tokens, self.begin, self.length, stride)) for tokens in encoded]
+        scores = iter(self.scored([part for own in parts for part in own]))
+        return [[next(scores)[0] for _ in own] for own in parts]
+
+    def generated(self, prompts: Sequence[str], tokens: int, stops: Sequence[str]) -> list[str]:
+        """The likeliest continuation of each prompt, up to the first of `stops`, the end of a document or the limit.
+
+        Of a prompt that is too long the end is used.
+
+        Raises:
+            UserError: a prompt has no token, or so many new tokens leave no room for one.
+        """
+        room = self.length - tokens
+        if room < 1:
+            raise UserError(f"{tokens} new tokens leave no room for a prompt; the model reads {self.length}")
+        given = [self.text.encode_marked(prompt)[-room:] for prompt in prompts]
+        order = sorted(range(len(prompts)), key=lambda number: -len(given[number]))
+        found = [""] * len(prompts)
+        for first in range(0, len(order), ROWS):
+            chosen = order[first : first + ROWS]
+            heard = [StopStrings(self.text.decode, stops) for _ in chosen]
+            rows = [given[number] or [self.begin] for number in chosen]
+            # Filled up to a power of two, with rows that end at once: programs depend on the number of rows.
+            rows += [rows[-1][-1:]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
+
+            def hear(row: int, token: int, heard: list[StopStrings] = heard) -> bool:
+                return row >= len(heard) or heard[row].hear(token)
+
+            self.generator.continued(rows, tokens, stop=self.text.ends, hear=hear)
+            for number, own in zip(chosen, heard, strict=True):
+                found[number] = own.text
+        return found

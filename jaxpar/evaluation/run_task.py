@@ -1,0 +1,110 @@
+"""A model's answers to a task, and how good they are."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.evaluation.language_model import LanguageModel
+from jaxpar.evaluation.outcome import Metric, Outcome, exponential, mean, ratio, scaled
+from jaxpar.evaluation.task import Choice, Document, Generation, MultipleChoice, Perplexity, Question, Task
+
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def run_task(model: LanguageModel, task: Task) -> Outcome:
+    """Ask a model all examples of a task.
+
+    Raises:
+        UserError: an example does not fit into the model's context.
+    """
+    examples: Sequence[Any] = task.examples
+    try:
+        match task.settings:
+            case MultipleChoice() as settings:
+                return _multiple_choice(model, settings, cast(Sequence[Choice], examples))
+            case Generation() as settings:
+                return _generation(model, settings, cast(Sequence[Question], examples))
+            case Perplexity() as settings:
+                return _perplexity(model, settings, cast(Sequence[Document], examples))
+    except UserError as error:
+        raise UserError(f"the task {task.name}: {error}") from None
+
+
+def _multiple_choice(model: LanguageModel, settings: MultipleChoice, examples: Sequence[Choice]) -> Outcome:
+    asked = [
+        (settings.preamble + example.context, settings.delimiter + choice)
+        for example in examples
+        for choice in example.choices
+    ]
+    found = iter(model.likelihoods(asked))
+    totals = [np.array([next(found).total for _ in example.choices]) for example in examples]
+    lengths = [np.array([len(choice) for choice in example.choices], np.float64) for example in examples]
+    best = [int(own.argmax()) for own in totals]
+    normed = [int((own / length).argmax()) for own, length in zip(totals, lengths, strict=True)]
+    right = [example.answer for example in examples]
+    hits = [float(one == answer) for one, answer in zip(best, right, strict=True)]
+    normed_hits = [float(one == answer) for one, answer in zip(normed, right, strict=True)]
+    details = [
+        {"log_likelihoods": own.tolist(), "answer": answer, "acc": hit, "acc_norm": normed_hit}
+        for own, answer, hit, normed_hit in zip(totals, right, hits, normed_hits, strict=True)
+    ]
+    return Outcome(settings.kind, len(examples), {"acc": mean(hits), "acc_norm": mean(normed_hits)}, details)
+
+
+def _generation(model: LanguageModel, settings: Generation, examples: Sequence[Question]) -> Outcome:
+    prompts = [settings.preamble + example.prompt for example in examples]
+    texts = model.generated(prompts, settings.tokens, settings.stop)
+    hits = [
+        float(compared(text, settings) in {_plain(answer, settings) for answer in example.answers})
+        for text, example in zip(texts, examples, strict=True)
+    ]
+    details = [{"text": text, "exact_match": hit} for text, hit in zip(texts, hits, strict=True)]
+    return Outcome(settings.kind, len(examples), {"exact_match": mean(hits)}, details)
+
+
+def compared(text: str, settings: Generation) -> str | None:
+    """What of a generated text is compared with the answers; None where the pattern matches nothing."""
+    if settings.pattern is None:
+        return _plain(text, settings)
+    found = re.search(settings.pattern, text)
+    if found is None:
+        return None
+    return _plain(found[1] if found.re.groups and found[1] is not None else found[0], settings)
+
+
+def _plain(text: str, settings: Generation) -> str:
+    """A text as it is compared: without white space around it."""
+    if settings.ignore_case:
+        text = text.lower()
+    if settings.ignore_punctuation:
+        text = text.translate(_WITHOUT_PUNCTUATION)
+    return text.strip()
+
+
+def _perplexity(model: LanguageModel, settings: Perplexity, examples: Sequence[Document]) -> Outcome:
+    if settings.stride is not None and settings.stride > model.length:
+        raise UserError(f"stride: expected at most {model.length}, what the model reads, got {settings.stride}")
+    found = model.token_likelihoods([example.text for example in examples], settings.stride)
+    parts = [own for windows in found for own in windows]
+    nats = ratio([-float(own.sum(dtype=np.float64)) for own in parts], [len(own) for own in parts])
+    tokens, texts = sum(map(len, parts)), sum(len(example.text.encode()) for example in examples)
+    details = [_of_document(example, windows) for example, windows in zip(examples, found, strict=True)]
+    metrics: dict[str, Metric] = {
+        "nats_per_token": nats,
+        "perplexity": exponential(nats),
+        "bits_per_byte": scaled(nats, tokens / texts / math.log(2)),
+    }
+    return Outcome(settings.kind, len(examples), metrics, details)
+
+
+def _of_document(example: Document, windows: Sequence[np.ndarray]) -> dict[str, Any]:
+    total = sum(float(own.sum(dtype=np.float64)) for own in windows)
+    size = len(example.text.encode())
+    return {"log_likelihood": total, "tokens": sum(map(len, windows)), "bytes": size}

@@ -1,0 +1,135 @@
+"""Tasks from files: YAML with settings, JSON lines with examples, or plain text (`docs/evaluation.md`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import LONGEST, LONGEST_WRITTEN, read_text_file
+from jaxpar.config.reading.typed import record_from_plain, shown
+from jaxpar.config.reading.yaml_text import parse_document
+from jaxpar.config.spelling import did_you_mean, named, one_of
+from jaxpar.evaluation.task import EXAMPLES, Document, Example, Settings, Task
+
+WRITTEN, LINES, TEXT = (".yaml", ".yml"), (".jsonl",), (".txt", ".md")
+SUFFIXES = (*WRITTEN, *LINES, *TEXT)
+"""Names of files of tasks end in one of these."""
+MARKS = {"choices": "multiple_choice", "prompt": "generation", "text": "perplexity"}
+"""The kind of task by a field of its examples."""
+
+
+def is_task_file(word: str) -> bool:
+    """Whether what a user named is a file, and not the name of a task of lm-evaluation-harness."""
+    return word.lower().endswith(SUFFIXES) or "/" in word
+
+
+def read_tasks(files: Sequence[str]) -> list[Task]:
+    """The tasks of some files.
+
+    Raises:
+        UserError: a file cannot be read or is wrong, or two tasks have one name; the sentence names file and line.
+    """
+    tasks: dict[str, Task] = {}
+    for file in files:
+        task = read_task(user_path(file, "--tasks"))
+        if task.name in tasks:
+            raise UserError(f"--tasks: {named(file)} is the second task named {task.name}; give one of them a `name`")
+        tasks[task.name] = task
+    return list(tasks.values())
+
+
+def read_task(file: Path) -> Task:
+    """The task of a file. Raises `UserError`."""
+    suffix = file.suffix.lower()
+    if suffix in WRITTEN:
+        return _from_settings(file)
+    if suffix in LINES:
+        lines = _lines(file)
+        first = lines[0][1]
+        kind = next((MARKS[mark] for mark in MARKS if isinstance(first, Mapping) and mark in first), None)
+        if kind is None:
+            raise UserError(
+                f"{named(file)}:{lines[0][0]}: expected an object with {one_of(MARKS)}, which decides the kind of task"
+            )
+        return Task(file.stem, EXAMPLES[kind][0](data=file.name), _examples(file, lines, kind))
+    if suffix in TEXT:
+        return Task(file.stem, EXAMPLES["perplexity"][0](data=file.name), _document(file))
+    raise UserError(f"--tasks: {named(file)}: expected a file that ends in {one_of(SUFFIXES)}")
+
+
+def _from_settings(file: Path) -> Task:
+    said = named(file)
+    plain = {name: _plain(found.value) for name, found in parse_document(_text(file, LONGEST), said).items()}
+    kind = plain.get("kind")
+    if not isinstance(kind, str) or kind not in EXAMPLES:
+        known = f"expected {one_of(EXAMPLES)}"
+        got = f"{known}, got {shown(kind)}{did_you_mean(kind, EXAMPLES)}" if "kind" in plain else f"missing; {known}"
+        raise UserError(f"{said}: kind: {got}")
+    try:
+        settings: Settings = record_from_plain(EXAMPLES[kind][0], plain, said)
+    except UserError as error:
+        raise UserError(_with_name(said, error)) from None
+    data = file.parent / user_path(settings.data, f"{said}: data")
+    if data.suffix.lower() in TEXT and kind == "perplexity":
+        examples = _document(data)
+    elif data.suffix.lower() in LINES:
+        examples = _examples(data, _lines(data), kind)
+    else:
+        expected = SUFFIXES[len(WRITTEN) :] if kind == "perplexity" else LINES
+        raise UserError(f"{said}: data: {named(settings.data)}: expected a file that ends in {one_of(expected)}")
+    return Task(settings.name or file.stem, settings, examples)
+
+
+def _document(file: Path) -> tuple[Example, ...]:
+    text = _text(file, LONGEST_WRITTEN)
+    try:
+        return (Document(text),)
+    except UserError as error:
+        raise UserError(f"{named(file)}: {error}") from None
+
+
+def _lines(file: Path) -> list[tuple[int, Any]]:
+    """The values of the lines that are not empty, with their numbers; at least one."""
+    found = [
+        (number, parse_json(line, f"{named(file)}:{number}", unique=True))
+        for number, line in enumerate(_text(file, LONGEST_WRITTEN).split("\n"), 1)
+        if line.strip()
+    ]
+    if not found:
+        raise UserError(f"{named(file)}: there is no example in it")
+    return found
+
+
+def _examples(file: Path, lines: Sequence[tuple[int, Any]], kind: str) -> tuple[Example, ...]:
+    found: list[Example] = []
+    for number, value in lines:
+        said = f"{named(file)}:{number}"
+        try:
+            found.append(record_from_plain(EXAMPLES[kind][1], value, said))
+        except UserError as error:
+            raise UserError(_with_name(said, error)) from None
+    return tuple(found)
+
+
+def _with_name(said: str, error: UserError) -> str:
+    """The sentence with the name of the file, which checks of values do not know."""
+    return str(error) if str(error).startswith(said) else f"{said}: {error}"
+
+
+def _plain(value: Any) -> Any:
+    """A value of a document; its mappings hold values with their lines."""
+    return {name: _plain(found.value) for name, found in value.items()} if isinstance(value, dict) else value
+
+
+def _text(file: Path, longest: int) -> str:
+    try:
+        return read_text_file(file, longest, named(file))
+    except FileNotFoundError:
+        near = [one.name for one in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise UserError(f"--tasks: {named(file)} does not exist{did_you_mean(file.name, near)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{named(file)}: cannot be read ({getattr(error, 'strerror', 'it is not UTF-8')})") from None
