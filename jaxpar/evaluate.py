@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxpar.cli import Parser, command, positive
 from jaxpar.config import UserError
-from jaxpar.config.spelling import named
+from jaxpar.config.spelling import named, one_of, quoted
 
 if TYPE_CHECKING:
     from jaxpar.evaluation.outcome import Outcome
 
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+"""Variables with which lm-evaluation-harness takes data from files and caches alone, unless the user sets them to 0."""
 EPILOG = """\
 A task is a file: .txt is a text whose perplexity is measured; .jsonl has examples of a multiple choice, of questions or
 texts; .yaml has settings besides. Other names are tasks of lm-evaluation-harness. docs/evaluation.md describes them.
@@ -35,6 +38,8 @@ def _parser() -> Parser:
     parser = Parser("jaxpar.evaluate", "Measure how well a model does on texts and tasks.", EPILOG)
     parser.add_model()
     parser.add_argument("--tasks", metavar="FILE|NAME", nargs="+", required=True, help="what to evaluate")
+    words = "with YAML files of more tasks of lm-evaluation-harness"
+    parser.add_argument("--include-path", metavar="FOLDER", type=Path, help=words)
     words = "tokens that the model reads at most (default: as its config.json or its run says)"
     parser.add_argument("--length", metavar="N", type=positive, help=words)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the results, of each example too, as JSON")
@@ -43,9 +48,11 @@ def _parser() -> Parser:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from jaxpar.evaluation.task_file import read_tasks
+    from jaxpar.evaluation.task_file import is_task_file, read_tasks
 
-    tasks = read_tasks(options.tasks)
+    tasks = read_tasks([word for word in options.tasks if is_task_file(word)])
+    names = [word for word in options.tasks if not is_task_file(word)]
+    harness = _harness(names, options.include_path) if names else None
     import jax
 
     from jaxpar.evaluation.context_length import context_length
@@ -58,6 +65,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     text, length = text_of(source, options.tokenizer), context_length(source, options.length)
     model = LanguageModel(place_model(config, source), text, length)
     outcomes = {task.name: run_task(model, task) for task in tasks}
+    if harness is not None:
+        outcomes |= harness.run(model)
     if jax.process_index():
         return
     record = {
@@ -73,6 +82,25 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.out is not None:
         _write(options.out, whole)
     print(json.dumps(record) if options.json else _table(outcomes))
+
+
+def _harness(names: Sequence[str], folder: Path | None) -> Any:
+    """Tasks of lm-evaluation-harness. Raises `UserError` where it is not installed, or has no task of a name."""
+    from importlib.util import find_spec
+
+    from jaxpar.config.install import install_command
+    from jaxpar.evaluation.task_file import SUFFIXES
+
+    if find_spec("lm_eval") is None:
+        raise UserError(
+            f"--tasks: {quoted(names[0])} is no file of a task, which ends in {one_of(SUFFIXES)}; other names are "
+            f"tasks of lm-evaluation-harness, which is not installed: {install_command('eval')}"
+        )
+    for variable in OFFLINE:
+        os.environ.setdefault(variable, "1")
+    from jaxpar.evaluation.harness import HarnessTasks
+
+    return HarnessTasks(names, folder)
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from jaxpar.config.spelling import quoted
 from jaxpar.evaluation.windows import Window, windows
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.placed_model import PlacedModel
+from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.scorer import Scorer
 from jaxpar.generation.stop_strings import StopStrings
 from jaxpar.generation.text import ModelText
 
+LIKELIEST = Sampling()
 ROWS = 32
 """Prompts that are continued together."""
 
@@ -46,9 +48,15 @@ class LanguageModel:
         return Scorer(self.model)
 
     @cached_property
-    def generator(self) -> Generator:
-        """The likeliest continuations."""
-        return Generator(self.model.config, self.model.mesh, self.model.weights)
+    def _generators(self) -> dict[Sampling, Generator]:
+        return {}
+
+    def generator(self, sampling: Sampling) -> Generator:
+        """Continues prompts; one for each way to draw tokens, so that its programs are compiled once."""
+        model = self.model
+        if sampling not in self._generators:
+            self._generators[sampling] = Generator(model.config, model.mesh, model.weights, sampling=sampling)
+        return self._generators[sampling]
 
     @property
     def begin(self) -> int:
@@ -105,10 +113,12 @@ class LanguageModel:
         scores = iter(self.scored([part for own in parts for part in own]))
         return [[next(scores)[0] for _ in own] for own in parts]
 
-    def generated(self, prompts: Sequence[str], tokens: int, stops: Sequence[str]) -> list[str]:
-        """The likeliest continuation of each prompt, up to the first of `stops`, the end of a document or the limit.
+    def generated(
+        self, prompts: Sequence[str], tokens: int, stops: Sequence[str], sampling: Sampling = LIKELIEST
+    ) -> list[str]:
+        """The continuation of each prompt, up to the first of `stops`, the end of a document or so many new tokens.
 
-        Of a prompt that is too long the end is used.
+        Of a prompt that is too long the end is used. A stop may be the name of a special token.
 
         Raises:
             UserError: a prompt has no token, or so many new tokens leave no room for one.
@@ -119,6 +129,7 @@ class LanguageModel:
         given = [self.text.encode_marked(prompt)[-room:] for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda number: -len(given[number]))
         found = [""] * len(prompts)
+        ends = [*self.text.ends, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
         for first in range(0, len(order), ROWS):
             chosen = order[first : first + ROWS]
             heard = [StopStrings(self.text.decode, stops) for _ in chosen]
@@ -129,7 +140,7 @@ class LanguageModel:
             def hear(row: int, token: int, heard: list[StopStrings] = heard) -> bool:
                 return row >= len(heard) or heard[row].hear(token)
 
-            self.generator.continued(rows, tokens, stop=self.text.ends, hear=hear)
+            self.generator(sampling).continued(rows, tokens, stop=ends, hear=hear)
             for number, own in zip(chosen, heard, strict=True):
                 found[number] = own.text
         return found

@@ -1,7 +1,8 @@
 """`evaluations.jsonl` in a run's folder: what `python -m jaxpar.evaluate` measured, an object for each call.
 
 An object has `time` (ISO 8601, UTC), `model`, the `step` of the checkpoint, `length` (tokens that the model read at
-most), `compute` (the dtype), and `tasks`: name to `kind`, `examples`, and `metrics`: name to [value, standard error or null].
+most), `compute` (the dtype), and `tasks`: by name, `kind`, `examples`, and `metrics`, which are [value, standard error
+or null] by name.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LETTERS = " \nabcdefghijklmnopqrstuvwxyz.,?:0123456789"
 MERGES = (
     "t h", "i n", "e r", "  t", "  a", "o u", " t h", "in g", "o n", "  s", "e s", "  c", "a t", "th e", "e n", "r e",
 )  # fmt: skip
-"""Pairs of a tokenizer; the first of two blanks of three is a token."""
+"""Pairs of pieces that a tokenizer joins; the last blank separates the two."""
 WORDS = (
     "the", "cat", "sat", "on", "a", "mat", "and", "then", "ran", "out", "into", "warm", "rain", "because", "it",
     "heard", "nothing", "there", "again",
@@ -39,7 +39,7 @@ def tokenizer(marked: bool) -> Any:
     """Letters and 16 pairs of them, without splitting at words, so that tokens cross their borders."""
     from tokenizers import Tokenizer, decoders, models, processors
 
-    pairs = [tuple(pair.rsplit(" ", 1)) for pair in MERGES]
+    pairs = [(first, second) for first, _, second in (pair.rpartition(" ") for pair in MERGES)]
     pieces = [*SPECIAL, *LETTERS, *(first + second for first, second in pairs)]
     assert len(set(pieces)) == len(pieces) == 61, len(set(pieces))
     made = Tokenizer(models.BPE({piece: number for number, piece in enumerate(pieces)}, pairs))

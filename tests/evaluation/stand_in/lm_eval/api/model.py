@@ -1,0 +1,19 @@
+"""The abstract methods of `lm_eval.api.model.LM` in release 0.4.13."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+
+class LM(ABC):
+    """What lm-evaluation-harness asks of a model; a request has its arguments in `args`."""
+
+    @abstractmethod
+    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]: ...
+
+    @abstractmethod
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]: ...
+
+    @abstractmethod
+    def generate_until(self, requests: list[Any]) -> list[str]: ...
