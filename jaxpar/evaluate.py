@@ -11,13 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxpar.cli import Parser, command, positive
+from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of, quoted
 
 if TYPE_CHECKING:
+    from jaxpar.evaluation.language_model import LanguageModel
     from jaxpar.evaluation.outcome import Outcome
+    from jaxpar.evaluation.task import Task
 
+NGRAM = 13
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 """Variables with which lm-evaluation-harness takes data from files and caches alone, unless the user sets them to 0."""
 EPILOG = """\
@@ -30,18 +33,24 @@ texts; .yaml has settings besides. Other names are tasks of lm-evaluation-harnes
 def main(arguments: Sequence[str]) -> None:
     """Evaluate from the command line; the exit code: 0 done, 2 a user error, 130 interrupted."""
     options = _parser().parse_args(arguments)
+    if options.model is None and options.contamination is None:
+        raise UserError("expected --model MODEL, or --contamination FOLDER, or both")
     _check_out(options.out)
     _evaluate(options)
 
 
 def _parser() -> Parser:
     parser = Parser("jaxpar.evaluate", "Measure how well a model does on texts and tasks.", EPILOG)
-    parser.add_model()
+    parser.add_model(required=False)
     parser.add_argument("--tasks", metavar="FILE|NAME", nargs="+", required=True, help="what to evaluate")
     words = "with YAML files of more tasks of lm-evaluation-harness"
     parser.add_argument("--include-path", metavar="FOLDER", type=Path, help=words)
     words = "tokens that the model reads at most (default: as its config.json or its run says)"
     parser.add_argument("--length", metavar="N", type=positive, help=words)
+    words = "token folder of training data, in which n-grams of the tasks are looked for; needs no model"
+    parser.add_argument("--contamination", metavar="FOLDER", type=Path, help=words)
+    words = f"tokens of an n-gram (default: {NGRAM})"
+    parser.add_argument("--ngram", metavar="N", type=positive, default=NGRAM, help=words)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the results, of each example too, as JSON")
     parser.add_json()
     return parser
@@ -52,7 +61,13 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     tasks = read_tasks([word for word in options.tasks if is_task_file(word)])
     names = [word for word in options.tasks if not is_task_file(word)]
+    if names and (options.contamination is not None or options.model is None):
+        raise UserError(f"--tasks: {quoted(names[0])}: the texts of a task are looked for only where it is a file")
     harness = _harness(names, options.include_path) if names else None
+    if options.model is None:
+        without_gpus()
+        _show(options, {}, _with_contamination(options, tasks, {}, None))
+        return
     import jax
 
     from jaxpar.evaluation.context_length import context_length
@@ -67,21 +82,43 @@ def _evaluate(options: argparse.Namespace) -> None:
     outcomes = {task.name: run_task(model, task) for task in tasks}
     if harness is not None:
         outcomes |= harness.run(model)
+    if options.contamination is not None:
+        outcomes = _with_contamination(options, tasks, outcomes, model)
     if jax.process_index():
         return
-    record = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": str(options.model),
-        "step": getattr(source, "step", None),
-        "length": length,
-        "compute": model.model.config.precision.compute,
-        "tasks": {name: _summary(outcome) for name, outcome in outcomes.items()},
-    }
+    about = {"step": getattr(source, "step", None), "length": length, "compute": model.model.config.precision.compute}
+    record = _show(options, {"model": str(options.model)} | about, outcomes)
     _store(source, record)
-    whole = record | {"details": {name: outcome.details for name, outcome in outcomes.items()}}
+
+
+def _with_contamination(
+    options: argparse.Namespace, tasks: Sequence[Task], outcomes: Mapping[str, Outcome], model: LanguageModel | None
+) -> dict[str, Outcome]:
+    from jaxpar.evaluation.contamination import Contamination, min_k_of, overlaps_with, with_contamination
+
+    found = overlaps_with(options.contamination, tasks, options.ngram)
+    short = sum(not one.ngrams for own in found for one in own)
+    if short:
+        print(f"{short} of the texts have fewer than {options.ngram} tokens, and so no n-gram.", file=sys.stderr)
+    checked = [
+        Contamination(own, min_k_of(model, task) if model else None) for task, own in zip(tasks, found, strict=True)
+    ]
+    return {
+        task.name: with_contamination(outcomes.get(task.name), task, own)
+        for task, own in zip(tasks, checked, strict=True)
+    }
+
+
+def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Print the results and write them to `--out`; returns them without those of each example."""
+    record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **about}
+    if options.contamination is not None:
+        record |= {"contamination": str(options.contamination), "ngram": options.ngram}
+    record |= {"tasks": {name: _summary(outcome) for name, outcome in outcomes.items()}}
     if options.out is not None:
-        _write(options.out, whole)
+        _write(options.out, record | {"details": {name: outcome.details for name, outcome in outcomes.items()}})
     print(json.dumps(record) if options.json else _table(outcomes))
+    return record
 
 
 def _harness(names: Sequence[str], folder: Path | None) -> Any:
