@@ -17,6 +17,7 @@ from jaxpar.config.spelling import named, one_of, quoted
 
 if TYPE_CHECKING:
     from jaxpar.evaluation.language_model import LanguageModel
+    from jaxpar.evaluation.ngrams import Overlap
     from jaxpar.evaluation.outcome import Outcome
     from jaxpar.evaluation.task import Task
 
@@ -64,9 +65,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     if names and (options.contamination is not None or options.model is None):
         raise UserError(f"--tasks: {quoted(names[0])}: the texts of a task are looked for only where it is a file")
     harness = _harness(names, options.include_path) if names else None
+    overlaps = None if options.contamination is None else _overlaps(options, tasks)
     if options.model is None:
-        without_gpus()
-        _show(options, {}, _with_contamination(options, tasks, {}, None))
+        assert overlaps is not None, "one of the two is given"
+        _show(options, {}, _checked(tasks, overlaps, {}, None))
         return
     import jax
 
@@ -82,8 +84,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     outcomes = {task.name: run_task(model, task) for task in tasks}
     if harness is not None:
         outcomes |= harness.run(model)
-    if options.contamination is not None:
-        outcomes = _with_contamination(options, tasks, outcomes, model)
+    if overlaps is not None:
+        outcomes = _checked(tasks, overlaps, outcomes, model)
     if jax.process_index():
         return
     about = {"step": getattr(source, "step", None), "length": length, "compute": model.model.config.precision.compute}
@@ -91,22 +93,32 @@ def _evaluate(options: argparse.Namespace) -> None:
     _store(source, record)
 
 
-def _with_contamination(
-    options: argparse.Namespace, tasks: Sequence[Task], outcomes: Mapping[str, Outcome], model: LanguageModel | None
-) -> dict[str, Outcome]:
-    from jaxpar.evaluation.contamination import Contamination, min_k_of, overlaps_with, with_contamination
+def _overlaps(options: argparse.Namespace, tasks: Sequence[Task]) -> list[list[Overlap]]:
+    """The n-grams that each text of each task shares with `--contamination`."""
+    from jaxpar.evaluation.contamination import overlaps_with
 
+    if options.model is None:
+        without_gpus()
     found = overlaps_with(options.contamination, tasks, options.ngram)
-    short = sum(not one.ngrams for own in found for one in own)
-    if short:
+    if short := sum(not one.ngrams for own in found for one in own):
         print(f"{short} of the texts have fewer than {options.ngram} tokens, and so no n-gram.", file=sys.stderr)
-    checked = [
-        Contamination(own, min_k_of(model, task) if model else None) for task, own in zip(tasks, found, strict=True)
-    ]
-    return {
-        task.name: with_contamination(outcomes.get(task.name), task, own)
-        for task, own in zip(tasks, checked, strict=True)
-    }
+    return found
+
+
+def _checked(
+    tasks: Sequence[Task],
+    overlaps: Sequence[Sequence[Overlap]],
+    outcomes: Mapping[str, Outcome],
+    model: LanguageModel | None,
+) -> dict[str, Outcome]:
+    """The results of tasks with their contamination."""
+    from jaxpar.evaluation.contamination import Contamination, min_k_of, with_contamination
+
+    checked = {}
+    for task, own in zip(tasks, overlaps, strict=True):
+        contamination = Contamination(own, None if model is None else min_k_of(model, task))
+        checked[task.name] = with_contamination(outcomes.get(task.name), task, contamination)
+    return checked
 
 
 def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> dict[str, Any]:

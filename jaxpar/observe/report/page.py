@@ -9,6 +9,7 @@ from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
 from jaxpar.observe.report.figures import FIGURES, figure_rows, gain, last_evaluation
 from jaxpar.observe.report.run_record import RunRecord
 from jaxpar.observe.report.sweep import sweep_table
+from jaxpar.observe.report.tasks import tasks
 from jaxpar.pages.palette import series
 from jaxpar.pages.render import Table, page
 
@@ -56,6 +57,7 @@ def html_page(runs: list[RunRecord]) -> str:
         timing=sections.timing(runs),
         continued=max(sum(event["event"] == "start" for event in run.events) for run in runs) > 1,
         numbers=[("", _numbers(runs))],
+        evaluations=tasks(runs),
         environment=sections.environment(runs),
         events=sections.events(runs),
         samples=sections.samples(runs),

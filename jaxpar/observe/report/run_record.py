@@ -14,6 +14,7 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.plan import check_plan_version
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import did_you_mean, named
+from jaxpar.observe.evaluations import EVALUATIONS_FILE
 
 CONFIG, PLAN, SUMMARY, METRICS = "config.yaml", "plan.json", "summary.json", "metrics.jsonl"
 ENVIRONMENT, EVENTS = "environment.json", "events.jsonl"
@@ -43,6 +44,8 @@ class RunRecord:
     """The plan itself, without the rest of its file."""
     environment: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """What `python -m jaxpar.evaluate` added, in order."""
     notes: list[str] = field(default_factory=list)
     """What is missing or cannot be read, a sentence each."""
 
@@ -134,6 +137,7 @@ def _read(folder: Path, label: str) -> RunRecord:
             for event in _lines(folder / EVENTS, "messages and saves are not known", notes)
             if isinstance(event.get("event"), str)
         ],
+        evaluations=_lines(folder / EVALUATIONS_FILE, None, notes),
         notes=notes,
     )
     if not (folder / PLAN).is_file():
@@ -180,11 +184,14 @@ def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _lines(file: Path, otherwise: str, notes: list[str]) -> list[dict[str, Any]]:
-    """The objects in the lines of `file`. A last line without an end is being written, or a kill left it so."""
+def _lines(file: Path, otherwise: str | None, notes: list[str]) -> list[dict[str, Any]]:
+    """The objects in the lines of `file`. A last line without an end is being written, or a kill left it so.
+
+    `otherwise` says what is not known without the file; None where it need not be there.
+    """
     content = _content(file, notes)
     if content is None:
-        if not file.exists():
+        if otherwise is not None and not file.exists():
             notes.append(f"{file.name} is missing: {otherwise}.")
         return []
     found = [(number, _json(line)) for number, line in enumerate(content.split(b"\n")[:-1], start=1)]

@@ -13,6 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxpar.config import UserError
+from jaxpar.observe.evaluations import EVALUATIONS_FILE, append_evaluation
 from jaxpar.observe.report.page import html_page
 from jaxpar.observe.report.run_record import number, read_runs
 from tests.observe.report.written_runs import BASELINE, write_run
@@ -142,7 +143,10 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "whole", steps=6)
+    folder = write_run(tmp_path_factory.mktemp("runs") / "whole", steps=6)
+    results = {"kind": "perplexity", "examples": 3, "metrics": {"perplexity": [3.5, 0.5]}}
+    append_evaluation(folder, {"time": "2026-01-01T00:00:00+00:00", "step": 6, "tasks": {"a": results}})
+    return folder
 
 
 @settings(max_examples=60, deadline=None, phases=[Phase.generate])
@@ -151,7 +155,7 @@ def test_any_content_gives_a_page(whole: Path, data: st.DataObject) -> None:
     folder = whole.with_name("fuzzed")
     shutil.copytree(whole, folder, dirs_exist_ok=True)
     chance = random.Random(data.draw(st.integers(0, 2**32)))
-    for name in data.draw(st.sets(st.sampled_from(FILES[1:]), min_size=1)):
+    for name in data.draw(st.sets(st.sampled_from((*FILES[1:], EVALUATIONS_FILE)), min_size=1)):
         file = folder / name
         match data.draw(st.sampled_from(["value", "bytes", "cut"])):
             case "value":  # one value of each object is another
