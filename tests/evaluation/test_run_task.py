@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from jaxpar.evaluation.run_task import run_task
+from jaxpar.evaluation.run_task import compared, run_task
+from jaxpar.evaluation.task import (
+    Choice,
+    Document,
+    Example,
+    Generation,
+    MultipleChoice,
+    Perplexity,
+    Question,
+    Settings,
+    Task,
+)
 from jaxpar.evaluation.task_file import read_task
 from tests.evaluation.goldens import EVALUATION, TOKENIZERS, TOLERANCE, language_model, results
+from tests.sentences import refused
 
 
 @pytest.mark.matrix(quick=("llama",), ci=1)
@@ -26,3 +40,31 @@ def test_tasks_have_the_numbers_of_lm_evaluation_harness(name: str):
         np.testing.assert_allclose(own["log_likelihoods"], totals, rtol=TOLERANCE)
     of_texts = [own["log_likelihood"] for own in found["text"].details]
     np.testing.assert_allclose(of_texts, wanted["text"]["examples"], rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "wanted"),
+    [
+        ({}, " 42 \n", "42"),
+        ({"pattern": r"-?\d+"}, "it is -42, or 43", "-42"),
+        ({"pattern": r"answer: (\w+)"}, "the answer: Yes.", "Yes"),
+        ({"pattern": r"\d"}, "none", None),
+        ({"ignore_case": True, "ignore_punctuation": True}, "Yes, it is!", "yes it is"),
+    ],
+)
+def test_what_of_a_text_is_compared(settings: dict[str, Any], text: str, wanted: str | None):
+    assert compared(text, Generation("x", **settings)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "example", "parts"),
+    [
+        (Generation("x", tokens=128), Question("a", "b"), ("quiz", "128 new tokens", "reads 128")),
+        (Perplexity("x", stride=129), Document("a"), ("quiz", "stride", "at most 128", "129")),
+        (MultipleChoice("x"), Choice("a", ("b", "cat " * 90), 0), ("quiz", "cat", "1 to 128")),
+        (MultipleChoice("x", delimiter=""), Choice("a", ("b", "#"), 0), ("quiz", "'#'", "0 tokens")),
+    ],
+)
+def test_what_does_not_fit_into_the_context_is_refused(settings: Settings, example: Example, parts: tuple[str, ...]):
+    with refused(*parts):
+        run_task(language_model("llama"), Task("quiz", settings, (example,)))

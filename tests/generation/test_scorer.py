@@ -28,7 +28,7 @@ def rows(lengths: tuple[int, ...], vocab: int = 61) -> list[list[int]]:
     return [draw.integers(0, vocab, length).tolist() for length in lengths]
 
 
-@pytest.mark.matrix(quick=("llama-split",), ci=3)
+@pytest.mark.matrix(quick=("llama-split",), ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_are_those_of_the_training_forward(name: str, layout: str, monkeypatch: pytest.MonkeyPatch):
@@ -45,9 +45,13 @@ def test_scores_are_those_of_the_training_forward(name: str, layout: str, monkey
         assert own.likeliest.tolist() == (after.argmax(axis=-1) == row[1:]).tolist()
 
 
-def test_lengths_of_a_bucket_share_a_program(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture(scope="module")
+def own() -> Scorer:
+    return scorer_of("llama", {})
+
+
+def test_lengths_of_a_bucket_share_a_program(own: Scorer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scorer, "BATCH_TOKENS", 128)
-    own = scorer_of("llama", {})
     given = rows((30, 65, 2, 64, 17))
     together = own.scored(given)
     assert own.compiles == 2, "rows of 64 tokens, two and then one of them"
@@ -62,6 +66,6 @@ def test_lengths_of_a_bucket_share_a_program(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("given", "parts"), [([[1, 2], [1]], ("row 1", "at least two")), ([[1, 61]], ("row 0", "61", "vocabulary of 61"))]
 )
-def test_wrong_rows_are_refused(given: list[list[int]], parts: tuple[str, ...]):
+def test_wrong_rows_are_refused(own: Scorer, given: list[list[int]], parts: tuple[str, ...]):
     with refused(*parts):
-        scorer_of("llama", {}).scored(given)
+        own.scored(given)

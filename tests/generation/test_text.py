@@ -1,0 +1,53 @@
+"""The tokens that begin and end a text are those that a model's own files name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from jaxpar.generation.text import text_of
+from jaxpar.interop.sources.hf_folder import HFFolder
+from tests.goldens.loading import FOLDER
+from tests.sentences import refused
+
+BOS, EOS = 1, 2
+
+
+def model_with(folder: Path, tokenizer: str | None, generation: dict[str, object]) -> HFFolder:
+    shutil.copytree(FOLDER / "llama", folder)
+    if tokenizer is not None:
+        for file in (FOLDER / "evaluation" / tokenizer).iterdir():
+            shutil.copy(file, folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return HFFolder(folder)
+
+
+def test_a_text_begins_as_the_tokenizer_says_and_ends_as_the_model_says_too(tmp_path: Path):
+    marked = text_of(model_with(tmp_path / "a", "marked", {"eos_token_id": [7, EOS]}), None)
+    assert (marked.begin, marked.ends) == (BOS, (EOS, 7))
+    plain = text_of(model_with(tmp_path / "b", "plain", {"eos_token_id": 9}), None)
+    assert (plain.begin, plain.ends) == (EOS, (EOS, 9)), "without a beginning, the end of another text"
+    given = text_of(model_with(tmp_path / "c", None, {}), tmp_path / "a" / "tokenizer.json")
+    assert (given.begin, given.ends) == (BOS, (EOS,))
+
+
+def test_names_of_special_tokens_are_text_unless_they_are_asked_for(tmp_path: Path):
+    text = text_of(model_with(tmp_path / "a", "marked", {}), None)
+    tokens = text.encode("cat")
+    assert text.encode_part("cat<eos>") == [*tokens, EOS] and text.encode_part("cat") == tokens
+    assert text.encode_marked("cat") == text.encode_marked("<bos>cat") == [BOS, *tokens]
+    assert EOS not in text.encode("cat<eos>") and text.decode([BOS, *tokens, EOS]) == "cat"
+    assert text.special == {"<pad>": 0, "<bos>": BOS, "<eos>": EOS}
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
+    source = model_with(tmp_path / "a", "plain", {})
+    (tmp_path / "a" / "tokenizer_config.json").write_text("[]")
+    with refused("tokenizer_config.json", "mapping"):
+        text_of(source, None)
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path):
+    with refused("--tokenizer", "tokenizer.json"):
+        text_of(model_with(tmp_path / "a", None, {}), None)
