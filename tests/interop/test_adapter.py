@@ -15,9 +15,9 @@ from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import Config, LoraConfig, config_to_dict
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
-from jaxpar.interop.adapted import base_facts
-from jaxpar.interop.hf_folder import HFFolder
-from jaxpar.interop.open_source import open_source
+from jaxpar.interop.sources.adapted import base_facts
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.open_source import open_source
 from jaxpar.layout.state import all_weights
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import map_specs, select

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LoraConfig
-from jaxpar.config.schema import Pattern
+from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.parameters import merge
