@@ -21,16 +21,29 @@ class Meter:
         self._console, self._what, self._total, self._done = console, what, max(total, 1), done
         self._bar, self._spoke = bar, time.monotonic()
         self._task = None if bar is None else bar.add_task(what, total=self._total, completed=done, told="")
+        self._begun: dict[int, int] = {}
+        self._told = ""
 
-    def advance(self, size: int, told: str = "") -> None:
-        """`size` more bytes are done; `told` is text to add."""
-        self._done += size
+    def read(self, unit: int, size: int) -> None:
+        """`size` more bytes of a unit that is not done were read."""
+        self._begun[unit] = self._begun.get(unit, 0) + size
+        self._show()
+
+    def advance(self, size: int, told: str = "", unit: int | None = None) -> None:
+        """`size` more bytes are done, those of `unit`; `told` is text to add."""
+        self._done, self._told = self._done + size, told
+        if unit is not None:
+            self._begun.pop(unit, None)
+        self._show()
+
+    def _show(self) -> None:
+        done = min(self._done + sum(self._begun.values()), self._total)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, told=told)
+            self._bar.update(self._task, completed=done, told=self._told)
         elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
-            share = f"{self._what}: {percent(self._done, self._total, digits=0)}"
-            self._console.print(f"{share}, {told}" if told else share, soft_wrap=True)
+            share = f"{self._what}: {percent(done, self._total, digits=0)}"
+            self._console.print(f"{share}, {self._told}" if self._told else share, soft_wrap=True)
 
 
 @contextmanager

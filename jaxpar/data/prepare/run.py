@@ -171,7 +171,7 @@ class _Preparation:
         assert vocab is not None, "options were checked"
         total = sum(part.weight for unit in job.units for part in unit)
         with metering(self.console, "training the tokenizer", total) as meter:
-            found = train_bpe(job, vocab, self.options.separator, meter.advance)
+            found = train_bpe(job, vocab, self.options.separator, meter)
         less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
         _say(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
 
@@ -189,13 +189,14 @@ class _Preparation:
         done = sum(weights[number] for number in records)
         tokens = 0
         with metering(self.console, "tokenizing", sum(weights), done) as meter:
-            for number, record in do_tasks(unit_maker, job, missing, self.options.processes):
+            during = lambda read: meter.read(*read)
+            for number, record in do_tasks(unit_maker, job, missing, self.options.processes, during):
                 records[number] = record
                 if record.broken:
                     self._check_broken(records)
                 tokens += sum(part.tokens for part in record.splits.values())
                 rate = tokens / max(time.monotonic() - self.began, 1e-9)
-                meter.advance(weights[number], f"{tokens:,} tokens, {rate:,.0f} a second")
+                meter.advance(weights[number], f"{tokens:,} tokens, {rate:,.0f} a second", number)
         return [records[number] for number in range(len(weights))]
 
     def _check_broken(self, records: dict[int, UnitRecord]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from jaxpar.config.errors import UserError
@@ -12,6 +13,7 @@ from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.prepare.output.pieces import Cuts
 from jaxpar.data.prepare.output.tokenize import held_out, unit_documents
+from jaxpar.data.prepare.progress import Meter
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
 
 CUTS = Cuts(spaces=True, lines=True)
@@ -20,7 +22,7 @@ TRAINED_ON = 2**30
 """Approximate bytes of input that a tokenizer is trained on: evenly spaced units where there is more."""
 
 
-def train_bpe(job: Job, vocab: int, separator: str | None, progress: Callable[[int], None]) -> int:
+def train_bpe(job: Job, vocab: int, separator: str | None, meter: Meter) -> int:
     """Train on the training documents of `job` and write its tokenizer; returns the size of the vocabulary.
 
     The result is a function of the inputs: a tie between two merges goes to the pair with the smaller tokens.
@@ -29,7 +31,7 @@ def train_bpe(job: Job, vocab: int, separator: str | None, progress: Callable[[i
         job: a preparation without a tokenizer.
         vocab: size of the vocabulary, the end-of-document token and the 256 bytes included.
         separator: how the end-of-document token is spelled; None takes a common name.
-        progress: called with the bytes of each unit that was read.
+        meter: of the bytes that are read.
 
     Raises:
         UserError: `tokenizers` is not installed, an input cannot be read, or there is no text.
@@ -49,7 +51,7 @@ def train_bpe(job: Job, vocab: int, separator: str | None, progress: Callable[[i
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    texts = _texts(job, progress)
+    texts = _texts(job, meter)
     tokenizer.train_from_iterator(texts, trainer)
     write_file(job.tokenizer, (tokenizer.to_str(pretty=True) + "\n").encode())
     return tokenizer.get_vocab_size()
@@ -61,11 +63,11 @@ def chosen_units(job: Job) -> list[int]:
     return list(range(0, len(job.units), max(1, -(-total // TRAINED_ON))))
 
 
-def _texts(job: Job, progress: Callable[[int], None]) -> Iterator[str]:
+def _texts(job: Job, meter: Meter) -> Iterator[str]:
     for number in chosen_units(job):
-        for _, found in unit_documents(job, number):
+        for _, found in unit_documents(job, number, partial(meter.read, number)):
             if found.text and not found.broken:
                 raw = found.text.encode(errors="replace")
                 if not held_out(raw, job.heldout_fraction):
                     yield from CUTS.pieces(text := raw.decode()) or [text]
-        progress(sum(part.weight for part in job.units[number]))
+        meter.advance(sum(part.weight for part in job.units[number]), unit=number)

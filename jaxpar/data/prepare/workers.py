@@ -14,17 +14,21 @@ from typing import Any, NamedTuple
 
 from jaxpar.config.errors import UserError
 
-type Maker[A, T, R] = Callable[[A], Callable[[T], R]]
+type Report = Callable[[Any], None]
+type Maker[A, T, R] = Callable[[A, Report], Callable[[T], R]]
 
 
-def do_tasks[A, T, R](make: Maker[A, T, R], argument: A, tasks: Sequence[T], processes: int) -> Iterator[R]:
+def do_tasks[A, T, R](
+    make: Maker[A, T, R], argument: A, tasks: Sequence[T], processes: int, during: Report = lambda _: None
+) -> Iterator[R]:
     """The results of the tasks, in order of completion.
 
     Args:
         make: a module-level function that makes, once per process, the function that runs a task.
-        argument: passed to `make`.
+        argument: passed to `make`, with a function that reports to this process while a task runs.
         tasks: handed out one by one.
         processes: number of processes; with 1 the tasks run in this one.
+        during: called here with what tasks report.
 
     Raises:
         UserError: a task raised it, or a process was killed.
@@ -33,12 +37,12 @@ def do_tasks[A, T, R](make: Maker[A, T, R], argument: A, tasks: Sequence[T], pro
     # Each process works on one document at a time; the library's own threads would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if processes == 1:
-        work = make(argument)
+        work = make(argument, during)
         yield from (work(task) for task in tasks)
         return
     crew = [_start(make, argument) for _ in range(min(processes, len(tasks)))]
     try:
-        yield from _hand_out(crew, iter(tasks))
+        yield from _hand_out(crew, iter(tasks), during)
     finally:
         for worker in crew:
             worker.process.kill()
@@ -60,7 +64,7 @@ def _start(make: Maker[Any, Any, Any], argument: Any) -> _Worker:
     return _Worker(process, here)
 
 
-def _hand_out[T](crew: list[_Worker], tasks: Iterator[T]) -> Iterator[Any]:
+def _hand_out[T](crew: list[_Worker], tasks: Iterator[T], during: Report) -> Iterator[Any]:
     busy: dict[Connection, _Worker] = {}
 
     def give(worker: _Worker) -> None:
@@ -77,12 +81,15 @@ def _hand_out[T](crew: list[_Worker], tasks: Iterator[T]) -> Iterator[Any]:
     while busy:
         for pipe in wait(list(busy)):
             assert isinstance(pipe, Connection)
-            worker = busy.pop(pipe)
+            worker = busy[pipe]
             try:
                 kind, answer = pipe.recv()
             except (EOFError, ConnectionResetError):
                 raise UserError(_ended(worker.process)) from None
-            if kind == "done":
+            if kind == "during":
+                during(answer)
+            elif kind == "done":
+                del busy[pipe]
                 give(worker)
                 yield answer
             elif kind == "user":
@@ -111,7 +118,7 @@ def _work(make: Maker[Any, Any, Any], argument: Any, pipe: Connection) -> None:
 
     def do(task: Any) -> Any:
         if not made:
-            made.append(make(argument))
+            made.append(make(argument, lambda answer: pipe.send(("during", answer))))
         return made[0](task)
 
     try:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer
 
-from jaxpar.data.prepare import prepare
+from jaxpar.data.prepare import prepare, progress
+from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
+from jaxpar.data.prepare.workers import Report, do_tasks
 from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
@@ -66,6 +73,40 @@ def test_the_process_count_may_change_between_two_starts(tmp_path):
     assert contents(tmp_path / "out") == contents(whole.path)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_progress_is_shown_within_one_large_archive(tmp_path, monkeypatch, trained):
+    """A compressed file is one unit: without progress inside it, the first line would be the last."""
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(compression, "_READ_BYTES", 2**12)
+    incompressible = [np.random.default_rng(number).bytes(10_000).hex() for number in range(60)]
+    source = tmp_path / "a.jsonl.gz"
+    source.write_bytes(gzip.compress(write_jsonl(tmp_path / "a.jsonl", incompressible).read_bytes(), 1))
+    screen = io.StringIO()
+    chosen = {"train_bpe": 300} if trained else {}
+    prepare(options(tmp_path / "out", source, **chosen), Console(file=screen, width=200))
+    for phase in ["tokenizing", *(["training the tokenizer"] if trained else [])]:
+        shares = [int(share) for share in re.findall(rf"{phase}: (\d+)%", screen.getvalue())]
+        assert shares == sorted(shares) and shares[-1] == 100
+        assert len({share for share in shares if 0 < share < 100}) > 2, shares
+
+
+def reporting(argument: int, report: Report) -> Callable[[int], int]:
+    def work(task: int) -> int:
+        report((task, argument))
+        return task
+
+    return work
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tasks_report_before_they_are_done(processes):
+    heard, done = [], []
+    for task in do_tasks(reporting, 7, range(4), processes, heard.append):
+        assert (task, 7) in heard
+        done.append(task)
+    assert sorted(done) == [0, 1, 2, 3] and sorted(heard) == [(task, 7) for task in range(4)]
+
+
 class Interruption(Exception):
     pass
 
@@ -75,11 +116,11 @@ def interrupted(out, *inputs, after, **changes):
     made = []
     original = tokenize._make_unit
 
-    def make(job, encoder, number):
+    def make(job, encoder, number, progress):
         if len(made) == after:
             raise Interruption
         made.append(number)
-        return original(job, encoder, number)
+        return original(job, encoder, number, progress)
 
     asked = options(out, *inputs, **changes)
     with pytest.MonkeyPatch.context() as patch:
@@ -92,7 +133,7 @@ def test_a_finished_unit_is_never_made_again(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "a.jsonl", texts(100))
     interrupted(tmp_path / "out", source, after=4)
     made, original = [], tokenize._make_unit
-    monkeypatch.setattr(tokenize, "_make_unit", lambda job, *others: made.append(others[-1]) or original(job, *others))
+    monkeypatch.setattr(tokenize, "_make_unit", lambda job, *others: made.append(others[1]) or original(job, *others))
     said, folder = said_by(options(tmp_path / "out", source))
     assert "4 units finished before" in said
     assert made == list(range(4, 4 + len(made))) and len(made) > 5

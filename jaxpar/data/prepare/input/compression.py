@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.data.prepare.input.files import Input
+
+type Progress = Callable[[int], None]
+"""Called with the bytes of a compressed file that were read, about a MiB at a time."""
 
 _READ_BYTES = 2**20
 _LARGEST_WINDOW = 2**31
@@ -36,21 +39,39 @@ def reading(file: Input) -> Iterator[None]:
 
 
 @contextmanager
-def open_bytes(file: Input, max_expansion: int | None = None) -> Iterator[BinaryIO]:
+def open_bytes(file: Input, max_expansion: int | None = None, progress: Progress | None = None) -> Iterator[BinaryIO]:
     """The file's contents, decompressed. Raises errors that `reading` handles.
 
     Args:
         file: the file.
         max_expansion: how many times its size a compressed file may unpack to, if that is more than `UNLIMITED_BYTES`;
             reading beyond that is a `UserError`. None sets no limit.
+        progress: hears how far a compressed file was read.
     """
-    with open(file.path, "rb", buffering=_READ_BYTES) as raw:
-        if file.compression is None:
+    if file.compression is None:
+        with open(file.path, "rb", buffering=_READ_BYTES) as raw:
             yield raw
-            return
-        with gzip.GzipFile(fileobj=raw) if file.compression == "gzip" else _ZstdFile(raw) as content:
-            limit = None if max_expansion is None else max(UNLIMITED_BYTES, file.bytes * max_expansion)
-            yield io.BufferedReader(_Limited(cast(Any, content), file, limit), _READ_BYTES)
+        return
+    counted = _Counted(file.path, progress or (lambda _: None))
+    with (
+        io.BufferedReader(counted, _READ_BYTES) as raw,
+        gzip.GzipFile(fileobj=raw) if file.compression == "gzip" else _ZstdFile(raw) as content,
+    ):
+        limit = None if max_expansion is None else max(UNLIMITED_BYTES, file.bytes * max_expansion)
+        yield io.BufferedReader(_Limited(cast(Any, content), file, limit), _READ_BYTES)
+
+
+class _Counted(io.FileIO):
+    """A file that reports what is read of it."""
+
+    def __init__(self, path: str, progress: Progress) -> None:
+        super().__init__(path)
+        self._progress = progress
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = super().readinto(buffer) or 0
+        self._progress(count)
+        return count
 
 
 class _Limited(io.RawIOBase):

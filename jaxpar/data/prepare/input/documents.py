@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.spelling import quoted
-from jaxpar.data.prepare.input.compression import open_bytes, reading
+from jaxpar.data.prepare.input.compression import Progress, open_bytes, reading
 from jaxpar.data.prepare.input.files import Input
 
 LONGEST_DOCUMENT = 2**28
@@ -37,7 +37,14 @@ class Document(NamedTuple):
 
 
 def documents(
-    file: Input, first: int, last: int, *, key: str, scratch: Path, max_expansion: int | None = None
+    file: Input,
+    first: int,
+    last: int,
+    *,
+    key: str,
+    scratch: Path,
+    max_expansion: int | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Document]:
     """The documents of a part of a file, in order.
 
@@ -48,12 +55,13 @@ def documents(
         key: key of a JSON line, or column of a Parquet file.
         scratch: folder for a Parquet file while it is decompressed.
         max_expansion: as in `open_bytes`.
+        progress: as in `open_bytes`; not for a Parquet file, which is decompressed before its first document.
 
     Raises:
         UserError: the file cannot be read, is cut off, has no such column or a document that is too long, or unpacks to
             too much.
     """
-    unpacked = partial(open_bytes, file, max_expansion)
+    unpacked = partial(open_bytes, file, max_expansion, None if file.format == "parquet" else progress)
     if file.format == "parquet":
         return _parquet_documents(file, first, last, key, scratch, unpacked)
     if file.format == "text":

@@ -14,6 +14,7 @@ from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import flush_folder, new_file, write_file
 from jaxpar.data.prepare.output.tokenize import COUNTED, LENGTHS, TOKENS, UnitRecord, UnitSplit, read_record
+from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SummingFile, digest
 from jaxpar.data.tokens.token_folder import npy_header
 from jaxpar.data.tokens.token_index import SPLITS, SUMS, File, Shard
@@ -65,7 +66,7 @@ def read_shard(job: Job, plan: ShardPlan) -> Shard | None:
     return shard if written == digest(json.dumps(plain, sort_keys=True).encode()) else None
 
 
-def shard_maker(job: Job) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
+def shard_maker(job: Job, _report: Report) -> Callable[[ShardPlan], tuple[ShardPlan, Shard]]:
     """A function that makes the files of a shard, and then its record."""
 
     def make(plan: ShardPlan) -> tuple[ShardPlan, Shard]:

@@ -18,10 +18,12 @@ from typing import BinaryIO
 import numpy as np
 
 from jaxpar.config.reading.typed import record_from_plain
+from jaxpar.data.prepare.input.compression import Progress
 from jaxpar.data.prepare.input.documents import Document, documents, place_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
 from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, PlainText, Text
+from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
@@ -89,26 +91,34 @@ def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
     return True
 
 
-def unit_maker(job: Job) -> Callable[[int], tuple[int, UnitRecord]]:
-    """A function that makes the unit of a number."""
+def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecord]]:
+    """A function that makes the unit of a number, and reports (number, bytes) of compressed input as it is read."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
     encoder = PlainText(job, tokenizer) if job.chat is None else Chat(job, job.chat, tokenizer)
 
     def make(number: int) -> tuple[int, UnitRecord]:
-        record = _make_unit(job, encoder, number)
+        record = _make_unit(job, encoder, number, lambda size: report((number, size)))
         write_file(job.unit_file(number, "json"), record.encode(), durable=False)
         return number, record
 
     return make
 
 
-def unit_documents(job: Job, number: int) -> Iterator[tuple[int, Document]]:
+def unit_documents(job: Job, number: int, progress: Progress) -> Iterator[tuple[int, Document]]:
     """The documents of a unit, each with the number of its input. Raises `UserError` when an input cannot be read."""
     for part in job.units[number]:
         file = job.inputs[part.input]
-        bounds = {"scratch": job.work, "max_expansion": job.max_expansion}
-        for found in documents(file, part.first, part.last, key=job.text_key, **bounds):
-            yield part.input, found
+        found = documents(
+            file,
+            part.first,
+            part.last,
+            key=job.text_key,
+            scratch=job.work,
+            max_expansion=job.max_expansion,
+            progress=progress,
+        )
+        for document in found:
+            yield part.input, document
 
 
 def held_out(raw: bytes, fraction: float) -> bool:
@@ -122,12 +132,12 @@ def told_places(job: Job, record: UnitRecord) -> list[str]:
     return [f"{place_of(job.inputs[number], place)}: {reason}" for (number, place), reason in sorted(places.items())]
 
 
-def _make_unit(job: Job, encoder: PlainText | Chat, number: int) -> UnitRecord:
+def _make_unit(job: Job, encoder: PlainText | Chat, number: int, progress: Progress) -> UnitRecord:
     broken: dict[str, str] = {}
     counts = {"empty": 0, "broken": 0}
 
     def texts() -> Iterator[Text]:
-        for input, found in unit_documents(job, number):
+        for input, found in unit_documents(job, number, progress):
             reason = found.broken
             if not reason:
                 try:
