@@ -158,6 +158,81 @@ def test_skypilots_task_gives_each_host_its_number(tmp_path: Path):
     assert list(task["volumes"]) == [config.run.dir]
 
 
+RAY = """
+import contextlib, os, types
+from pathlib import Path
+def init(): pass
+def get(found): return [one() for one in found] if isinstance(found, list) else found()
+def wait(found): return found[-1:], found[:-1]
+class remote:
+    def __init__(self, function, **options): self.function, self.given = function, options
+    def options(self, **more): return remote(self.function, **self.given, **more)
+    def remote(self, *arguments):
+        where = self.given["scheduling_strategy"]
+        assert 0 <= where.placement_group_bundle_index < len(where.group.bundles)
+        assert self.given.get("num_gpus", 0) <= where.group.bundles[where.placement_group_bundle_index]["GPU"]
+        return lambda: self.function(*arguments)
+"""
+RAY_UTIL = {
+    "__init__": "def get_node_ip_address(): return '10.0.0.4'",
+    "placement_group": """
+class placement_group:
+    def __init__(self, bundles, strategy):
+        assert strategy == "STRICT_SPREAD"
+        self.bundles = bundles
+    def ready(self): return lambda: self
+def remove_placement_group(group): print("freed", len(group.bundles))
+""",
+    "scheduling_strategies": """
+class PlacementGroupSchedulingStrategy:
+    def __init__(self, group, placement_group_bundle_index):
+        self.group, self.placement_group_bundle_index = group, placement_group_bundle_index
+""",
+}
+"""What the script uses of Ray, on one machine and one task after the other."""
+
+
+def on_ray(folder: Path, *arguments: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
+    """What launch/ray_job.py prints, and the processes that it started."""
+    (folder / "ray/util").mkdir(parents=True)
+    (folder / "ray/__init__.py").write_text(RAY)
+    for name, text in RAY_UTIL.items():
+        (folder / f"ray/util/{name}.py").write_text(text)
+    shown = folder / "shown"
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "SHOWN": str(shown), **variables}
+    environment["PYTHON"] = str(program(folder, "a python", SHOWN))
+    ran = subprocess.run(
+        [sys.executable, LAUNCH / "ray_job.py", *arguments],
+        env=environment, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    texts = shown.read_text().split("\n.\n")[:-1] if shown.exists() else []
+    return ran, sorted((text.split("\n") for text in texts), key=lambda lines: lines[-1])
+
+
+def test_the_job_on_ray_starts_one_process_per_host_with_its_number(tmp_path: Path):
+    ran, started = on_ray(tmp_path, "--hosts", "3", "--gpus", "8", "--config", "a b.yaml", "--set", "run.name=x")
+    assert (ran.returncode, ran.stdout) == (0, "freed 3\n"), ran.stderr
+    assert [lines[0] for lines in started] == [str(ROOT)] * 3
+    for number, lines in enumerate(started):
+        assert lines[2:4] == ["-m", "jaxpar.train"]
+        file, written = overrides(lines[4:])
+        config = load_config(None, written)
+        assert (file, config.run.name) == ("a b.yaml", "x")
+        found = config.distributed
+        assert (found.coordinator, found.processes, found.process_id) == ("10.0.0.4:61448", 3, number)
+        assert found.devices_per_process == 8
+
+
+def test_the_job_on_ray_ends_as_its_processes_do(tmp_path: Path):
+    ran, _ = on_ray(tmp_path, "--hosts", "2", "--gpus", "1", "--config", "a.yaml", ENDS="3")
+    assert (ran.returncode, ran.stdout) == (3, "freed 2\n")
+
+
+def test_the_job_on_ray_needs_a_host(tmp_path: Path):
+    ran, started = on_ray(tmp_path, "--hosts", "0", "--gpus", "1", "--config", "a.yaml")
+    assert (ran.returncode, started) == (2, []) and "expected at least 1" in ran.stderr
+
+
 def instructions() -> list[tuple[str, str]]:
     """(name, the rest) of the instructions of the Dockerfile, in order."""
     text = re.sub(r"^#.*\n", "", (LAUNCH / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")

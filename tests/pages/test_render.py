@@ -43,7 +43,9 @@ def test_every_template_escapes_and_refuses_names_that_are_not_there(path: Path)
     assert "|safe" not in path.read_text().replace(" ", "")
 
 
-UNESCAPED = re.compile(r"\bMarkup\(|\bMarkup\b *,|\| *safe\b|Template\(|Environment\(|\{%-? *autoescape|autoescape(?! = |=True)")
+UNESCAPED = re.compile(
+    r"\bMarkup\(|\bMarkup\b *,|\| *safe\b|Template\(|Environment\(|\{%-? *autoescape|autoescape(?! = |=True)"
+)
 """What makes markup of text, or could: in one file each is allowed, because what it takes was written here."""
 
 
