@@ -6,8 +6,8 @@
 What follows --hosts and --gpus goes to jaxpar.train. The folder and its environment (make setup) are under the same
 path on all hosts, on a shared file system. Ray chooses the hosts and reserves their GPUs; the job waits until they are
 free. `ray job stop` may end the processes without a save; the same command continues from the newest checkpoint. The
-exit code is that of the first process that failed. Where other users reach the hosts: --set distributed.secret_file=FILE
-(docs/clusters.md).
+exit code is that of the first process that failed. Where other users reach the hosts: --set
+distributed.secret_file=FILE (docs/clusters.md).
 
 Needs Ray in the Python that runs it; the processes use .venv, or the Python that PYTHON names.
 """

@@ -10,6 +10,8 @@ from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.errors import CheckpointError, Damage
 
 FACTS = "facts.json"
+CAME_FROM = "came_from"
+"""Fact of a checkpoint: the models from which its run came, the nearest first; absent where weights were drawn."""
 SKIPPED_IN_ROW = "skipped_in_row"
 """Fact of a checkpoint: how many of the last steps before it were skipped, their updates not applied. A checkpoint
 with any is not healthy; one without this fact is of an earlier release, and counts as healthy."""

@@ -51,6 +51,8 @@ class RunInfo:
     """First step that this process runs; above 1 after a restore."""
     baseline_loss: float | None = None
     """Held-out loss, in nats per token, of a simple model of the same data."""
+    came_from: tuple[str, ...] = ()
+    """The models from which the run came, through `run.init_from`, the nearest first."""
 
 
 @dataclass(frozen=True)

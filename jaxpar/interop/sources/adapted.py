@@ -84,6 +84,10 @@ class AdaptedWeights:
         return f"{self.factors.description} with factors for {named(self.base.place)}"
 
     @property
+    def lineage(self) -> tuple[str, ...]:
+        return self.factors.lineage
+
+    @property
     def origin(self) -> Origin | None:
         return self.base.origin
 

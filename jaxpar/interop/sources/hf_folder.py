@@ -72,6 +72,10 @@ class HFFolder:
         return f"{self.family.name} in Hugging Face's format, {len(self.tensors)} tensors"
 
     @property
+    def lineage(self) -> tuple[str, ...]:
+        return (str(self.path),)
+
+    @property
     def origin(self) -> Origin:
         return Origin(self.path, self.family, {one.name: self.stored(one).dtype.name for one in self.tensors})
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxpar.checkpoint import Checkpointer, CheckpointError, manifest, processes
 from jaxpar.checkpoint.checkpointer import STATE
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.facts import read_facts
+from jaxpar.checkpoint.facts import CAME_FROM, read_facts
 from jaxpar.checkpoint.folders import CHECKPOINTS, step_folder
 from jaxpar.checkpoint.pieces import open_saved
 from jaxpar.checkpoint.sealing import damage
@@ -92,6 +92,11 @@ class SavedWeights:
         """The folder of its run; None where it has been moved from there, or was converted."""
         folder = self._checkpoint.parent.parent
         return folder if self._hf is None and (folder / RUN).is_file() else None
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        step = "" if self.step is None else f" (step {self.step})"
+        return (f"{self.path}{step}", *self.facts.get(CAME_FROM, ()))
 
     @property
     def origin(self) -> Origin | None:

@@ -73,6 +73,11 @@ class WeightSource(Protocol):
         ...
 
     @property
+    def lineage(self) -> tuple[str, ...]:
+        """This model and those from which it came, the nearest first, each with its step where it is of a run."""
+        ...
+
+    @property
     def origin(self) -> Origin | None:
         """Where its weights came from; None where that is not known."""
         ...

@@ -43,7 +43,7 @@ def html_page(runs: list[RunRecord]) -> str:
         colors=series(max(len(runs), PAIR)),
         several=several,
         few=not is_sweep,
-        headlines=[] if is_sweep else [(run.label, _headline(run, now)) for run in runs],
+        headlines=[] if is_sweep else [(run.label, _headline(run, now), " <- ".join(run.came_from)) for run in runs],
         notes=[f"{run.label}: {note}" if several else note for run in runs for note in run.notes],
         sweep=sweep,
         sweep_note=sweep_note,

@@ -55,6 +55,15 @@ class RunRecord:
         return next((event for event in reversed(self.events) if event["event"] == "start"), {})
 
     @property
+    def came_from(self) -> list[str]:
+        """The models from which the run came, the nearest first; empty where its weights were drawn."""
+        logged = self.last_start.get("came_from")
+        if isinstance(logged, list) and logged:
+            return [name for name in logged if isinstance(name, str)]
+        begun_from = None if self.config is None else self.config.run.init_from
+        return [] if begun_from is None else [begun_from]
+
+    @property
     def last_step(self) -> int:
         """The last step that was logged."""
         return self.metrics[-1]["step"] if self.metrics else 0

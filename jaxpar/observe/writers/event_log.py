@@ -44,7 +44,9 @@ class EventLog(Listener):
         _drop_unfinished_line(path)
         self._file = GrowingFile(path)
         self._step, self._ended = info.first_step - 1, False
-        self._write("start", steps=info.steps, baseline_loss=info.baseline_loss, plan=info.rows)
+        self._write(
+            "start", steps=info.steps, baseline_loss=info.baseline_loss, plan=info.rows, came_from=info.came_from
+        )
 
     def step(self, record: StepRecord) -> None:
         self._step = record.step

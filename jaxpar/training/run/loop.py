@@ -11,7 +11,7 @@ import jax
 
 from jaxpar import __version__
 from jaxpar.checkpoint.errors import reason
-from jaxpar.checkpoint.facts import SKIPPED_IN_ROW
+from jaxpar.checkpoint.facts import CAME_FROM, SKIPPED_IN_ROW
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
@@ -153,6 +153,7 @@ class _Loop:
         self.trainer.state = saved.incoming(state)
         liveness.restarted()
         self.progress.restore(facts)
+        self.trainer.came_from = tuple(facts.get(CAME_FROM, ()))
         if "lookout" in facts:
             self.monitor.restore(facts["lookout"])
             self.trainer.left_out = tuple(facts["left_out"])
@@ -169,6 +170,7 @@ class _Loop:
         """Report where the weights of a new run come from, and what it changes of that model."""
         source = self.trainer.first_weights
         if source is not None:
+            self.trainer.came_from = source.lineage
             changed = "; ".join(map(str, self.trainer.first_differences))
             but = f"; it has another value here: {changed}" if changed else ""
             self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
@@ -189,6 +191,7 @@ class _Loop:
                 steps=config.run.steps,
                 first_step=first,
                 baseline_loss=self.baseline,
+                came_from=trainer.came_from,
             )
         )
         if config.evaluation.every and config.evaluation.batches and trainer.data.heldout is None:
@@ -324,6 +327,8 @@ class _Loop:
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
         facts |= self.trainer.base_facts
+        if self.trainer.came_from:
+            facts[CAME_FROM] = list(self.trainer.came_from)
         self.clock.saved()
         self.saves.begin(number, self.trainer.saved.outgoing(without_frozen(self.trainer.state)), facts, must=must)
 

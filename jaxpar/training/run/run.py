@@ -116,6 +116,8 @@ class Run:
         """The frozen weights of a state that was dropped."""
         self.first_differences: list[Difference] = []
         """In what else the model of `run.init_from` differs from this one, once it is opened."""
+        self.came_from: tuple[str, ...] = ()
+        """The models from which this run came, through stages, the nearest first; those of a checkpoint are its own."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
         self.last_pairs: Pairs = {}
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""

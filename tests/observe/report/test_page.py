@@ -35,6 +35,18 @@ def test_the_page_has_every_part_of_a_run(tmp_path: Path) -> None:
         assert part in told, part
 
 
+def test_a_run_shows_the_models_from_which_it_came(tmp_path: Path) -> None:
+    stages = write_run(tmp_path / "third", came_from=("runs/second (step 40)", "runs/<first> (step 9)", "models/llama"))
+    earlier = write_run(tmp_path / "earlier", init_from="models/qwen")
+    drawn = write_run(tmp_path / "drawn")
+    chain = "came from: runs/second (step 40) <- runs/<first> (step 9) <- models/llama"
+    assert chain in words(page_of(stages))
+    assert "came from: models/qwen" in words(page_of(earlier)), "a run of a release that did not log it"
+    assert "came from" not in words(page_of(drawn))
+    two = words(page_of(stages, drawn))
+    assert two.count("came from") == 1 and chain in two
+
+
 def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", optimizer="muon", floor=2.0, steps=40)])
     rows = {row[0]: row[1:] for row in figure_rows(runs)}

@@ -36,6 +36,8 @@ def write_run(
     floor: float = 2.2,
     optimizer: str = "adamw",
     sources: dict[str, float] | None = None,
+    init_from: str | None = None,
+    came_from: tuple[str, ...] = (),
     **changes: Any,
 ) -> Path:
     """A run of `steps` in `folder` that logs every second and evaluates every tenth; one with `until` is killed there.
@@ -44,14 +46,15 @@ def write_run(
     """
     folder.mkdir(parents=True)
     config = Config(
-        run=RunConfig(name=folder.name, dir=str(folder.parent), steps=steps),
+        run=RunConfig(name=folder.name, dir=str(folder.parent), steps=steps, init_from=init_from),
         optimizer=replace(OptimizerConfig(), name=optimizer),  # pyright: ignore[reportArgumentType]
         data=DataConfig(source="tokens", sources=sources, batch_size=16, sequence_length=256),
     )
     (folder / "config.yaml").write_text(config_to_yaml(config))
     (folder / "plan.json").write_text(json.dumps({"version": 1, "plan": {"axes": {"fsdp": 2, "tensor": 2}, "zero": 3}}))
     everyone = Listeners([JsonLines(), EventLog(), EnvironmentFile(), SummaryFile()])
-    everyone.start(RunInfo(config={}, plan={}, rows=PLAN, folder=str(folder), steps=steps, baseline_loss=BASELINE))
+    told = dict(config={}, plan={}, rows=PLAN, folder=str(folder), steps=steps, baseline_loss=BASELINE)
+    everyone.start(RunInfo(**told, came_from=came_from))  # pyright: ignore[reportArgumentType]
     everyone.message("Compiled in 4.5 s; the step needs 87.9 MiB per device.")
     last = steps if until is None else until
     for step in range(2, last + 1, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.source import read_part
 from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.memory.disk_array import in_memory
+from jaxpar.observe.report.run_record import read_runs
+from jaxpar.observe.writers.event_log import EventLog
 from jaxpar.training.residency.given_weights import begun_from
 from tests.goldens.loading import FOLDER, nested, options_of
 from tests.interop.folders import copy_of
@@ -139,7 +142,10 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     second = run_config(
         tmp_path, 1, model=options, data=data, run={"name": "second", "init_from": str(folder_of(first))}
     )
-    _, heard = fit(second)
+    _, heard = fit(second, EventLog())
+    stages = [f"{folder_of(first)} (step 1)", str(model)]
+    assert open_source(folder_of(second), "MODEL").lineage == (f"{folder_of(second)} (step 1)", *stages)
+    assert read_runs([folder_of(second)])[0].came_from == stages
     assert any("model.rope_base (1000.0, not 2000.0)" in message for message in heard.messages)
     assert main(["jaxpar-to-hf", str(folder_of(second)), str(tmp_path / "out")]) == 0
     assert "qwen3" in capfd.readouterr().out
@@ -156,6 +162,8 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     for path in (folder_of(second), step):
         query = open_source(path, "MODEL").read("layers.attention.query", [1], (slice(3, 9), slice(0, 4), slice(2, 5)))
         assert_same_bits(query[0], np.asarray(trained["layers"]["attention"]["query"][1, 3:9, :, 2:5]))
+    fit(replace(second, run=replace(second.run, steps=2)), EventLog())
+    assert read_runs([folder_of(second)])[0].came_from == stages, "a continued run came from the same models"
 
 
 MISFITS = {
