@@ -76,10 +76,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     from jaxpar.evaluation.language_model import LanguageModel
     from jaxpar.evaluation.run_task import run_task
     from jaxpar.generation.placed_model import open_model, place_model
-    from jaxpar.generation.text import text_of
+    from jaxpar.interop.sources.tokenizer import text_of
 
     config, source = open_model(options.model, options.overrides)
-    text, length = text_of(source, options.tokenizer), context_length(source, options.length)
+    text, length = text_of(source, options.tokenizer, _report), context_length(source, options.length)
     model = LanguageModel(place_model(config, source), text, length)
     outcomes = {task.name: run_task(model, task) for task in tasks}
     if harness is not None:
@@ -205,6 +205,10 @@ def _write(out: Path, record: Mapping[str, Any]) -> None:
         write_atomically(out, (json.dumps(record, indent=1) + "\n").encode())
     except OSError as error:
         raise UserError(f"--out {named(out)}: cannot be written ({error.strerror})") from None
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

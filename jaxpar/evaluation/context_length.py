@@ -5,13 +5,13 @@ from __future__ import annotations
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
 from jaxpar.interop.sources.hf_folder import HFFolder, read_config
-from jaxpar.interop.sources.saved_weights import SavedWeights
+from jaxpar.interop.sources.open_source import Model
 
 KEYS = ("max_position_embeddings", "n_positions")
 """Keys of `config.json`, the first that is there."""
 
 
-def context_length(source: HFFolder | SavedWeights, wanted: int | None) -> int:
+def context_length(source: Model, wanted: int | None) -> int:
     """The longest context: what the user wants, or that of the training of a run, or of `config.json`.
 
     Raises:
@@ -30,8 +30,8 @@ def context_length(source: HFFolder | SavedWeights, wanted: int | None) -> int:
     return found
 
 
-def _known(source: HFFolder | SavedWeights) -> int | None:
-    if isinstance(source, SavedWeights) and source.origin is None:
+def _known(source: Model) -> int | None:
+    if not isinstance(source, HFFolder) and source.origin is None:
         return source.config.data.sequence_length
     assert source.origin is not None
     given = read_config(source.origin.folder)

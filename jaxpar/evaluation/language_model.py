@@ -16,8 +16,8 @@ from jaxpar.generation.generator import Generator
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.scorer import Scorer
-from jaxpar.generation.stop_strings import StopStrings
-from jaxpar.generation.text import ModelText
+from jaxpar.generation.text import Stop
+from jaxpar.interop.sources.model_text import ModelText
 
 LIKELIEST = Sampling()
 ROWS = 32
@@ -132,12 +132,12 @@ class LanguageModel:
         ends = [*self.text.ends, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
         for first in range(0, len(order), ROWS):
             chosen = order[first : first + ROWS]
-            heard = [StopStrings(self.text.decode, stops) for _ in chosen]
+            heard = [Stop(self.text.decode, stops) for _ in chosen]
             rows = [given[number] or [self.begin] for number in chosen]
             # Filled up to a power of two, with rows that end at once: programs depend on the number of rows.
             rows += [rows[-1][-1:]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
-            def hear(row: int, token: int, heard: list[StopStrings] = heard) -> bool:
+            def hear(row: int, token: int, heard: list[Stop] = heard) -> bool:
                 return row >= len(heard) or heard[row].hear(token)
 
             self.generator(sampling).continued(rows, tokens, stop=ends, hear=hear)

@@ -10,7 +10,7 @@ from typing import Any
 from jaxpar.evaluation.context_length import context_length
 from jaxpar.evaluation.language_model import LanguageModel
 from jaxpar.generation.placed_model import open_model, place_model
-from jaxpar.generation.text import text_of
+from jaxpar.interop.sources.tokenizer import text_of
 
 FOLDER = Path(__file__).parents[1] / "goldens"
 EVALUATION = FOLDER / "evaluation"
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 def language_model(name: str) -> LanguageModel:
     """A golden with its tokenizer, on all devices; shared by the tests of a process."""
     config, source = open_model(str(FOLDER / name), [])
-    text = text_of(source, EVALUATION / TOKENIZERS[name] / "tokenizer.json")
+    text = text_of(source, EVALUATION / TOKENIZERS[name] / "tokenizer.json", print)
     return LanguageModel(place_model(config, source), text, context_length(source, None))
 
 

@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from jaxpar.generation.text import text_of
 from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.tokenizer import text_of
 from tests.goldens.loading import FOLDER
 from tests.sentences import refused
 
@@ -24,16 +24,16 @@ def model_with(folder: Path, tokenizer: str | None, generation: dict[str, object
 
 
 def test_a_text_begins_as_the_tokenizer_says_and_ends_as_the_model_says_too(tmp_path: Path):
-    marked = text_of(model_with(tmp_path / "a", "marked", {"eos_token_id": [7, EOS]}), None)
+    marked = text_of(model_with(tmp_path / "a", "marked", {"eos_token_id": [7, EOS]}), None, print)
     assert (marked.begin, marked.ends) == (BOS, (EOS, 7))
-    plain = text_of(model_with(tmp_path / "b", "plain", {"eos_token_id": 9}), None)
+    plain = text_of(model_with(tmp_path / "b", "plain", {"eos_token_id": 9}), None, print)
     assert (plain.begin, plain.ends) == (EOS, (EOS, 9)), "without a beginning, the end of another text"
-    given = text_of(model_with(tmp_path / "c", None, {}), tmp_path / "a" / "tokenizer.json")
+    given = text_of(model_with(tmp_path / "c", None, {}), tmp_path / "a" / "tokenizer.json", print)
     assert (given.begin, given.ends) == (BOS, (EOS,))
 
 
 def test_names_of_special_tokens_are_text_unless_they_are_asked_for(tmp_path: Path):
-    text = text_of(model_with(tmp_path / "a", "marked", {}), None)
+    text = text_of(model_with(tmp_path / "a", "marked", {}), None, print)
     tokens = text.encode("cat")
     assert text.encode_part("cat<eos>") == [*tokens, EOS] and text.encode_part("cat") == tokens
     assert text.encode_marked("cat") == text.encode_marked("<bos>cat") == [BOS, *tokens]
@@ -45,9 +45,9 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
     source = model_with(tmp_path / "a", "plain", {})
     (tmp_path / "a" / "tokenizer_config.json").write_text("[]")
     with refused("tokenizer_config.json", "mapping"):
-        text_of(source, None)
+        text_of(source, None, print)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path):
     with refused("--tokenizer", "tokenizer.json"):
-        text_of(model_with(tmp_path / "a", None, {}), None)
+        text_of(model_with(tmp_path / "a", None, {}), None, print)
