@@ -52,7 +52,7 @@ def spelled(folder: TokenFolder, counted: bool = False) -> list[str]:
 
     tokenizer: Any = Tokenizer.from_file(str(folder.path / folder.index.tokenizer.name))
     stream, found = folder.train, []
-    for first, length in zip(stream.starts.tolist(), stream.lengths.tolist(), strict=True):
+    for first, length in zip(stream.starts[:].tolist(), stream.lengths.tolist(), strict=True):
         tokens, mask = stream.tokens[first : first + length], stream.counted
         if counted:
             assert mask is not None
