@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("benchmarks.largest", __doc__)
     parser.add_argument("--config", default="configs/llama3_8b.yaml", help="the model, whose layers are replaced")
     parser.add_argument("--cluster", default="h100:1x1", help="as for jaxpar.inspect: one GPU")
-    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS), help="what rests where")
+    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS), help="what is stored where")
     add_json_file(parser)
     options = parser.parse_args(arguments)
     cluster = parse_cluster(options.cluster)

@@ -71,8 +71,8 @@ def table(sides: dict[str, list[tuple[float, float]]], size: int, processes: int
     medians = {side: [statistics.median(part) for part in zip(*runs, strict=True)] for side, runs in sides.items()}
     for side, (seconds, used) in medians.items():
         ratios = [theirs / ours for theirs, ours in zip((seconds, used), medians["prepare"], strict=True)]
-        told = "".join(f"{f'{ratio:.2f} x':>14}" for ratio in ratios) if side != "prepare" else ""
-        lines.append(f"{side:<22}{seconds:>9.2f}{size / 1e6 / seconds:>8.2f}{used:>13.2f}{told}")
+        columns = "".join(f"{f'{ratio:.2f} x':>14}" for ratio in ratios) if side != "prepare" else ""
+        lines.append(f"{side:<22}{seconds:>9.2f}{size / 1e6 / seconds:>8.2f}{used:>13.2f}{columns}")
     return "\n".join(lines)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Config", "Trainer", "__version__", "load_config"]
 
-_HOMES = {"Trainer": "jaxpar.training.run.trainer", "Config": "jaxpar.config", "load_config": "jaxpar.config"}
+_MODULE_OF = {"Trainer": "jaxpar.training.run.trainer", "Config": "jaxpar.config", "load_config": "jaxpar.config"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULE_OF:
         import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'jaxpar' has no attribute {name!r}")

@@ -31,7 +31,7 @@ def _check(options: argparse.Namespace) -> int:
         overrides = ["parallel.fsdp=-1", *overrides]
     config = load_config(options.config, overrides)
 
-    from jaxpar.compiler.quiet import native_output_aside, quiet_screen
+    from jaxpar.compiler.quiet import native_output_to_stderr, quiet_screen
 
     with quiet_screen():  # importing JAX logs that there is no GPU
         import jax  # noqa: F401
@@ -41,7 +41,7 @@ def _check(options: argparse.Namespace) -> int:
         from jaxpar.checkup.report import as_json, show
 
     began = time.perf_counter()
-    with native_output_aside() if options.json else nullcontext():
+    with native_output_to_stderr() if options.json else nullcontext():
         findings, reports = check_all(config)
     if reports and options.json:
         print(as_json(findings))

@@ -24,7 +24,7 @@ other commands (each has --help):
   place     place ranks on nodes by the measured bandwidth between them
   validate  compare the time model with published runs
 
-docs/planner.md says how times are predicted, and where they are wrong.
+docs/planner.md explains how times are predicted, and where they are wrong.
 """
 
 

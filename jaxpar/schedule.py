@@ -109,11 +109,11 @@ def _run(options: argparse.Namespace) -> None:
         contents["trace"] = json.dumps(trace(summary.modes[mode]))
     if options.csv:
         contents["csv"] = format_schedule(summary.schedule, "ticks" if mode == "lockstep" else "orders")
-    said = summary.to_dict()
+    plain = summary.to_dict()
     for flag, text in contents.items():
         _write(flag, getattr(options, flag), text)
     if options.json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps(plain, indent=2))
         return
     from jaxpar.pipeline.drawing.screen import console, print_summary
 
@@ -145,7 +145,7 @@ def _check_combination(options: argparse.Namespace) -> None:
     sizes = ("stages", "microbatches", "virtual")
     for flag in sizes if options.file else ("mode", "svg", "trace", "csv") if options.compare else ():
         if getattr(options, flag) is not None:
-            why = "the table itself says it" if options.file else "they show one schedule"
+            why = "the table itself sets it" if options.file else "they show one schedule"
             raise UserError(f"--{flag} does not go with {chosen[0]}: {why}")
     for flag in () if options.file else ("stages", "microbatches"):
         if getattr(options, flag) is None:

@@ -92,7 +92,7 @@ def parse_size(text: str) -> int:
     """Bytes as a user types them: `25165824`, `24MiB`, `1.5g`. Units are powers of 1024; `MB` would be ambiguous.
 
     Raises:
-        ValueError: it is no size; says what was expected.
+        ValueError: it is no size; states what was expected.
     """
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(?:ib)?|b)?", text.strip().lower(), re.ASCII)
     if not found:
@@ -104,7 +104,7 @@ def parse_file_size(text: str) -> int:
     """Bytes of a file as a user types them: `500MB`, `5GB`, `2GiB`; the unit decides between 1000 and 1024.
 
     Raises:
-        ValueError: it is no such size, or 0; says what was expected.
+        ValueError: it is no such size, or 0; states what was expected.
     """
     found = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text.strip(), re.ASCII)
     if not found or found[2] not in _FILE_BYTES or not int(found[1]):

@@ -150,7 +150,7 @@ class Job:
                 if failed is not None:
                     terminate_at, kill_at = now + self._grace_s, now + self._grace_s + KILL_AFTER_S
                     if not self._asked:
-                        self._say(f"process {failed} {_ending(self._processes[failed])}; ending the others")
+                        self._report(f"process {failed} {_ending(self._processes[failed])}; ending the others")
             if now >= kill_at:
                 self._send(signal.SIGKILL)
             elif now >= terminate_at:
@@ -162,7 +162,7 @@ class Job:
         if failed is None:
             failed = _first_failed([process.returncode for process in self._processes])
             if failed is not None and not self._asked:
-                self._say(f"process {failed} {_ending(self._processes[failed])}")
+                self._report(f"process {failed} {_ending(self._processes[failed])}")
         if self._killed_by_ctrl_c:
             return 128 + signal.SIGINT
         code = 0 if failed is None else self._processes[failed].returncode
@@ -190,7 +190,7 @@ class Job:
                 target.write(prefix + line.decode(errors="replace").rstrip("\r\n") + "\n")
                 target.flush()
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         with self._screen:
             print(f"launch/local.py: {text}", file=sys.stderr, flush=True)
 

@@ -2,7 +2,7 @@
 # Makes one of the two environments, or does nothing if it stands and still matches:
 #   launch/setup.sh train   .venv       jaxpar, and CUDA where there is an NVIDIA driver
 #   launch/setup.sh test    .venv-test  jaxpar, the tools of the tests, XLA's GPU compiler for machines without a GPU
-# They are two, because the light GPU compiler would stand in the way of real CUDA, and be heard on the screen.
+# They are two, because the light GPU compiler would stand in the way of real CUDA, and print warnings.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -36,7 +36,7 @@ run() {
     fi
 }
 
-# Kept and brought up to date when it was made here; made anew when it is broken, unfinished or was moved.
+# Kept and brought up to date when it was made here; made again when it is broken, unfinished or was moved.
 if ! { [ -f "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$here" ] && "$venv/bin/python" -c "" 2>"$log"; }; then
     python=$(launch/find_python.sh)
     echo "Making $venv with $("$python" -V) ($python)"

@@ -156,9 +156,9 @@ class Browser:
             f"(found => found.innerText ?? found.textContent)(document.querySelector({json.dumps(selector)}))"
         )
 
-    def hears(self, text: str) -> None:
-        """Wait until the page has said something with `text` in it: what a click throws comes after its answer."""
-        self._until(lambda: any(text in said for said in self.console), f"the page to say {text!r}")
+    def wait_for_message(self, text: str) -> None:
+        """Wait until the page has printed something with `text` in it: what a click throws comes after its answer."""
+        self._until(lambda: any(text in printed for printed in self.console), f"the page to say {text!r}")
 
     def count(self, selector: str) -> int:
         """How many elements there are."""
@@ -192,7 +192,7 @@ class Browser:
         def answered() -> bool:
             return bool(answer)
 
-        self._until(answered, method, lambda heard: answer.update(heard) if heard.get("id") == message["id"] else None)
+        self._until(answered, method, lambda event: answer.update(event) if event.get("id") == message["id"] else None)
         if "error" in answer:
             raise AssertionError(f"{method}: {answer['error']['message']}")
         return answer["result"]
@@ -203,12 +203,12 @@ class Browser:
         while not done():
             if time.monotonic() > end:
                 raise AssertionError(f"waited {PATIENCE_S:g} s for {what}")
-            for heard in self._heard(0.1):
-                self._note(heard)
+            for event in self._events(0.1):
+                self._note(event)
                 if also is not None:
-                    also(heard)
+                    also(event)
 
-    def _heard(self, seconds: float) -> Iterator[dict[str, Any]]:
+    def _events(self, seconds: float) -> Iterator[dict[str, Any]]:
         if select.select([self._read], [], [], seconds)[0]:
             piece = os.read(self._read, 1 << 20)
             if not piece:
@@ -220,9 +220,9 @@ class Browser:
         self._process.wait(PATIENCE_S)
         return AssertionError(f"Chromium ended: {self._log.read_text(errors='replace')[-2000:]}")
 
-    def _note(self, heard: dict[str, Any]) -> None:
-        about = heard.get("params", {})
-        match heard.get("method"):
+    def _note(self, event: dict[str, Any]) -> None:
+        about = event.get("params", {})
+        match event.get("method"):
             case "Page.loadEventFired":
                 self._loaded = True
             case "Runtime.consoleAPICalled" if about["type"] in ("error", "warning", "assert"):

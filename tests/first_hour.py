@@ -42,7 +42,7 @@ LIMIT_S = 1200
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a page, and what the page says that it prints."""
+    """A command of a page, and what the page states that it prints."""
 
     place: str
     command: str
@@ -110,7 +110,7 @@ def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
 
 
 def _commands(block: str) -> Iterator[tuple[str, str | None]]:
-    """The commands of a block, each with what the block says that it prints."""
+    """The commands of a block, each with what the block states that it prints."""
     lines = [line for line in block.splitlines() if line.strip()]
     if not any(line.startswith("$ ") for line in lines):
         yield from ((line, None) for line in lines)
@@ -134,10 +134,10 @@ def _command(line: str, arguments: str | None, full: bool) -> str:
     return line.replace(given[0], f"ARGS='{given[1]} {arguments}'") if given else f"{line} ARGS='{arguments}'"
 
 
-def missing(said: str, printed: str) -> str | None:
+def missing(expected: str, printed: str) -> str | None:
     """The first part of a page's block that a command did not print in that order; None if there is none."""
     output, place = words(printed), 0
-    for part in re.split(r"(?m)\s*\.\.\.\s*", said):
+    for part in re.split(r"(?m)\s*\.\.\.\s*", expected):
         wanted = words(part)
         found = next((at for at in range(place, len(output) + 1) if output[at : at + len(wanted)] == wanted), None)
         if found is None:

@@ -24,11 +24,11 @@ def refused(
     with pytest.raises(error) as caught:
         yield caught
     message = str(caught.value)
-    said, _, below = message.partition("\n") if grid else (message, "", "")
-    assert bool(below) == grid, f"no grid below: {said}"
-    assert said.isprintable(), f"more than one printable line: {said!r}"
-    missing = [part for part in parts if part not in said]
-    assert not missing, f"{missing} not in: {said}"
+    printed, _, below = message.partition("\n") if grid else (message, "", "")
+    assert bool(below) == grid, f"no grid below: {printed}"
+    assert printed.isprintable(), f"more than one printable line: {printed!r}"
+    missing = [part for part in parts if part not in printed]
+    assert not missing, f"{missing} not in: {printed}"
 
 
 def refused_by_command(status: int, out: str, errors: str, *parts: str) -> str:

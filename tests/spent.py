@@ -1,7 +1,7 @@
 """What each test takes: seconds on the clock and of processors, and on what; a table by folder at the end of a run.
 
 A processor's time is that of this process and of children that have ended. Tracing, lowering and compiling are the
-clock's, as JAX's own events tell them. `--spent FILE` writes a line of JSON for each test.
+clock's, as JAX's own events report them. `--spent FILE` writes a line of JSON for each test.
 """
 
 from __future__ import annotations

@@ -24,24 +24,24 @@ def test_a_missing_browser_fails_with_the_command_that_installs_it(
         chromium()
 
 
-def test_a_browser_that_dies_says_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_dies_reports_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHROMIUM", str(program(tmp_path / "broken", "echo no library >&2; exit 127")))
     with pytest.raises(AssertionError, match="Chromium ended: no library"), browser():
         pass
 
 
 @pytest.mark.long
-def test_errors_exceptions_and_requests_of_a_page_are_heard(tmp_path: Path) -> None:
+def test_errors_exceptions_and_requests_of_a_page_are_recorded(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(
         "<p>text</p><button onclick='missing()'>press</button>"
-        "<script>console.error('told', 1); fetch('http://127.0.0.1:9/').catch(() => {})</script>"
+        "<script>console.error('printed', 1); fetch('http://127.0.0.1:9/').catch(() => {})</script>"
     )
     with browser() as shown:
         shown.open(page)
         shown.click("button")
-        shown.hears("missing is not defined")
-        assert "told 1" in shown.console
+        shown.wait_for_message("missing is not defined")
+        assert "printed 1" in shown.console
         assert shown.requests == ["http://127.0.0.1:9/"]
         with pytest.raises(AssertionError, match="no such element"):
             shown.click("#nothing")

@@ -90,7 +90,7 @@ def test_a_users_mistake_ends_with_2(capfd: pytest.CaptureFixture[str]):
     refused_by_command(ends(UserError("--x: expected y")), *capfd.readouterr(), "--x: expected y")
 
 
-def test_an_interrupted_command_says_how_to_go_on(capfd: pytest.CaptureFixture[str]):
+def test_an_interrupted_command_states_how_to_go_on(capfd: pytest.CaptureFixture[str]):
     assert ends(KeyboardInterrupt()) == 130
     assert capfd.readouterr().err == "jaxpar: interrupted; go on\n"
 

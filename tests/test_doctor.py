@@ -29,14 +29,14 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
 def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    code, said = report(capsys, "--set", f"run.dir={tmp_path}")
-    found = {finding["check"]: finding for finding in said["findings"]}
+    code, printed = report(capsys, "--set", f"run.dir={tmp_path}")
+    found = {finding["check"]: finding for finding in printed["findings"]}
     assert [check for check in found if check != "plugin"] == CHECKS
-    assert (code, said["status"]) == (0, "ok" if all(each["status"] == "ok" for each in found.values()) else "warn")
+    assert (code, printed["status"]) == (0, "ok" if all(each["status"] == "ok" for each in found.values()) else "warn")
     assert "uniform predictions: 4.159" in found["step"]["found"]
-    code, said = report(capsys, "--set", "run.dir=/proc/nothing", "--set", "parallel.fsdp=4")
-    found = {finding["check"]: finding for finding in said["findings"]}
-    assert (code, said["status"]) == (1, "fail")
+    code, printed = report(capsys, "--set", "run.dir=/proc/nothing", "--set", "parallel.fsdp=4")
+    found = {finding["check"]: finding for finding in printed["findings"]}
+    assert (code, printed["status"]) == (1, "fail")
     assert (found["run.dir"]["status"], found["layout"]["status"]) == ("fail", "fail")
     assert all(found[check]["mend"] for check in ("run.dir", "layout"))
 
@@ -50,12 +50,12 @@ def test_what_native_code_prints_is_not_among_the_json(
 
     monkeypatch.setattr("jaxpar.checkup.checkup.check_all", counting_connections)
     assert main(["--json"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)["status"] == "ok"
-    assert "connected to 1" in said.err
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["status"] == "ok"
+    assert "connected to 1" in printed.err
 
 
-def test_the_screen_says_what_is_wrong_and_how_to_mend_it(capsys: pytest.CaptureFixture[str]):
+def test_the_screen_states_what_is_wrong_and_how_to_mend_it(capsys: pytest.CaptureFixture[str]):
     found = [
         Finding("packages", "ok", "all there"),
         Finding("driver", "warn", "old", "bring it up to date"),

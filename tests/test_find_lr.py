@@ -44,7 +44,7 @@ def test_muons_own_rate_keeps_its_proportion():
     assert rates["optimizer.muon_learning_rate"] == pytest.approx(20 * rates["optimizer.learning_rate"], rel=0.05)
 
 
-def test_a_jump_after_the_lowest_point_is_not_taken_for_the_fall():
+def test_a_jump_after_the_lowest_point_is_not_mistaken_for_the_fall():
     losses = curve(1e-3, 1e-2)
     losses[100:] = [9.0, 9.0, 9.0, 4.0, 4.0, 9.0, *losses[106:]]
     sweep = judge(RATES, losses, "it took all steps", Config())
@@ -62,7 +62,7 @@ def test_a_loss_that_rose_ends_the_sweep():
     fallen = [5.0] * 50 + [3.0] * 50
     assert not diverged([*fallen, 5.5, 5.5])
     assert diverged([*fallen, 5.5, 5.5, 5.5])
-    assert not diverged([5.0] * 5 + [9.0] * 5), "too few to tell"
+    assert not diverged([5.0] * 5 + [9.0] * 5), "too few to decide"
 
 
 def test_losses_that_do_not_fall_suggest_nothing():
@@ -72,7 +72,7 @@ def test_losses_that_do_not_fall_suggest_nothing():
     assert judge(RATES, [5.0, np.inf], "loss was not finite", Config()).ended.endswith("lower --low")
 
 
-def test_a_loss_that_still_falls_at_the_end_says_so():
+def test_a_loss_that_still_falls_at_the_end_reports_it():
     falling = np.linspace(5, 3, 120).tolist()
     suggestion = judge(RATES, falling, "it took all steps", Config()).suggestion
     assert suggestion is not None
@@ -91,8 +91,8 @@ def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(
     assert main(["--config", file, "--steps", "40", "--low", "1e-4", "--high", "30"]) == 0
     printed = capsys.readouterr().out
     numbers = json.loads((folder / "learning-rate-2.json").read_text())
-    taken = len(numbers["rates"])
-    np.testing.assert_allclose(numbers["rates"], np.geomspace(1e-4, 30, 40)[:taken], rtol=1e-5)
+    used = len(numbers["rates"])
+    np.testing.assert_allclose(numbers["rates"], np.geomspace(1e-4, 30, 40)[:used], rtol=1e-5)
     assert numbers["losses"][0] == pytest.approx(4.43, abs=0.01), "the initial weights"
     assert min(numbers["smooth"]) < 4.2
     assert f"--set optimizer.learning_rate={numbers['suggestion']['rate']:g}" in printed
@@ -104,7 +104,7 @@ def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["--low", "1", "--high", "0.1"], "--low and --high: expected 0 < low < high, got 1 and 0.1"),
         (["--low", "0"], "--low and --high: expected 0 < low < high, got 0 and 1"),
@@ -113,8 +113,12 @@ def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(
     ],
 )
 def test_a_sweep_that_cannot_be_made_is_one_sentence(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arguments: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert refused_by_command(main(arguments), *capsys.readouterr()).startswith(f"jaxpar: {says}")
+    assert refused_by_command(main(arguments), *capsys.readouterr()).startswith(f"jaxpar: {expected}")

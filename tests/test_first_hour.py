@@ -46,7 +46,7 @@ python -m jaxpar.train --config none.yaml
 """
 
 
-def test_marked_commands_are_taken_in_order():
+def test_marked_commands_are_run_in_order():
     train, made, plan, draw, other, words, more, given, refused = steps("x.md", PAGE)
     assert (words.command, words.printed, more.command) == ("echo 3 words", "1 words", "echo more")
     assert train == Step("x.md:6", "python -m jaxpar.train --config a.yaml --set run.steps=2")

@@ -53,7 +53,7 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--cluster", "h100"], "cluster 'h100': expected gpu:hosts x gpus"),
         (["--cluster", "h1000:1x8"], "did you mean h100?"),
@@ -67,5 +67,7 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
         (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
     ],
 )
-def test_a_mistake_gets_one_sentence(config: Path, arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
-    refused_by_command(run("--config", config, *arguments), *capfd.readouterr(), said)
+def test_a_mistake_gets_one_sentence(
+    config: Path, arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]
+):
+    refused_by_command(run("--config", config, *arguments), *capfd.readouterr(), expected)

@@ -35,14 +35,14 @@ def planned(folder: Path) -> Path:
     return file
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+def run_plan(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     code = main([str(one) for one in arguments])
     out, err = capsys.readouterr()
     return code, out, err
 
 
 def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.CaptureFixture[str]):
-    code, out, _ = said(
+    code, out, _ = run_plan(
         capsys, "--config", folder / "small.yaml", "--cluster", "h100:1x4", "--top", 3, "--json", "--output",
         folder / "h100.json", "--set", "data.sequence_length=64", "--html", folder / "page.html",
     )  # fmt: skip
@@ -87,20 +87,20 @@ def test_auto_plans_for_the_machine_at_hand(folder: Path, tmp_path: Path, capsys
     capsys.readouterr()
 
 
-def test_explain_and_compare_speak_of_what_was_written(planned: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_explain_and_compare_report_what_was_written(planned: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
     other = folder / "other.json"
-    said(capsys, "--config", folder / "small.yaml", "--cluster", "cpu:1x8", "--fix", "tensor=2", "--output", other)
-    code, out, _ = said(capsys, "explain", "--plan", other)
+    run_plan(capsys, "--config", folder / "small.yaml", "--cluster", "cpu:1x8", "--fix", "tensor=2", "--output", other)
+    code, out, _ = run_plan(capsys, "explain", "--plan", other)
     assert code == 0
     assert "tensor 2" in out
     assert "tokens/s/GPU" in out
-    code, out, _ = said(capsys, "compare", planned, other)
+    code, out, _ = run_plan(capsys, "compare", planned, other)
     assert code == 0
     assert "parallel.tensor: 1 -> 2" in out
 
 
 def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest.CaptureFixture[str]):
-    code, out, _ = said(
+    code, out, _ = run_plan(
         capsys, "budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "2:8",
         "--tokens", "1e9", "--price", "2", "--days", "3", "--json",
     )  # fmt: skip
@@ -115,15 +115,15 @@ def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest
         assert 6 * size["parameters"] * size["tokens"] == pytest.approx(one["mfu"] * 989.4e12 * one["gpus"] * 3 * 86400)
 
 
-def test_a_budget_says_which_numbers_have_no_layout(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pytest.CaptureFixture[str]):
     usual = ["--cluster", "h100:1x8", "--tokens", "1e9", "--price", "2"]
     short = ["--set", "data.batch_size=1", "--set", "data.sequence_length=8"]
     arguments = ["budget", "--config", folder / "small.yaml", *usual, *short]
-    code, out, _ = said(capsys, *arguments, "--gpus", "2:16")
+    code, out, _ = run_plan(capsys, *arguments, "--gpus", "2:16")
     assert code == 0
     assert "16 GPUs are left out: no layout of 16 GPUs is allowed: " in out
     assert "but for data.batch_size (1) over replica" in out
-    code, out, err = said(capsys, *arguments, "--gpus", "16:16")
+    code, out, err = run_plan(capsys, *arguments, "--gpus", "16:16")
     assert (code, out) == (2, "")
     assert "no layout at any of these numbers; no layout of 16 GPUs is allowed" in err
 
@@ -143,18 +143,18 @@ def test_a_budget_that_cannot_be_is_one_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ):
     usual = ["--cluster", "h100:1x8", "--gpus", "8:16", "--tokens", "1e9", "--price", "2"]
-    printed = said(capsys, "budget", "--config", folder / "small.yaml", *usual, *arguments)
+    printed = run_plan(capsys, "budget", "--config", folder / "small.yaml", *usual, *arguments)
     refused_by_command(*printed, sentence)
 
 
 def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ["--config", folder / "small.yaml", "--show-model", "--output", folder / "x.json"]
-    code, out, _ = said(capsys, *arguments, "--cluster", "h100:1x2")
+    code, out, _ = run_plan(capsys, *arguments, "--cluster", "h100:1x2")
     assert code == 0
     for words in ("Fit the model", "Reach the batch", "Raise the throughput", "Where the time goes", "matmul_share"):
         assert words in out
     assert "at hand" not in out
-    code, out, _ = said(capsys, *arguments, "--cluster", "h200:1x2")
+    code, out, _ = run_plan(capsys, *arguments, "--cluster", "h200:1x2")
     assert code == 0
     assert "no run on an H200 was at hand: what an H100 reaches" in out
 
@@ -180,17 +180,17 @@ def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys:
 def test_what_is_wrong_is_one_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ):
-    refused_by_command(*said(capsys, "--config", folder / "small.yaml", *arguments), sentence)
+    refused_by_command(*run_plan(capsys, "--config", folder / "small.yaml", *arguments), sentence)
 
 
 def test_a_command_that_is_none_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    refused_by_command(*said(capsys, "budgets", "--tokens", "1e9"), "'budgets'", "did you mean budget?")
+    refused_by_command(*run_plan(capsys, "budgets", "--tokens", "1e9"), "'budgets'", "did you mean budget?")
 
 
 def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):
     none = folder / "none.json"
     none.write_text(json.dumps({"cluster": "h100:1x8", "plan": {}}))
-    refused_by_command(*said(capsys, "explain", "--plan", none), "no plan.json, because config is missing")
+    refused_by_command(*run_plan(capsys, "explain", "--plan", none), "no plan.json, because config is missing")
     refused_by_command(train(["--plan", str(none)]), *capsys.readouterr(), "no plan.json, because config is missing")
     assert train(["--plan", str(planned), "--config", str(folder / "small.yaml")]) == 2
     assert "expected no --config with it" in capsys.readouterr().err
@@ -214,7 +214,7 @@ def test_a_plan_that_was_edited_wrongly_is_one_sentence(
     into |= changed
     file.write_text(json.dumps(plain))
     for arguments in (["explain", "--plan", file], ["compare", planned, file]):
-        refused_by_command(*said(capsys, *arguments), sentence)
+        refused_by_command(*run_plan(capsys, *arguments), sentence)
 
 
 def test_auto_with_a_written_axis_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]):

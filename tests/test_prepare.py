@@ -57,7 +57,7 @@ def arguments(files, out, *more):
     ]
 
 
-def test_a_folder_is_made_and_told_of(capsys, files, tmp_path):
+def test_a_folder_is_made_and_reported(capsys, files, tmp_path):
     code, out, errors = run(capsys, *arguments(files, tmp_path / "out", "--heldout-fraction", 0.1))
     assert (code, errors) == (0, "")
     assert "1 file, " in out and "documents to train on, " in out and "held out, " in out
@@ -80,7 +80,7 @@ def test_inspect_shows_counts_lengths_and_documents(capsys, tmp_path):
     assert out.count("Document 1 of ") == 2
 
 
-def test_verify_says_that_all_is_well_or_what_is_not(capsys, tmp_path):
+def test_verify_states_that_all_is_well_or_what_is_not(capsys, tmp_path):
     folder = prepared(tmp_path / "out", texts(60)).path
     code, out, _ = run(capsys, "--verify", folder)
     assert code == 0 and "are what was written" in out
@@ -168,8 +168,8 @@ def test_a_folder_that_was_made_with_other_arguments(capsys, files, tmp_path):
     write_jsonl(mine / "a.jsonl", texts(61))
     refused(capsys, *arguments(mine, out), parts=("a.jsonl", "changed", "--out"))
     (mine / "a.jsonl").unlink()
-    said = refused(capsys, *arguments(mine, out, "--input", mine / "b.jsonl"))
-    assert "matches no file" in said
+    printed = refused(capsys, *arguments(mine, out, "--input", mine / "b.jsonl"))
+    assert "matches no file" in printed
     assert contents(out) == before
 
 
@@ -191,8 +191,8 @@ def test_inputs_that_cannot_be_used(capsys, files, tmp_path):
         ("b.parquet", "--text-key 'text': .*b.parquet has no such column; its columns are 'id', 'body'"),
         ("empty.txt", "1 file with no document to train on: 1 are empty"),
     ):
-        said = refused(capsys, *arguments(files, tmp_path / "out" / name, "--input", tmp_path / name)[2:], *[])
-        assert all(part in said for part in words.split(".*")), said
+        printed = refused(capsys, *arguments(files, tmp_path / "out" / name, "--input", tmp_path / name)[2:], *[])
+        assert all(part in printed for part in words.split(".*")), printed
 
 
 def test_help_is_quick_and_leaves_the_libraries_alone():

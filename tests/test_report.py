@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two runs in the folder `runs`, which is told by its relative path."""
+    """Two runs in the folder `runs`, which is named by its relative path."""
     for name in ("first", "second"):
         write_run(tmp_path / "runs" / name, steps=10)
     monkeypatch.chdir(tmp_path)
@@ -50,7 +50,7 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["runs/frist"], "runs/frist: there is no such folder; did you mean first?"),
         (["runs"], "it holds the runs first, second"),
@@ -62,9 +62,9 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
     ],
 )
 def test_a_mistake_gets_one_sentence(
-    runs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    runs: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused_by_command(main(arguments), *capsys.readouterr(), said)
+    refused_by_command(main(arguments), *capsys.readouterr(), expected)
 
 
 def test_it_is_there_at_once_because_it_imports_no_jax(runs: Path) -> None:

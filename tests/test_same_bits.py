@@ -1,4 +1,4 @@
-"""That `assert_same_bits` tells apart what equal numbers do not."""
+"""That `assert_same_bits` distinguishes what equal numbers do not."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+def printed(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command that succeeds prints."""
     assert main(arguments) == 0
     out, err = capfd.readouterr()
@@ -39,7 +39,7 @@ def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def numbers(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    return json.loads(said(capfd, *arguments, "--json"))
+    return json.loads(printed(capfd, *arguments, "--json"))
 
 
 def test_json_has_the_numbers_of_1f1b(capfd: pytest.CaptureFixture[str]):
@@ -70,17 +70,17 @@ def test_times_are_those_of_the_command_line(capfd: pytest.CaptureFixture[str]):
     assert found["makespan"] > whole["makespan"] > 40
 
 
-def test_the_mode_decides_what_is_drawn_and_not_what_json_says(capfd: pytest.CaptureFixture[str]):
-    drawn = {mode: said(capfd, *ONE_F_ONE_B, "--mode", mode) for mode in ("async", "lockstep", "branching")}
+def test_the_mode_decides_what_is_drawn_and_not_what_json_states(capfd: pytest.CaptureFixture[str]):
+    drawn = {mode: printed(capfd, *ONE_F_ONE_B, "--mode", mode) for mode in ("async", "lockstep", "branching")}
     assert len(set(drawn.values())) == 3
     for text in drawn.values():
         assert all(f"\n{mode} " in text for mode in drawn), "all modes are reported"
-    told = {said(capfd, *ONE_F_ONE_B, "--mode", mode, "--json") for mode in drawn}
-    assert len(told) == 1
+    reported = {printed(capfd, *ONE_F_ONE_B, "--mode", mode, "--json") for mode in drawn}
+    assert len(reported) == 1
 
 
 def test_the_screen_shows_grid_and_numbers(capfd: pytest.CaptureFixture[str]):
-    out = said(capfd, *ONE_F_ONE_B, "--sent", "32MiB", "--stash", "1GiB")
+    out = printed(capfd, *ONE_F_ONE_B, "--sent", "32MiB", "--stash", "1GiB")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == "1f1b: 4 ranks, 8 microbatches"
     assert "rank 3 . . . 3F0 3B0---- 3F1 3B1---- 3F2 3B2---- 3F3" in "\n".join(lines)
@@ -92,7 +92,7 @@ def test_the_screen_shows_grid_and_numbers(capfd: pytest.CaptureFixture[str]):
 
 def test_dashes_and_underscores_and_case_are_alike(capfd: pytest.CaptureFixture[str]):
     names = ("zb-h1", "zb_h1", "ZB_H1")
-    assert len({said(capfd, "--name", name, *SIZES) for name in names}) == 1
+    assert len({printed(capfd, "--name", name, *SIZES) for name in names}) == 1
 
 
 def test_all_schedules_side_by_side(capfd: pytest.CaptureFixture[str]):
@@ -100,20 +100,20 @@ def test_all_schedules_side_by_side(capfd: pytest.CaptureFixture[str]):
     assert list(found) == list(SCHEDULES)
     assert found["one-stage"] == {"name": "one-stage", "refused": "one-stage is for 1 pipeline rank, got 4"}
     assert found["interleaved"] == numbers(capfd, "--name", "interleaved", "--virtual", "2", *SIZES)
-    out = said(capfd, "--compare", *SIZES, "--virtual", "2")
+    out = printed(capfd, "--compare", *SIZES, "--virtual", "2")
     assert "interleaved 2 18.8% 18.8% 41.7% 28.5 28.5 5.5 5.5 112" in " ".join(out.split())
     assert "cannot be made: one-stage is for 1 pipeline rank, got 4" in out
 
 
 def test_what_cannot_be_made_is_listed_with_the_reason(capfd: pytest.CaptureFixture[str]):
-    out = said(capfd, "--compare", "--stages", "4", "--microbatches", "6")
+    out = printed(capfd, "--compare", "--stages", "4", "--microbatches", "6")
     assert "cannot be made: interleaved needs microbatches that are a multiple of its 4 ranks, got 6" in out
     assert "cannot be made: dualpipe-v on 4 ranks needs at least 8 microbatches, got 6" in out
 
 
 def test_files_are_written_also_over_others(folder: Path, capfd: pytest.CaptureFixture[str]):
     (folder / "a.svg").write_text("older")
-    out = said(capfd, *ONE_F_ONE_B, "--svg", "a.svg", "--trace", "a.json", "--csv", "a.csv")
+    out = printed(capfd, *ONE_F_ONE_B, "--svg", "a.svg", "--trace", "a.json", "--csv", "a.csv")
     assert all(f"Wrote a.{ending}" in out for ending in ("svg", "json", "csv"))
     assert ElementTree.parse(folder / "a.svg").getroot().attrib["aria-label"] == "1f1b: 4 ranks, 8 microbatches"
     trace = json.loads((folder / "a.json").read_text())
@@ -204,7 +204,7 @@ def test_the_examples_of_help_work(capfd: pytest.CaptureFixture[str]):
     examples = [line.split()[3:] for line in capfd.readouterr().out.splitlines() if line.startswith("  python -m")]
     assert len(examples) == 4
     for example in examples:
-        said(capfd, *example)
+        printed(capfd, *example)
 
 
 def test_it_starts_without_jax():

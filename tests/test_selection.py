@@ -70,16 +70,16 @@ def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
 
 @pytest.mark.long
 def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: Path):
-    quick, said = chosen(tmp_path)
+    quick, printed = chosen(tmp_path)
     assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]"}
     assert len(quick) == 4
-    assert "level quick: all but long tests" in said
-    assert "not run: 13 that are long, 1 that take minutes each, 30 rows of matrices; `make test-ci` runs" in said
+    assert "level quick: all but long tests" in printed
+    assert "not run: 13 that are long, 1 that take minutes each, 30 rows of matrices; `make test-ci` runs" in printed
 
-    first, said = chosen(tmp_path, "--level", "ci", "--draw", "one")
+    first, printed = chosen(tmp_path, "--level", "ci", "--draw", "one")
     again, _ = chosen(tmp_path, "--level", "ci", "--draw", "one")
     other, _ = chosen(tmp_path, "--level", "ci", "--draw", "two")
-    assert "rows drawn by one (to repeat them: --draw 'one')" in said
+    assert "rows drawn by one (to repeat them: --draw 'one')" in printed
     assert first == again != other
     for names in (first, other):
         assert not names & quick
@@ -89,13 +89,13 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
         assert len([name for name in names if "sliced" in name]) == 2
     shared = [{name for name in names if "shared" in name} for names in (first, other)]
     assert all(0 < len(names) < 12 for names in shared) and shared[0] != shared[1]
-    assert "that other commits draw" in said
+    assert "that other commits draw" in printed
 
 
 @pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
-    whole, said = chosen(tmp_path, "--level", "all")
-    assert len(whole) == 48 and "not run" not in said and "slowest tests" in said
+    whole, printed = chosen(tmp_path, "--level", "all")
+    assert len(whole) == 48 and "not run" not in printed and "slowest tests" in printed
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
     by_word, _ = chosen(tmp_path, "--level", "ci", "-k", "named and not b")

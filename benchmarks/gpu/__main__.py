@@ -119,7 +119,7 @@ def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]
 
 
 def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None:
-    """Run a part with the XLA flags of a run; returns why it did not come to its end.
+    """Run a part with the XLA flags of a run; returns why it did not finish.
 
     Programs that parts share are compiled once.
     """
@@ -127,9 +127,9 @@ def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None
     cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"}
     flags = {"XLA_FLAGS": merged(xla_flags(), os.environ.get("XLA_FLAGS", ""))}
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | cache | os.environ | flags
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(
-            [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=said, stderr=said,
+            [*command, "--journal", str(file)], cwd=ROOT, env=environment, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -140,8 +140,8 @@ def _child(part: Part, seconds: float, file: Path, compiled: Path) -> str | None
             return f"killed after {seconds + GRACE:.0f} s"
         if code == 0:
             return None
-        said.seek(0)
-        last = [line for line in said.read().splitlines() if line.strip()][-3:]
+        output.seek(0)
+        last = [line for line in output.read().splitlines() if line.strip()][-3:]
         return f"ended with {code}: {' | '.join(last)[-600:]}"
 
 

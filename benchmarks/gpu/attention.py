@@ -44,9 +44,13 @@ def _check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) 
     asked = [case for case in cases if reasons[case] is None]
     compiled = compile_all({(case, "have"): _gradients(case, name, lse, case.arrays(), interpret) for case in asked})
     right = {"low": "xla", "wanted": None}
-    taken = [case for case in asked if not isinstance(compiled[case, "have"], Exception)]
+    compiling_cases = [case for case in asked if not isinstance(compiled[case, "have"], Exception)]
     compiled |= compile_all(
-        {(case, kind): _gradients(case, by, lse, case.arrays()) for case in taken for kind, by in right.items()}
+        {
+            (case, kind): _gradients(case, by, lse, case.arrays())
+            for case in compiling_cases
+            for kind, by in right.items()
+        }
     )
     for case in cases:
         row: dict[str, Any] = {"kernel": f"attention/{name}", "case": case.name}
@@ -61,7 +65,7 @@ def _check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) 
             found = _compare(case, lse, {kind: compiled[case, kind] for kind in KINDS})
             found["passed"] &= found["same_bits"] or entry.varies is not None
             journal.add("check", **row, **found)
-        except Exception as error:  # a row says what went wrong, and the others are still checked
+        except Exception as error:  # a row reports what went wrong, and the others are still checked
             journal.add("check", **row, failed=sentence(error))
 
 
@@ -161,7 +165,7 @@ def _timed(journal: Journal, calls: dict[str, Any], rounds: int, what: str) -> d
         try:
             jax.block_until_ready(call())
             working[name] = call
-        except Exception as error:  # told in the table; the others are still timed
+        except Exception as error:  # reported in the table; the others are still timed
             journal.skip(f"{what} by {name}", sentence(error))
     return seconds_of(working, rounds) if working else {}
 
@@ -179,7 +183,7 @@ def _leave_out_wrong(journal: Journal, row: dict[str, Any], ready: dict[str, dic
     try:
         have, wanted = (np.asarray(program(*arrays[:3]), np.float32) for program in both if program is not None)
         why = None if np.abs(have - wanted).max() <= 0.05 else "its output is not that of the dense mask"
-    except Exception as error:  # told in the table; the others are still timed
+    except Exception as error:  # reported in the table; the others are still timed
         why = sentence(error)
     if why is not None:
         journal.add("attention", **row, by=cudnn_packed.NAME, failed=why)

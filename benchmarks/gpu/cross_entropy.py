@@ -40,7 +40,7 @@ def check(journal: Journal) -> None:
             continue
         try:
             journal.add("check", **row, **_compare(shape, options, kernel))
-        except Exception as error:  # a row says what went wrong, and the others are still checked
+        except Exception as error:  # a row reports what went wrong, and the others are still checked
             journal.add("check", **row, failed=sentence(error))
 
 
@@ -134,7 +134,7 @@ def measure(journal: Journal) -> None:
         calls[name] = lambda program=program: program(x, table)
         try:
             jax.block_until_ready(calls[name]())
-        except Exception as error:  # told in the table; the others are still timed
+        except Exception as error:  # reported in the table; the others are still timed
             journal.add("cross_entropy", **row, by=name, **why_not(error))
             del calls[name]
     for name, seconds in seconds_of(calls, 2 if journal.dry else 5).items():

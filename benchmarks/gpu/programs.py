@@ -47,7 +47,7 @@ def sentence(error: BaseException) -> str:
 
 
 def why_not(error: BaseException) -> dict[str, str]:
-    """`refused` with its reasons where a registry said no, else `failed`."""
+    """`refused` with its reasons where a registry refused it, else `failed`."""
     if isinstance(error, Unsupported):
         return {"refused": "; ".join(error.refused.values())}
     return {"failed": sentence(error)}

@@ -24,7 +24,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
-        ("The deepest model, by where its state rests", [_step(row) for row in of("tier")]),
+        ("The deepest model, by where its state is stored", [_step(row) for row in of("tier")]),
         ("Targets", [_target(target) for target in result["targets"]]),
         ("NOT RUN", [f"{row['part']}: {row['what']}: {row['why']}" for row in of("skipped")]),
     )

@@ -25,10 +25,10 @@ def targets(rows: Rows) -> list[dict[str, Any]]:
         *_attention(rows, "packed, mean 1k", (16384,), 128, ("forward", "backward"), 1.5, None),
         *_cross_entropy(rows),
     ]
-    return [target | {"met": None if target["measured"] is None else _met(target)} for target in found]
+    return [target | {"met": None if target["measured"] is None else _is_met(target)} for target in found]
 
 
-def _met(target: Mapping[str, Any]) -> bool:
+def _is_met(target: Mapping[str, Any]) -> bool:
     measured, wanted = target["measured"], target["target"]
     return measured <= wanted if target.get("at_most") else measured >= wanted
 
@@ -53,8 +53,8 @@ def _attention(
             against = "cuDNN" if others else "the best cuDNN or PyTorch"
             what = f"{case}, {seq} tokens, width {width}, {way}, against {against}"
             if width == 128 and others and seq in CUDNN:
-                theirs_said = CUDNN[seq][way == "backward"]
-                what += f" (NVIDIA's table: {theirs_said} TFLOP/s, of one row with 64:8 heads)"
+                cudnn_tflops = CUDNN[seq][way == "backward"]
+                what += f" (NVIDIA's table: {cudnn_tflops} TFLOP/s, of one row with 64:8 heads)"
             found.append(_ratio(what, least, mine, theirs))
     return found
 

@@ -149,7 +149,7 @@ def _time(journal: Journal, case: Case, launch: Launch, what: str) -> None:
             working[n] = partial(program, *arrays)
         except Exception as error:  # a neighbour may not fit on the device
             refusal = {"failed" if n == 0 else "refused": sentence(error)}
-            journal.add("tile", **row, tile=_said(candidates[n]), entry=n == 0, **refusal)
+            journal.add("tile", **row, tile=_text_of(candidates[n]), entry=n == 0, **refusal)
     if 0 not in working:
         journal.skip(what, "the table's own entry does not run")
         return
@@ -157,8 +157,8 @@ def _time(journal: Journal, case: Case, launch: Launch, what: str) -> None:
     best = min(found, key=lambda n: found[n]["seconds"])
     for n, seconds in found.items():
         more = {"entry": n == 0, "best": n == best, "of_entry": seconds["seconds"] / found[0]["seconds"]}
-        journal.add("tile", **row, tile=_said(candidates[n]), **more, **seconds)
+        journal.add("tile", **row, tile=_text_of(candidates[n]), **more, **seconds)
 
 
-def _said(candidate: Any) -> str:
+def _text_of(candidate: Any) -> str:
     return str(candidate)

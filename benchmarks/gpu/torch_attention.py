@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.journal import Journal
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 def programs(case: Case, journal: Journal) -> dict[str, dict[str, Callable[[], Any]]]:
@@ -46,17 +46,17 @@ def _torch(journal: Journal) -> Any:
     try:
         torch: Any = import_module("torch")
     except ImportError:
-        _tell_once(journal, "PyTorch beside ours", "torch is not installed")
+        _report_once(journal, "PyTorch beside ours", "torch is not installed")
         return None
     if not torch.cuda.is_available():
-        _tell_once(journal, "PyTorch beside ours", "torch sees no GPU")
+        _report_once(journal, "PyTorch beside ours", "torch sees no GPU")
         return None
     return torch
 
 
-def _tell_once(journal: Journal, what: str, why: str) -> None:
-    if (journal.part + what) not in _told:
-        _told.add(journal.part + what)
+def _report_once(journal: Journal, what: str, why: str) -> None:
+    if (journal.part + what) not in _reported:
+        _reported.add(journal.part + what)
         journal.skip(what, why)
 
 
@@ -103,7 +103,7 @@ def _varlen(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], 
     try:
         varlen_attn = import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:
-        _tell_once(journal, "packed documents by PyTorch", "this torch has no torch.nn.attention.varlen")
+        _report_once(journal, "packed documents by PyTorch", "this torch has no torch.nn.attention.varlen")
         return None
     segments = case.segments()
     assert segments is not None, "only packed cases have documents"
@@ -124,7 +124,7 @@ def _flex(case: Case, journal: Journal, torch: Any) -> dict[str, Callable[[], An
     try:
         flex: Any = import_module("torch.nn.attention.flex_attention")
     except ImportError:
-        _tell_once(journal, "windows and documents by FlexAttention", "this torch has no FlexAttention")
+        _report_once(journal, "windows and documents by FlexAttention", "this torch has no FlexAttention")
         return None
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     mask = cache(lambda: block_mask(case, torch, flex, "cuda"))  # created in the first call, whose errors are reported

@@ -70,7 +70,7 @@ def _measured(file: str, options: tuple[str, ...], journal: Journal, **times: in
         found = measure(*config, **times)
     except UserError as error:
         return {"refused": str(error)}
-    except Exception as error:  # out of memory, say: a row of its own
+    except Exception as error:  # for example out of memory: a row of its own
         return {"failed": sentence(error)}
     return {"parameters": parameter_count(load_config(*config).model, padded=False), **found}
 
@@ -89,7 +89,7 @@ def same_bits(journal: Journal) -> None:
             continue
         try:
             device, host = (_steps(_bits_config(rule, tier, journal.dry)) for tier in ("none", "host"))
-        except Exception as error:  # a row says what went wrong
+        except Exception as error:  # a row reports what went wrong
             journal.add("bits", name=rule, failed=sentence(error))
             continue
         equal = all(np.array_equal(a, b) for a, b in zip(device, host, strict=True))

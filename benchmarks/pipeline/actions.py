@@ -98,7 +98,7 @@ def chunk_actions(step: TrainStep, master: Weights, batch: Batch, *, repeats: in
 def buffers(step: TrainStep, master: Weights, batch: Batch) -> Callable[[], Any]:
     """Makes what a step keeps between ticks, with as many slots as its program has, and touches all of it.
 
-    It is memory that the system has to hand out anew for each step, and so takes time apart from the ticks.
+    It is memory that the system has to allocate for each step, and so takes time apart from the ticks.
     """
     slots = step.layout.program.slots
 

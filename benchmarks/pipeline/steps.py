@@ -190,9 +190,13 @@ def _compare(
     """A case by one clock: predicted and executed seconds of a step."""
 
     def predicted(pick: Callable[[list[float]], float]) -> float:
-        taken = {of: {name: pick(found) for (o, name), found in seconds.items() if o == of} for of in ("ends", chunk)}
+        seconds_by_part = {
+            of: {name: pick(found) for (o, name), found in seconds.items() if o == of} for of in ("ends", chunk)
+        }
         mode = "branching" if case.branching else "lockstep"
-        simulated = simulate(step.layout.schedule, durations(taken["ends"], taken[chunk]), mode=mode)
+        simulated = simulate(
+            step.layout.schedule, durations(seconds_by_part["ends"], seconds_by_part[chunk]), mode=mode
+        )
         waits = case.branching and clock == "processor"
         apart = pick(times["no ticks"]) + pick(times["buffers", case])
         return apart + float(simulated.ideal if waits else simulated.makespan)

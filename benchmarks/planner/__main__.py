@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     with ProcessPoolExecutor(options.jobs) as pool:  # fits are independent of each other
         without = {source: pool.submit(fit_others, data, source) for source in sources}
         neutral = {source: pool.submit(fit_others, data, source, True) for source in deciding}
-        rest, anew, cases = pool.submit(fit_rest, data), pool.submit(fit_all, data), pool.submit(published_cases)
+        rest, refitted, cases = pool.submit(fit_rest, data), pool.submit(fit_all, data), pool.submit(published_cases)
         judged = {
             IN_SAMPLE: CURRENT.judge(runs),
             "leave one source out": [one for name in sources for one in without[name].result().judge(of(name))],
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
             "random fifth": rest.result().judge([runs[i] for i in sorted(random_fifth(len(runs)))]),
             "never fitted": CURRENT.judge(read_runs(HELD_OUT)),
         }
-        found = anew.result()
+        found = refitted.result()
     print(fitted_values(found), file=sys.stderr, flush=True)
     reports = {name: report(part) for name, part in judged.items()}
     whole = report(CURRENT.judge(runs + memory))

@@ -156,8 +156,8 @@ def _llama_405b() -> list[str]:
         "megatron-core", LLAMA_405B, sequence, cluster, ("none", "gemm_last", "full"), batch=batch, precision="float8"
     )
     ours = best_of_ours(LLAMA_405B, sequence, cluster, batch)
-    wished = replace(ours.layout, precision="float8")
-    float8 = replace(ours, layout=wished, time=step_time(LLAMA_405B, sequence, batch, wished, cluster))
+    requested = replace(ours.layout, precision="float8")
+    float8 = replace(ours, layout=requested, time=step_time(LLAMA_405B, sequence, batch, requested, cluster))
     rows = (
         ("Megatron-Core", "float8", record), ("jaxpar", "bfloat16", ours),
         ("jaxpar, if it had float8", "float8", float8),
@@ -178,9 +178,9 @@ def _named(layout: Layout) -> str:
     schedule = f", {layout.schedule} {layout.virtual_stages}" if layout.pipe > 1 else ""
     kept = layout.remat if isinstance(layout.remat, str) else "a mixture of maps"
     share = f", {layout.offload_fraction:.2g} of it on the host" if layout.offload_fraction else ""
-    away = ", optimizer on the host" if layout.optimizer_offload else ""
+    offloaded = ", optimizer on the host" if layout.optimizer_offload else ""
     rows = f", {layout.microbatch} rows" if layout.microbatch > 1 else ""
-    return f"{named}{schedule}, ZeRO-{layout.zero}{rows}, {kept}{share}{away}"
+    return f"{named}{schedule}, ZeRO-{layout.zero}{rows}, {kept}{share}{offloaded}"
 
 
 def _against(predicted: float, published: float | None, unit: str) -> str:

@@ -121,10 +121,10 @@ def main(arguments: Sequence[str]) -> None:
         errors.append(abs(predicted / allocated - 1))
         lines.append(row(case, predicted, allocated))
         print(lines[-1], flush=True)
-    told = f"The median error is {percent(statistics.median(errors))}, the worst {percent(max(errors))}."
-    print(told)
+    summary = f"The median error is {percent(statistics.median(errors))}, the worst {percent(max(errors))}."
+    print(summary)
     if options.write:
-        PAGE.write_text(with_table(PAGE.read_text(), [*lines, "", told]))
+        PAGE.write_text(with_table(PAGE.read_text(), [*lines, "", summary]))
 
 
 if __name__ == "__main__":

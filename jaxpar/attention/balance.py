@@ -105,8 +105,8 @@ def blocks_per_rank(
 ) -> Int[np.ndarray, " ranks"]:
     """How many pairs of blocks each rank computes when it attends with its part to the parts of all ranks in turn.
 
-    A block lies inside one rank's part and is skipped where `pallas_kernels.masks.kept_blocks` says so, for all rows at
-    once. Blocks are evened out, as attention does.
+    A block is inside one rank's part and is skipped where `pallas_kernels.masks.kept_blocks` reports it, for all rows
+    at once. Blocks are evened out, as attention does.
 
     Args:
         mask: The mask, without a prefix.

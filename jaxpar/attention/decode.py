@@ -45,7 +45,7 @@ def tree_attention(
     Args:
         q: The query of each row, the same on all ranks of `axes`; query head h uses KV head
             `h // (heads / kv_heads)`.
-        k: This rank's keys, in any order of the sequence. The new token's key lies on one of the ranks.
+        k: This rank's keys, in any order of the sequence. The new token's key is on one of the ranks.
         v: Values of the same places.
         mask: What a query may see, causal for a cache that is not full; without a prefix.
         q_indices: Index of each query in its row.

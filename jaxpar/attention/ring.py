@@ -171,8 +171,8 @@ def _backward(ring: _Ring, kept: tuple, d_out: jax.Array) -> tuple:
         if kv is not None:
             kv, dq, travelling = _each(step, (kv, dq, travelling), range(2, ring.steps - 1))
             dq, travelling = _add((dq, ring.shift(travelling, wrap=True)), differentiate(kv, ring.steps - 1))
-        home = ring.shift(travelling, 1 - ring.steps, wrap=True)
-        dq, (dk, dv) = _add((dq, home), differentiate((k, v), 0))
+        returned = ring.shift(travelling, 1 - ring.steps, wrap=True)
+        dq, (dk, dv) = _add((dq, returned), differentiate((k, v), 0))
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 

@@ -35,7 +35,7 @@ class ArrayFolder:
             ocp.PyTreeCheckpointHandler(use_compression=False),
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=COMMIT_TIMEOUT_S,
-                barrier_sync_fn=self._meet,
+                barrier_sync_fn=self._barrier,
                 create_directories_asynchronously=False,
             ),
         )
@@ -60,7 +60,7 @@ class ArrayFolder:
     def written(self, path: Path) -> list[str]:
         """Names of the large files that this process wrote in the last save, relative to the folder of `path`.
 
-        Orbax's process 0 writes others besides, which are small.
+        Orbax's process 0 also writes others, which are small.
         """
         own = (path / f"{PROCESS_PREFIX}{jax.process_index()}").rglob("*")
         arrays = [file.relative_to(path.parent).as_posix() for file in own if file.is_file()]
@@ -106,7 +106,7 @@ class ArrayFolder:
         """Release Orbax's threads."""
         self._orbax.close()
 
-    def _meet(self, *, key: str, timeout_ms: int) -> None:
+    def _barrier(self, *, key: str, timeout_ms: int) -> None:
         """Orbax's barrier of background threads, under a key that no other save has."""
         barrier = multihost.get_barrier_sync_fn()
         barrier(key=f"{key}_{self._saves}_{next(self._meetings)}", timeout_ms=timeout_ms)

@@ -86,7 +86,7 @@ class Checkpointer:
         leaves = named_leaves(state)
         check_arrays({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Pieces)})
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-        self._clear_way(step)
+        self._clear_place(step)
         processes.from_first(lambda: self._begin(step, text))
         self._saving = step
         try:
@@ -110,7 +110,7 @@ class Checkpointer:
         self._thread.join()
         failure, self._thread, self._failure = self._failure, None, None
         answers = processes.exchange("" if failure is None else reason(failure))
-        self._speak()
+        self._warn()
         reasons = [answer for answer in answers if answer]
         if reasons:
             if processes.is_first():
@@ -223,9 +223,9 @@ class Checkpointer:
         except Exception as error:  # Raised in wait(), where the processes synchronize.
             self._failure = error
 
-    def _clear_way(self, step: int) -> None:
+    def _clear_place(self, step: int) -> None:
         """Move aside what is in the place of a new checkpoint; an intact one stays, and is an error."""
-        if not processes.from_first(lambda: self._in_the_way(step)):
+        if not processes.from_first(lambda: self._is_occupied(step)):
             return
         path, damage = self._path(step), self._damage(step)
         if damage is None:
@@ -249,7 +249,7 @@ class Checkpointer:
     def _path(self, step: int) -> Path:
         return folders.step_folder(self.folder, step)
 
-    def _speak(self) -> None:
+    def _warn(self) -> None:
         """Report the background thread's sentences, from the main thread."""
         notes, self._notes = self._notes, []
         for note in notes:
@@ -257,7 +257,7 @@ class Checkpointer:
 
     # Below: on process 0 only.
 
-    def _in_the_way(self, step: int) -> bool:
+    def _is_occupied(self, step: int) -> bool:
         """Whether anything is in the place of a new checkpoint, now that the remains of failed saves are deleted."""
         self._clear_failed()
         self._failed.discard(step)

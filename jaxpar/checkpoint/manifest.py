@@ -131,7 +131,7 @@ def verify_sizes(folder: Path) -> None:
         _verify_size(folder, name, entry.size)
 
 
-def shared_out(files: Mapping[str, Entry], count: int) -> list[list[str]]:
+def divided(files: Mapping[str, Entry], count: int) -> list[list[str]]:
     """The names divided into `count` lists of about the same number of bytes; a function of the entries."""
     lists: list[list[str]] = [[] for _ in range(count)]
     sizes = [0] * count

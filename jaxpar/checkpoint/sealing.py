@@ -65,7 +65,7 @@ def _own_answer(folder: Path) -> tuple[str, str]:
     """Digest of the manifest as this process reads it, and the damage in its share of the files."""
     try:
         sealed = manifest.read(folder)
-        share = manifest.shared_out(sealed.files, jax.process_count())[jax.process_index()]
+        share = manifest.divided(sealed.files, jax.process_count())[jax.process_index()]
         manifest.verify(folder, only=share)
     except Damage as found:
         return "", str(found)

@@ -68,6 +68,6 @@ def _check_job(config: Config, found: list[Finding], gpu: bool) -> tuple[list[Fi
         found += attempt(name, check)
     liveness.at("comparing what was found")
     me = f"process {jax.process_index()} on {socket.gethostname()}"
-    told = [json.loads(text) for text in exchange(json.dumps([me, [asdict(finding) for finding in found]]))]
-    everybody = [[Finding(**finding) for finding in findings] for _, findings in told]
-    return merged(everybody, [name for name, _ in told]), jax.process_index() == 0
+    gathered = [json.loads(text) for text in exchange(json.dumps([me, [asdict(finding) for finding in found]]))]
+    all_findings = [[Finding(**finding) for finding in findings] for _, findings in gathered]
+    return merged(all_findings, [name for name, _ in gathered]), jax.process_index() == 0

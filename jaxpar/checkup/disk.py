@@ -37,7 +37,7 @@ def check_disk(config: Config, exchange: Callable[[str], list[str]], process: in
     folder = _existing(Path(config.run.dir).expanduser())
     try:
         with tempfile.TemporaryDirectory(prefix=".jaxpar-doctor-", dir=folder) as trial:
-            write_s, read_s = _try_out(Path(trial) / "trial")
+            write_s, read_s = _measure_file(Path(trial) / "trial")
     except OSError as error:
         for _ in range(EXCHANGES):  # the other processes still check for a shared folder
             exchange("")
@@ -60,7 +60,7 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
-def _try_out(file: Path) -> tuple[float, float]:
+def _measure_file(file: Path) -> tuple[float, float]:
     """Seconds to write and to read so many random bytes. Raises `OSError` if the bytes read are different."""
     data = secrets.token_bytes(MIB)
     digest = hashlib.blake2b()
@@ -90,11 +90,11 @@ def _shared(folder: Path, exchange: Callable[[str], list[str]], process: int) ->
     if process == 0:
         token.touch()
     try:
-        said = exchange(str(token) if process == 0 else "")
-        if len(said) == 1:
+        exchanged = exchange(str(token) if process == 0 else "")
+        if len(exchanged) == 1:
             return
-        theirs = Path(said[0])
-        seen = bool(said[0]) and (theirs.exists() or (folder / theirs.name).exists())
+        theirs = Path(exchanged[0])
+        seen = bool(exchanged[0]) and (theirs.exists() or (folder / theirs.name).exists())
         exchange("seen")
     finally:
         if process == 0:
@@ -102,7 +102,7 @@ def _shared(folder: Path, exchange: Callable[[str], list[str]], process: int) ->
                 token.unlink()
     if seen:
         yield Finding("shared folder", "ok", f"every process sees what process 0 writes in {folder}")
-    elif said[0]:
+    elif exchanged[0]:
         yield Finding(
             "shared folder", "fail", f"{folder} is not the folder that process 0 writes to",
             "put run.dir on a file system that all hosts share: checkpoints are written by all of them into one folder",

@@ -78,13 +78,13 @@ def _driver(gpus: list[Gpu], cuda: int | None) -> Finding:
 
 
 def _others(gpus: list[Gpu]) -> Iterator[Finding]:
-    taken = [(number, gpu) for number, gpu in enumerate(gpus) if gpu.used_mib > IN_USE_MIB]
-    if taken:
-        said = ", ".join(f"GPU {number} {gpu.used_mib} of {gpu.total_mib} MiB" for number, gpu in taken)
+    in_use = [(number, gpu) for number, gpu in enumerate(gpus) if gpu.used_mib > IN_USE_MIB]
+    if in_use:
+        words = ", ".join(f"GPU {number} {gpu.used_mib} of {gpu.total_mib} MiB" for number, gpu in in_use)
         yield Finding(
             "GPU memory",
             "warn",
-            f"in use before the run: {said}",
+            f"in use before the run: {words}",
             "end the processes that nvidia-smi lists there, or use other GPUs",
         )
 

@@ -118,15 +118,15 @@ class ChunkInspection:
 
 def print_chunk_plan(plan: ChunkPlan, console: Console) -> None:
     """What stays, what moves, and what to write."""
-    say = lambda text: console.print(text, soft_wrap=True, highlight=False)
+    write = lambda text: console.print(text, soft_wrap=True, highlight=False)
     sizes, key = plan.groups.values(), "optimizer" if plan.what == OPTIMIZER else "weights"
-    say(
+    write(
         f"{plan.config} on {plan.cluster}: {plan.what} take {size(sum(sizes))} a GPU, in {len(sizes)} "
         f"{'weights' if plan.what == OPTIMIZER else 'layers'} of up to {size(max(sizes))}; {size(plan.budget)} may be "
         "on the device."
     )
     if len(plan.stays) == len(sizes):
-        say(f"All of it fits: memory.{key}_offload: none moves nothing.")
+        write(f"All of it fits: memory.{key}_offload: none moves nothing.")
         return
     fetched = {} if plan.loads is None else {"layers fetched": f"{plan.loads} a step"}
     rows = {
@@ -136,17 +136,17 @@ def print_chunk_plan(plan: ChunkPlan, console: Console) -> None:
         "back to the host": f"{size(plan.bytes_out)} a step",
         "time of the link": f"{seconds(plan.seconds)} a step",
     }
-    say("")
+    write("")
     for name, value in rows.items():
-        say(f" {name:<22}{value}")
-    say("")
+        write(f" {name:<22}{value}")
+    write("")
     notes = {
         OPTIMIZER: "The bytes are those of the update; the offloaded master weights are fetched once more for the "
         "forward pass.",
         LAYERS: "Room for two layers in transit is reserved in addition. Layers are fetched as master weights. The "
         "fetches of offloaded gradients for their norm and for the update are not counted.",
     }
-    say(
+    write(
         f"This is memory.{key}_offload: host with memory.{key}_resident: {plan.budget}. {notes[plan.what]} Nothing was "
         "compiled."
     )

@@ -78,7 +78,7 @@ def compile_step(
         config: as for the trainer; a mesh axis of -1 takes what the cluster has.
         cluster: the target.
         timeout_s: the child process is ended after this long.
-        cache: folder of results, keyed by everything that enters a compile; None compiles anew and keeps nothing.
+        cache: folder of results, keyed by everything that enters a compile; None compiles each time and keeps nothing.
         gpu: which GPU of a cluster with several kinds; by default `cluster.gpu`.
         flags: XLA flags instead of those that the trainer uses on this GPU (`hardware.xla_flags`).
 

@@ -33,7 +33,7 @@ def quiet_screen() -> Iterator[None]:
 
 
 @contextmanager
-def native_output_aside() -> Iterator[None]:
+def native_output_to_stderr() -> Iterator[None]:
     """Redirect stdout of native code (and Python) to stderr, so that stdout has only the JSON."""
     sys.stdout.flush()
     output = os.dup(1)

@@ -7,7 +7,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.layout.memory.nearest_fit import nearest_fit, told
+from jaxpar.layout.memory.nearest_fit import describe_fit, nearest_fit
 from jaxpar.layout.step_layout import StepLayout
 
 
@@ -28,4 +28,4 @@ def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:
             raise UserError(f"memory.host_limit: {limit} bytes, and {on_host} are needed for each device")
         return layout
 
-    return told(nearest_fit(StepLayout(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))
+    return describe_fit(nearest_fit(StepLayout(config, plan), pool_bytes(cluster.device_bytes), rebuild, needed))

@@ -9,22 +9,22 @@ from jaxpar.config.spelling import quoted
 from jaxpar.config.urls import refuse_url
 
 
-def user_path(path: str | Path, said: str, *, written: bool = False) -> Path:
+def user_path(path: str | Path, label: str, *, written: bool = False) -> Path:
     """A path as the system takes it, with a user's home folder in the place of `~`.
 
     Args:
         path: what the user wrote.
-        said: the configuration key or flag, for messages.
+        label: the configuration key or flag, for messages.
         written: whether it is written to, and not only read.
 
     Raises:
         UserError: no file can have this name, there is no such user, or it is a URL.
     """
     text = str(path)
-    refusal = f"{said}: {quoted(text)}"
+    refusal = f"{label}: {quoted(text)}"
     if not is_name(text):
         raise UserError(f"{refusal} has a NUL or half of a surrogate pair; expected a path in UTF-8")
-    refuse_url(said, text, written=written)
+    refuse_url(label, text, written=written)
     try:
         return Path(text).expanduser()
     except RuntimeError:

@@ -15,11 +15,11 @@ PLAN_VERSION = 1
 """The version of `plan.json` that is written, and the only one that is read; older files have none."""
 
 
-def check_plan_version(version: object, said: str) -> None:
-    """Raise `UserError` for a `plan.json` (`said` is its name) of a version that this release does not read."""
+def check_plan_version(version: object, label: str) -> None:
+    """Raise `UserError` for a `plan.json` (`label` is its name) of a version that this release does not read."""
     if type(version) is not int or version != PLAN_VERSION:
         raise UserError(
-            f"{said}: version {shown(version)} of plan.json; this release reads version {PLAN_VERSION}, and files of "
+            f"{label}: version {shown(version)} of plan.json; this release reads version {PLAN_VERSION}, and files of "
             "before, which have no version"
         )
 

@@ -30,15 +30,15 @@ def refuse_url(key: str, path: str, *, written: bool) -> None:
     """
     if (found := _url(key, path)) is None:
         return
-    said, scheme, rest = found
+    text, scheme, rest = found
     if written:
         raise UserError(
-            f"{said}; expected a folder of a file system that all hosts share (NFS, Lustre), from where it can be "
+            f"{text}; expected a folder of a file system that all hosts share (NFS, Lustre), from where it can be "
             "copied to a bucket"
         )
     if scheme not in _MOUNTED_BY:
-        raise UserError(f"{said}; expected a path, after a download or a mount")
-    raise UserError(f"{said}; mount the bucket ({_MOUNTED_BY[scheme]}) and write its path, as in /mnt/{rest}")
+        raise UserError(f"{text}; expected a path, after a download or a mount")
+    raise UserError(f"{text}; mount the bucket ({_MOUNTED_BY[scheme]}) and write its path, as in /mnt/{rest}")
 
 
 def _url(key: str, path: str) -> tuple[str, str, str] | None:
@@ -50,5 +50,5 @@ def _url(key: str, path: str) -> tuple[str, str, str] | None:
     if scheme == "file":
         inside = rest.removeprefix("localhost/")
         raise UserError(f"{key}: {quoted(f'file:///{inside}')} is a URL; expected the path {quoted(f'/{inside}')}")
-    said = f"{key}: {quoted(f'{match[1]}://{rest}')} is a URL"
-    return said, scheme, rest
+    text = f"{key}: {quoted(f'{match[1]}://{rest}')} is a URL"
+    return text, scheme, rest

@@ -117,7 +117,7 @@ def hardware_of(gpu: GPU) -> HardwareModel:
 
 def nearest_hardware(gpu: GPU) -> HardwareModel:
     """The model of a GPU; if none was fitted, that of the newest GPU of the catalogue (by compute capability) that
-    is no newer than it, else of the oldest. `borrowed` says so."""
+    is no newer than it, else of the oldest. `borrowed` reports it."""
     return _MODELS[_nearest(gpu)]
 
 

@@ -6,8 +6,8 @@ Knuth, The Art of Computer Programming 3, section 6.4), so every stretch of n ex
 a few rows. Rows of a source are taken in their order: the number of a row is how many examples before it went to the
 source, which `_points_below` counts without listing them.
 
-When the weights change during a run, at the example of a checkpoint, each source continues where it was: an `Era` holds
-the first example of the weights, and how many rows of each source were used before.
+When the weights change during a run, at the example of a checkpoint, each source continues where it was: a
+`MixturePhase` holds the first example of the weights, and how many rows of each source were used before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MixedSource:
 
 
 @dataclass(frozen=True)
-class Era:
+class MixturePhase:
     """A stretch of a run with the same weights."""
 
     first: int
@@ -56,7 +56,7 @@ class Era:
     weights: dict[str, float]
     """Identity of each source to its weight."""
     used: dict[str, int]
-    """Identity of each source of any era to its rows used before `first`."""
+    """Identity of each source of any phase to its rows used before `first`."""
 
 
 class Mixture:
@@ -68,22 +68,22 @@ class Mixture:
         era: the start of these weights; None means the beginning.
     """
 
-    def __init__(self, sources: Sequence[MixedSource], *, seed: int, era: Era | None = None) -> None:
+    def __init__(self, sources: Sequence[MixedSource], *, seed: int, phase: MixturePhase | None = None) -> None:
         # In an order that does not depend on how the configuration is written.
         self._sources = sorted(sources, key=lambda source: source.identity)
         self._by_identity = {source.identity: source for source in self._sources}
         assert len(self._by_identity) == len(self._sources), "each source once"
         self._seed = seed
-        self._era = era or Era(0, {source.identity: source.weight for source in self._sources}, {})
-        self._shares = _Shares(self._era.weights, seed)
-        self._before = self._shares.counts(self._era.first)
+        self._phase = phase or MixturePhase(0, {source.identity: source.weight for source in self._sources}, {})
+        self._shares = _Shares(self._phase.weights, seed)
+        self._before = self._shares.counts(self._phase.first)
         self.sequence_length = self._sources[0].rows.sequence_length
 
     def place(self, example: int) -> tuple[MixedSource, int]:
         """The source of an example, and the number of its row there."""
-        assert example >= self._era.first, "an example of this era"
+        assert example >= self._phase.first, "an example of this phase"
         identity, count = self._shares.owner(example)
-        row = self._era.used.get(identity, 0) + count - self._before[identity]
+        row = self._phase.used.get(identity, 0) + count - self._before[identity]
         return self._by_identity[identity], row
 
     @property
@@ -94,7 +94,7 @@ class Mixture:
     def shuffled(self, version: int) -> Mixture:
         """This mixture, with each source's rows in the order of another version."""
         sources = [replace(source, rows=source.rows.shuffled(version)) for source in self._sources]
-        return Mixture(sources, seed=self._seed, era=self._era)
+        return Mixture(sources, seed=self._seed, phase=self._phase)
 
     def row(self, example: int) -> Row:
         """The row of an example."""
@@ -102,9 +102,9 @@ class Mixture:
         return source.rows.row(row)
 
     def used(self, examples: int) -> dict[str, int]:
-        """Identity of each source of any era to its rows in the examples below `examples`."""
+        """Identity of each source of any phase to its rows in the examples below `examples`."""
         counts = self._shares.counts(examples)
-        used = dict(self._era.used)
+        used = dict(self._phase.used)
         for identity, count in counts.items():
             used[identity] = used.get(identity, 0) + count - self._before[identity]
         return used
@@ -117,23 +117,23 @@ class Mixture:
     @property
     def facts(self) -> dict[str, Any]:
         """What a checkpoint must hold to continue: the era, as JSON."""
-        return asdict(self._era)
+        return asdict(self._phase)
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Mixture:
         """This mixture, continued at `example` after the era of a checkpoint: the same one if the weights are the same,
         otherwise a new one in which each source continues where it was."""
-        old = Era(facts["first"], dict(facts["weights"]), dict(facts["used"]))
+        old = MixturePhase(facts["first"], dict(facts["weights"]), dict(facts["used"]))
         if (
             _Shares(old.weights, self._seed).ends == self._shares.ends
-            and old.weights.keys() == self._era.weights.keys()
+            and old.weights.keys() == self._phase.weights.keys()
         ):
-            return Mixture(self._sources, seed=self._seed, era=old)
+            return Mixture(self._sources, seed=self._seed, phase=old)
         shares = _Shares(old.weights, self._seed)
         before, now = shares.counts(old.first), shares.counts(example)
         used = dict(old.used)
         for identity in old.weights:
             used[identity] = used.get(identity, 0) + now[identity] - before[identity]
-        return Mixture(self._sources, seed=self._seed, era=replace(self._era, first=example, used=used))
+        return Mixture(self._sources, seed=self._seed, phase=replace(self._phase, first=example, used=used))
 
     @property
     def stream(self) -> TokenStream:

@@ -67,7 +67,7 @@ class Data:
             train = train.continued(facts["mixture"], example)
         return replace(self, train=train)
 
-    def epochs_told(self, examples: int) -> str:
+    def epochs_text(self, examples: int) -> str:
         """`name 1.25, other 0.03`: the epochs of each source, once so many examples are used."""
         return ", ".join(f"{name} {plain(epochs, 3)}" for name, epochs in self.train.epochs(examples).items())
 

@@ -54,9 +54,9 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     sizes = {path: size(folder.train, "documents") for path, folder in folders.items()}
     total = sum(weights.values())
     if config.sources is None:
-        told = ", ".join(f"{path}: {sizes[path]} to train on" for path in folders)
+        described = ", ".join(f"{path}: {sizes[path]} to train on" for path in folders)
     else:
-        told = "; ".join(f"{percent(weights[path], total)} {path}: {sizes[path]}" for path in folders)
+        described = "; ".join(f"{percent(weights[path], total)} {path}: {sizes[path]}" for path in folders)
     return Data(
         train=_train(config, folders, weights, seed),
         heldout=None if heldout is None else heldout_rows(heldout, config, "the held-out data"),
@@ -64,7 +64,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         separator=index.separator,
         decode=first.codec.decode if known else None,
         encode=first.codec.encode if known else None,
-        description=f"{told}{', ' if config.sources is None else '; '}{heldout_size(heldout)}{note}",
+        description=f"{described}{', ' if config.sources is None else '; '}{heldout_size(heldout)}{note}",
     )
 
 

@@ -56,7 +56,7 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
 
     On a machine without a GPU, and unless `JAX_PLATFORMS` says otherwise, each process gets its share of `needed`
     virtual CPU devices. On a machine with one, XLA gets the flags that programs for GPUs are compiled with, except
-    those that the user set, and its limit of host memory. Where the configuration or a launcher says so, joins the
+    those that the user set, and its limit of host memory. Where the configuration or a launcher reports it, joins the
     other processes, which are watched from then on. Does nothing on CPUs once JAX has looked at its devices. Raises
     `UserError` when XLA does not know a flag or has read its flags already, or when the other processes cannot be
     reached.
@@ -115,10 +115,10 @@ def find_devices() -> list[Device]:
     try:
         return list(jax.devices())
     except RuntimeError as error:
-        said = " ".join(str(error).split())
-        missing = re.search(r"local_topology/\w+/(\d+)", said)
+        text = " ".join(str(error).split())
+        missing = re.search(r"local_topology/\w+/(\d+)", text)
         if missing is None:
-            raise UserError(f"JAX cannot use the devices ({said}); python -m jaxpar.doctor looks closer") from error
+            raise UserError(f"JAX cannot use the devices ({text}); python -m jaxpar.doctor looks closer") from error
         raise UserError(
             f"process {missing[1]} did not find its devices within two minutes, and the others wait for it: look at "
             "its host, for example with nvidia-smi and python -m jaxpar.doctor"

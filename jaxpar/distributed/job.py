@@ -107,10 +107,10 @@ def _variable(environment: Mapping[str, str], key: str) -> str | int | None:
 
 def _check_agree(values: Mapping[str, object], launch: Launch) -> None:
     """The number of processes may be given twice if both agree: half of a job cannot detect that it is half."""
-    said = values["processes"]
-    if None not in (said, launch.processes) and said != launch.processes and values["process_id"] is None:
+    setting = values["processes"]
+    if None not in (setting, launch.processes) and setting != launch.processes and values["process_id"] is None:
         raise UserError(
-            f"distributed.processes: {said}, and {launch.launcher} started {launch.processes} processes; leave it "
+            f"distributed.processes: {setting}, and {launch.launcher} started {launch.processes} processes; leave it "
             "null, or set distributed.process_id and distributed.coordinator too"
         )
 

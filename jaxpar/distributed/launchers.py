@@ -17,7 +17,7 @@ from jaxpar.config.spelling import quoted
 type Environment = Mapping[str, str]
 
 FIRST_PORT, PORTS = 61440, 4096
-"""Ports for process 0: above those that Linux hands out by itself, one of them by the number of the job."""
+"""Ports for process 0: above those that Linux assigns by itself, one of them by the number of the job."""
 
 KUBERNETES_PORT = 61440
 """Every pod has ports of its own."""

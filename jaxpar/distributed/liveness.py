@@ -155,5 +155,5 @@ def _flush() -> None:
 def _unhandled(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     settle()
     sys.__excepthook__(kind, error, trace)
-    said = str(error).splitlines()
-    depart(1, f"{kind.__name__}{': ' + said[0] if said else ''}")
+    lines = str(error).splitlines()
+    depart(1, f"{kind.__name__}{': ' + lines[0] if lines else ''}")

@@ -16,7 +16,7 @@ from typing import Any
 from jaxpar.distributed.verdicts import Mark
 
 VERSION = 1
-"""Version of the greeting. All processes of a job run the same jaxpar, so others are refused."""
+"""Version of the hello message. All processes of a job run the same jaxpar, so others are refused."""
 LINE_BYTES = 8192
 """The longest line of a meeting."""
 HOST_LENGTH, PLACE_LENGTH, SENTENCE_LENGTH = 128, 200, 1000
@@ -56,7 +56,7 @@ def is_token(found: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Greeting:
+class Hello:
     """The first message of a process to process 0: who it is."""
 
     process: int
@@ -76,17 +76,17 @@ class Greeting:
         return encode({"jaxpar": VERSION, **asdict(self)})
 
     @classmethod
-    def read(cls, line: bytes) -> Greeting:
-        """The greeting of a line; raises `Malformed` for any other."""
+    def read(cls, line: bytes) -> Hello:
+        """The hello message of a line; raises `Malformed` for any other."""
         found = decode(line)
         version = found.get("jaxpar")
         if type(version) is not int or version != VERSION:
-            raise Malformed("this is no greeting of this version of jaxpar")
+            raise Malformed("this is no hello message of this version of jaxpar")
         process, processes, host, nonce = (found.get(key) for key in ("process", "processes", "host", "nonce"))
         if not isinstance(host, str) or not host:
-            raise Malformed("the greeting names no host")
+            raise Malformed("the hello message names no host")
         if nonce is not None and not is_token(nonce):
-            raise Malformed("the greeting's nonce is not 64 hexadecimal digits")
+            raise Malformed("the nonce of the hello message is not 64 hexadecimal digits")
         return cls(
             _whole(process, "process number"), _whole(processes, "number of processes"), clean(host, HOST_LENGTH), nonce
         )

@@ -62,7 +62,7 @@ def died(sign: Sign) -> str:
 
 def failed(sign: Sign, why: str) -> str:
     """The sentence about a process that ended and gave a reason."""
-    return f"{sign.name} stopped (it was {sign.mark.at}) and said: {why}"
+    return f"{sign.name} stopped (it was {sign.mark.at}) and reported: {why}"
 
 
 def garbled(sign: Sign, what: str) -> str:

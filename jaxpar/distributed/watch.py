@@ -52,7 +52,7 @@ class _Known:
     mark: Mark
     set_at: float
     """When it set its mark, on the clock of this process."""
-    heard_at: float
+    received_at: float
     idle_s: float = 0.0
     left: bool = False
     unread: bytes = field(default=b"", repr=False)
@@ -90,7 +90,7 @@ class Watch:
         self._activity = Activity()
         self._known = {number: _Known(peer, mark, now, now) for number, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
-        self._told_of_leaving = False
+        self._reported_leaving = False
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         for known in self._known.values():
@@ -112,14 +112,15 @@ class Watch:
         self._marked_at = time.monotonic()
 
     def fail(self, why: str) -> None:
-        """Tell the others that this process ends now, and why. Returns once they read it, or after some seconds."""
+        """Report to the others that this process ends now, and why. Returns once they read it, or after some
+        seconds."""
         self._failing.set()
         why = clean(why, SENTENCE_LENGTH)
         if self._process == 0:
-            self._say({"end": verdicts.failed(self._own_sign(), why), "may_end_itself": True})
+            self._send_all({"end": verdicts.failed(self._own_sign(), why), "may_end_itself": True})
             self._over.wait(GRACE_S + LINGER_S)
         else:
-            self._say({"failed": why, "at": self._report()})
+            self._send_all({"failed": why, "at": self._report()})
 
     def leave(self) -> None:
         """Wait until all processes have ended; one that dies meanwhile is still named."""
@@ -136,67 +137,67 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            self._keep_watch()
+            self._watch_peers()
         except Exception as error:  # Nothing else would end this process.
             self._end(f"the watch over the other processes broke ({error!r}); {verdicts.CONTINUES}")
         for known in self._known.values():
             known.peer.connection.close()
         self._selector.close()
 
-    def _keep_watch(self) -> None:
+    def _watch_peers(self) -> None:
         woke, beat_at, judge_at = time.monotonic(), 0.0, 0.0
         while not self._over.is_set():
             events = self._selector.select(timeout=WAKE_S)
             now = time.monotonic()
             if now - woke > self._every_s + 1:  # This process was stopped: that time does not count.
-                self._forgive(now - woke)
+                self._leave_out_pause(now - woke)
             woke = now
             for key, _ in events:
                 if not self._over.is_set():  # The end of the watch has let go of the other connections.
-                    self._hear(key.data, now)
+                    self._receive(key.data, now)
             if self._failing.is_set():
                 if not self._selector.get_map():
                     self._over.set()
                 continue
             if now >= beat_at and not (self._leaving.is_set() and self._process != 0):
                 beat_at = now + self._every_s
-                self._say({"at": self._report()})
+                self._send_all({"at": self._report()})
             if now >= judge_at or self._leaving.is_set():
                 judge_at = now + self._every_s / 2
                 self._judge(now)
-                self._let_go()
+                self._finish_leaving()
 
-    def _forgive(self, seconds: float) -> None:
+    def _leave_out_pause(self, seconds: float) -> None:
         self._marked_at += seconds
         self._paused_at += seconds
         for known in self._known.values():
-            known.heard_at += seconds
+            known.received_at += seconds
             known.set_at += seconds
 
-    def _hear(self, known: _Known, now: float) -> None:
+    def _receive(self, known: _Known, now: float) -> None:
         try:
-            said = known.peer.connection.recv(65536)
+            received = known.peer.connection.recv(65536)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said:
+            received = b""
+        if not received:
             self._selector.unregister(known.peer.connection)
             if not known.left and not self._failing.is_set():
                 self._conclude(verdicts.died(self._sign_of(known, now)))
             return
-        known.heard_at = now
-        *lines, known.unread = (known.unread + said).split(b"\n")
+        known.received_at = now
+        *lines, known.unread = (known.unread + received).split(b"\n")
         try:
             for line in lines:
-                self._take(known, decode(line), now)
+                self._handle(known, decode(line), now)
             if len(known.unread) > LINE_BYTES:
                 raise Malformed(f"a line has more than {LINE_BYTES} bytes")
         except Malformed as error:
             self._selector.unregister(known.peer.connection)
             self._conclude(verdicts.garbled(self._sign_of(known, now), str(error)))
 
-    def _take(self, known: _Known, message: dict[str, Any], now: float) -> None:
+    def _handle(self, known: _Known, message: dict[str, Any], now: float) -> None:
         if "at" in message:
             report = Report.read(message["at"])
             known.mark, known.set_at, known.idle_s = report.mark, now - report.age_s, report.idle_s
@@ -212,7 +213,7 @@ class Watch:
         if "end" in message:
             sentence = text(message["end"], VERDICT_LENGTH)
             known.left = True
-            self._conclude(sentence, may_end_itself=message.get("may_end_itself") is True, told=True)
+            self._conclude(sentence, may_end_itself=message.get("may_end_itself") is True, by_process_0=True)
 
     def _judge(self, now: float) -> None:
         watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
@@ -225,26 +226,26 @@ class Watch:
         if sentence is not None:
             self._conclude(sentence)
 
-    def _let_go(self) -> None:
+    def _finish_leaving(self) -> None:
         """Once this process leaves: report it to process 0; process 0 ends the watch when all others have left."""
         if not self._leaving.is_set():
             return
         if self._process != 0:
-            if not self._told_of_leaving:
-                self._told_of_leaving = True
-                self._say({"left": True})
+            if not self._reported_leaving:
+                self._reported_leaving = True
+                self._send_all({"left": True})
         elif all(known.left for known in self._known.values()):
-            self._say({"over": True})
+            self._send_all({"over": True})
             self._over.set()
 
-    def _conclude(self, sentence: str, *, may_end_itself: bool = False, told: bool = False) -> None:
-        """The job is over: tell the others, and end this process."""
+    def _conclude(self, sentence: str, *, may_end_itself: bool = False, by_process_0: bool = False) -> None:
+        """The job is over: report it to the others, and end this process."""
         if self._over.is_set():
             return
         if self._process == 0:
-            self._say({"end": sentence, "may_end_itself": may_end_itself})
-        elif not told:
-            self._say({"failed": sentence, "at": self._report()})
+            self._send_all({"end": sentence, "may_end_itself": may_end_itself})
+        elif not by_process_0:
+            self._send_all({"failed": sentence, "at": self._report()})
         if may_end_itself and self._failing.wait(GRACE_S):
             return
         if self._process == 0:
@@ -256,7 +257,7 @@ class Watch:
         """Wait for the others to hang up, except silent ones."""
         now = time.monotonic()
         for known in self._known.values():
-            if now - known.heard_at > self._timeout_s and known.peer.connection in self._selector.get_map():
+            if now - known.received_at > self._timeout_s and known.peer.connection in self._selector.get_map():
                 self._selector.unregister(known.peer.connection)
         until = now + LINGER_S
         while self._selector.get_map() and time.monotonic() < until:
@@ -275,10 +276,10 @@ class Watch:
         return Sign(self._process, self._host, self._mark, age, 0.0, self._activity.idle_s())
 
     def _sign_of(self, known: _Known, now: float) -> Sign:
-        age = known.heard_at - known.set_at
-        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.heard_at, known.idle_s)
+        age = known.received_at - known.set_at
+        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.received_at, known.idle_s)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send_all(self, message: dict[str, Any]) -> None:
         """Send to all peers. A line is far smaller than the buffer; a peer that does not empty it counts as silent."""
         line = encode(message)
         with self._lock:

@@ -132,15 +132,15 @@ class LanguageModel:
         ends = [*self.text.ends, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
         for first in range(0, len(order), ROWS):
             chosen = order[first : first + ROWS]
-            heard = [Stop(self.text.decode, stops) for _ in chosen]
+            answers = [Stop(self.text.decode, stops) for _ in chosen]
             rows = [given[number] or [self.begin] for number in chosen]
             # Filled up to a power of two, with rows that end at once: programs depend on the number of rows.
             rows += [rows[-1][-1:]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
 
-            def hear(row: int, token: int, heard: list[Stop] = heard) -> bool:
-                return row >= len(heard) or heard[row].hear(token)
+            def on_token(row: int, token: int, answers: list[Stop] = answers) -> bool:
+                return row >= len(answers) or answers[row].add_token(token)
 
-            self.generator(sampling).continued(rows, tokens, stop=ends, hear=hear)
-            for number, own in zip(chosen, heard, strict=True):
+            self.generator(sampling).continued(rows, tokens, stop=ends, on_token=on_token)
+            for number, own in zip(chosen, answers, strict=True):
                 found[number] = own.text
         return found

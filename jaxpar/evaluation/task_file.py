@@ -62,25 +62,25 @@ def read_task(file: Path) -> Task:
 
 
 def _from_settings(file: Path) -> Task:
-    said = named(file)
-    plain = {name: _plain(found.value) for name, found in parse_document(_text(file, LONGEST), said).items()}
+    words = named(file)
+    plain = {name: _plain(found.value) for name, found in parse_document(_text(file, LONGEST), words).items()}
     kind = plain.get("kind")
     if not isinstance(kind, str) or kind not in EXAMPLES:
         known = f"expected {one_of(EXAMPLES)}"
         got = f"{known}, got {shown(kind)}{did_you_mean(kind, EXAMPLES)}" if "kind" in plain else f"missing; {known}"
-        raise UserError(f"{said}: kind: {got}")
+        raise UserError(f"{words}: kind: {got}")
     try:
-        settings: Settings = record_from_plain(EXAMPLES[kind][0], plain, said)
+        settings: Settings = record_from_plain(EXAMPLES[kind][0], plain, words)
     except UserError as error:
-        raise UserError(_with_name(said, error)) from None
-    data = file.parent / user_path(settings.data, f"{said}: data")
+        raise UserError(_with_name(words, error)) from None
+    data = file.parent / user_path(settings.data, f"{words}: data")
     if data.suffix.lower() in TEXT and kind == "perplexity":
         examples = _document(data)
     elif data.suffix.lower() in LINES:
         examples = _examples(data, _lines(data), kind)
     else:
         expected = SUFFIXES[len(WRITTEN) :] if kind == "perplexity" else LINES
-        raise UserError(f"{said}: data: {named(settings.data)}: expected a file that ends in {one_of(expected)}")
+        raise UserError(f"{words}: data: {named(settings.data)}: expected a file that ends in {one_of(expected)}")
     return Task(settings.name or file.stem, settings, examples)
 
 
@@ -107,17 +107,17 @@ def _lines(file: Path) -> list[tuple[int, Any]]:
 def _examples(file: Path, lines: Sequence[tuple[int, Any]], kind: str) -> tuple[Example, ...]:
     found: list[Example] = []
     for number, value in lines:
-        said = f"{named(file)}:{number}"
+        words = f"{named(file)}:{number}"
         try:
-            found.append(record_from_plain(EXAMPLES[kind][1], value, said))
+            found.append(record_from_plain(EXAMPLES[kind][1], value, words))
         except UserError as error:
-            raise UserError(_with_name(said, error)) from None
+            raise UserError(_with_name(words, error)) from None
     return tuple(found)
 
 
-def _with_name(said: str, error: UserError) -> str:
+def _with_name(words: str, error: UserError) -> str:
     """The sentence with the name of the file, which checks of values do not know."""
-    return str(error) if str(error).startswith(said) else f"{said}: {error}"
+    return str(error) if str(error).startswith(words) else f"{words}: {error}"
 
 
 def _plain(value: Any) -> Any:

@@ -64,8 +64,8 @@ def fill(
     """This rank's places after a prompt, from keys or values of all its tokens in the order of their indices."""
     index = indices_at(own_places(capacity), capacity, lengths)
     held = index != EMPTY
-    taken = jnp.take_along_axis(own, jnp.where(held, index, 0)[:, :, None, None], axis=1)
-    return jnp.where(held[:, :, None, None], taken, jnp.zeros((), own.dtype))
+    entries = jnp.take_along_axis(own, jnp.where(held, index, 0)[:, :, None, None], axis=1)
+    return jnp.where(held[:, :, None, None], entries, jnp.zeros((), own.dtype))
 
 
 def store(

@@ -14,7 +14,7 @@ from jaxpar.generation.text import Screen, Stop
 
 
 class Answer(NamedTuple):
-    """What the model said."""
+    """What the model answered."""
 
     text: str
     continuation: Continuation
@@ -25,7 +25,7 @@ class Chat:
 
     Args:
         encoder: the template with its tokenizer.
-        text: the same tokenizer for what is said, and the tokens that end a document.
+        text: the same tokenizer for messages, and the tokens that end a document.
         system: the first message; None leaves it to the template.
         stops: texts that end an answer before them, besides the template's end of a turn.
 
@@ -43,11 +43,11 @@ class Chat:
             raise UserError(f"--chat: {error}") from None
         self._ends, self._stops = (*text.ends, *end.tokens), (*stops, *end.texts)
 
-    def answer(self, said: str, generator: Generator, tokens: int, screen: Screen | None = None) -> Answer:
+    def answer(self, message: str, generator: Generator, tokens: int, screen: Screen | None = None) -> Answer:
         """The model's answer to what the user says; both become part of the conversation.
 
         Args:
-            said: the user's message.
+            message: the user's message.
             generator: the model.
             tokens: most tokens of the answer.
             screen: prints the answer as it grows; None prints nothing.
@@ -55,7 +55,7 @@ class Chat:
         Raises:
             UserError: the template refuses the message, or it spells a special token.
         """
-        messages: list[Message] = [*self.messages, {"role": "user", "content": said}]
+        messages: list[Message] = [*self.messages, {"role": "user", "content": message}]
         try:
             self._encoder.check(messages[-1:], len(messages))
             prompt = self._encoder.prompt(messages)
@@ -63,13 +63,13 @@ class Chat:
             raise UserError(f"--chat: {error}") from None
         stop = Stop(self._text.decode, self._stops)
 
-        def hear(_: int, token: int) -> bool:
-            ends = stop.hear(token)
+        def add_token(_: int, token: int) -> bool:
+            ends = stop.add_token(token)
             if screen is not None:
                 screen.show(stop.text if ends else stop.certain)
             return ends
 
-        (found,) = generator.continued([prompt], tokens, stop=self._ends, hear=hear)
+        (found,) = generator.continued([prompt], tokens, stop=self._ends, add_token=add_token)
         if screen is not None:
             screen.show(stop.text)
             screen.end()

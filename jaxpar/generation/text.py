@@ -12,7 +12,7 @@ class Stop:
         self.text, self._decode, self._stops = "", decode, [stop for stop in stops if stop]
         self._tokens: list[int] = []
 
-    def hear(self, token: int) -> bool:
+    def add_token(self, token: int) -> bool:
         """Takes a new token; whether the text ends."""
         self._tokens.append(token)
         self.text = self._decode(self._tokens)

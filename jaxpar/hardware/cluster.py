@@ -78,7 +78,7 @@ class Cluster:
         return sum(group.hosts * group.gpu.training_peak for group in self.groups) / self.hosts
 
     @cached_property
-    def is_mixed(self) -> bool:
+    def is_heterogeneous(self) -> bool:
         """Whether hosts of its groups differ in more than the name, or are further apart than those of one."""
         first, *others = (replace(group, name="", hosts=1) for group in self.groups)
         return any(other != first for other in others) or (bool(others) and self.written_between is not None)
@@ -262,7 +262,7 @@ def read_cluster(path: Path) -> Cluster:
 def _read_group(
     name: str, prefix: str, written: _WrittenGroup, gpus: int, place: Callable[[str], str], path: Path
 ) -> Group:
-    """A group with its numbers checked; `prefix` comes before its keys, and `place` says where a key stands."""
+    """A group with its numbers checked; `prefix` comes before its keys, and `place` states where a key stands."""
     _positive(written.hosts, f"{prefix}hosts", place("hosts"), RANKS)
     for level, numbers in vars(written.levels).items():
         _check_numbers(numbers, f"{prefix}levels.{level}", place("levels"))

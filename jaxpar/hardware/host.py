@@ -58,8 +58,8 @@ def group_limits(own: Path, mounted: Path) -> Iterator[int]:
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(root) and (file := folder / name).exists():
-                said = file.read_text().strip()
-                yield int(said) if said.isdigit() else NO_LIMIT
+                text = file.read_text().strip()
+                yield int(text) if text.isdigit() else NO_LIMIT
 
 
 def raise_pinned_limit(environment: MutableMapping[str, str], processes: int) -> None:
@@ -70,9 +70,9 @@ def raise_pinned_limit(environment: MutableMapping[str, str], processes: int) ->
 
 def pinned_limit(environment: Mapping[str, str]) -> int:
     """The most bytes of host memory that XLA pins in a process with this environment."""
-    said = environment.get(PINNED_VARIABLE, "")
-    if said.strip().isdigit():
-        return int(said) * GIB
+    text = environment.get(PINNED_VARIABLE, "")
+    if text.strip().isdigit():
+        return int(text) * GIB
     return (PREALLOCATED_GIB if _preallocated(environment) else PINNED_GIB) * GIB
 
 

@@ -22,7 +22,7 @@ COMMON = (
     # without a GPU would not be the one that runs.
     "--xla_gpu_enable_triton_gemm=false",
 )
-"""For every GPU. docs/decisions.md says what else was tried."""
+"""For every GPU. docs/decisions.md states what else was tried."""
 
 
 def xla_flags(gpu: GPU | None = None) -> tuple[str, ...]:
@@ -75,6 +75,6 @@ def check_flags(flags: str) -> str:
     unknown = re.search(r"Unknown flags? in XLA_FLAGS: (.*)", asked.stderr)
     if unknown is not None:
         raise UserError(f"XLA_FLAGS: the installed XLA does not know {', '.join(unknown[1].split())}")
-    said = re.search(r"Couldn't interpret value .*|Could not open file .*", asked.stderr)
-    why = said[0].strip() if said else "a value is not one of those it has"
+    words = re.search(r"Couldn't interpret value .*|Could not open file .*", asked.stderr)
+    why = words[0].strip() if words else "a value is not one of those it has"
     raise UserError(f"XLA_FLAGS: the installed XLA does not take {quoted(flags)} ({why})")

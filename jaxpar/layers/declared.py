@@ -44,14 +44,14 @@ def declare_layer(model: ModelConfig) -> Layer:
     norms: dict[str, Norm] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
-    owed = False
+    norm_pending = False
     for part in parts:
         norms |= {f"{part.name}_norm": norm} if before else {}
         norms |= {f"post_{part.name}_norm": norm} if behind else {}
         source = activations[-1].name
-        if before or owed:
+        if before or norm_pending:
             source = f"{part.name}_input"
-            operations.append((part, _between(source, norm, before, owed)))
+            operations.append((part, _between(source, norm, before, norm_pending)))
             activations.append(Activation(source, ("embed",), between=True, cheap=True))
         first, *inside, last = part.operations
         assert isinstance(first, Matmuls) and isinstance(last, Matmuls)
@@ -62,17 +62,17 @@ def declare_layer(model: ModelConfig) -> Layer:
         operations.append((part, replace(last, outputs=outputs, adds=not behind)))
         activations += part.activations
         activations += [Activation(name, ("embed",), between=True) for name in outputs]
-        owed = behind
-    if owed:
-        operations.append((parts[-1], _between("layer_output", norm, before=False, owed=True)))
+        norm_pending = behind
+    if norm_pending:
+        operations.append((parts[-1], _between("layer_output", norm, before=False, norm_pending=True)))
     return Layer(parts, norms, tuple(activations), tuple(operations))
 
 
-def _between(output: str, norm: Norm, before: bool, owed: bool) -> Elementwise:
+def _between(output: str, norm: Norm, before: bool, norm_pending: bool) -> Elementwise:
     """The operations that make a part's input: those left over by the part before, and the norm before this one."""
-    pieces: list[Traffic] = [norm.traffic] * (before + owed) + [RESIDUAL] * owed
+    pieces: list[Traffic] = [norm.traffic] * (before + norm_pending) + [RESIDUAL] * norm_pending
     traffic = sum(pieces[1:], start=pieces[0])
-    return Elementwise(output, traffic, norms=before + owed, adds=owed)
+    return Elementwise(output, traffic, norms=before + norm_pending, adds=norm_pending)
 
 
 def activation_names(model: ModelConfig) -> tuple[str, ...]:

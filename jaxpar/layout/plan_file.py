@@ -26,7 +26,7 @@ LARGEST_NUMBER = 1e30
 """Limit for bytes, seconds and rates; whole numbers of hundreds of digits would not become a float."""
 DROPPED = ("optimizer_resident", "weights_resident")
 """Keys that only plans without a version have: such a plan is derived again before it is run."""
-CONFIG_BESIDE = "config.yaml"
+SIBLING_CONFIG = "config.yaml"
 """File with the configuration of a run's plan without a version."""
 
 
@@ -72,34 +72,34 @@ def read(path: Path) -> PlanFile:
     Raises:
         UserError: it cannot be read, is no plan, or is of a version that this release does not read.
     """
-    said = named(path)
+    label = named(path)
     try:
         text = read_text_file(path, LONGEST_WRITTEN)
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.json")]
-        raise UserError(f"{said}: there is no such file{did_you_mean(path.name, beside)}") from None
+        raise UserError(f"{label}: there is no such file{did_you_mean(path.name, beside)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{said}: cannot be read as text ({error})") from None
-    plain = parse_json(text, said, unique=True)
+        raise UserError(f"{label}: cannot be read as text ({error})") from None
+    plain = parse_json(text, label, unique=True)
     if isinstance(plain, list) and plain:
         plain = plain[0]
     if not isinstance(plain, dict):
-        raise UserError(f"{said}: no plan.json; expected {', '.join(KEYS)}, got {shown(plain)}")
+        raise UserError(f"{label}: no plan.json; expected {', '.join(KEYS)}, got {shown(plain)}")
     if "version" in plain:
-        check_plan_version(plain["version"], said)
+        check_plan_version(plain["version"], label)
     elif "axes" in plain:
-        return _run_of_before(path, plain)
+        return _unversioned_run(path, plain)
     else:
-        plain = _planner_of_before(plain)
-    _check(said, plain)
+        plain = _unversioned_plan(plain)
+    _check(label, plain)
     try:
         config, plan = config_from_dict(plain["config"]), record_from_plain(Plan, plain["plan"], "plan")
     except UserError as error:
-        raise UserError(f"{said}: {error}") from None
+        raise UserError(f"{label}: {error}") from None
     return PlanFile(config, plan, plain["cluster"], plain["predicted"], plain["version"])
 
 
-def _planner_of_before(plain: dict[str, Any]) -> dict[str, Any]:
+def _unversioned_plan(plain: dict[str, Any]) -> dict[str, Any]:
     """The planner's files without a version: predictions were at the level of the plan."""
     predicted = {name: value for name, value in plain.items() if name not in KEYS}
     known = {name: plain[name] for name in KEYS if name in plain}
@@ -110,55 +110,55 @@ def _without_dropped(plan: Any) -> Any:
     return {name: own for name, own in plan.items() if name not in DROPPED} if isinstance(plan, dict) else plan
 
 
-def _run_of_before(path: Path, plain: dict[str, Any]) -> PlanFile:
+def _unversioned_run(path: Path, plain: dict[str, Any]) -> PlanFile:
     """A run's files without a version: only the plan, with the configuration in a file next to it."""
-    said, beside = named(path), path.parent / CONFIG_BESIDE
+    label, beside = named(path), path.parent / SIBLING_CONFIG
     try:
         plan = record_from_plain(Plan, _without_dropped(plain), "plan")
     except UserError as error:
-        raise UserError(f"{said}: {error}") from None
+        raise UserError(f"{label}: {error}") from None
     if not beside.exists():
         raise UserError(
-            f"{said}: a run's plan without a version, which has no configuration of its own; expected that of the run "
-            f"beside it, in {CONFIG_BESIDE}"
+            f"{label}: a run's plan without a version, which has no configuration of its own; expected that of the run "
+            f"beside it, in {SIBLING_CONFIG}"
         )
     config = load_config(str(beside))
     if axis_sizes(config.parallel) != dict(plan.axes):
-        raise UserError(f"{said}: a plan on another mesh than {named(beside)}, which should be its configuration")
+        raise UserError(f"{label}: a plan on another mesh than {named(beside)}, which should be its configuration")
     return PlanFile(config, plan, version=None)
 
 
-def _check(said: str, plain: Mapping[str, Any]) -> None:
+def _check(label: str, plain: Mapping[str, Any]) -> None:
     """Raise `UserError` if something is missing or unknown, or a prediction is not a number."""
     if missing := [key for key in KEYS if key not in plain]:
         are = "is" if len(missing) == 1 else "are"
-        raise UserError(f"{said}: no plan.json, because {' and '.join(missing)} {are} missing")
+        raise UserError(f"{label}: no plan.json, because {' and '.join(missing)} {are} missing")
     if unknown := [key for key in plain if key not in KEYS]:
-        raise UserError(f"{said}: unknown key {shown(unknown[0])}{did_you_mean(unknown[0], KEYS)}")
+        raise UserError(f"{label}: unknown key {shown(unknown[0])}{did_you_mean(unknown[0], KEYS)}")
     if not isinstance(plain["cluster"], str | None):
-        raise UserError(f"{said}: cluster: expected text or null, got {shown(plain['cluster'])}")
+        raise UserError(f"{label}: cluster: expected text or null, got {shown(plain['cluster'])}")
     for name in ("config", "plan", "predicted"):
         if not isinstance(plain[name], dict):
-            raise UserError(f"{said}: {name}: expected names and values, got {shown(plain[name])}")
+            raise UserError(f"{label}: {name}: expected names and values, got {shown(plain[name])}")
     if plain["version"] is not None and (missing := [key for key in field_types(Plan) if key not in plain["plan"]]):
-        raise UserError(f"{said}: plan: the key {missing[0]} is missing")
+        raise UserError(f"{label}: plan: the key {missing[0]} is missing")
     if plain["predicted"]:
-        _check_predicted(said, plain["predicted"])
+        _check_predicted(label, plain["predicted"])
 
 
-def _check_predicted(said: str, predicted: Mapping[str, Any]) -> None:
+def _check_predicted(label: str, predicted: Mapping[str, Any]) -> None:
     for name in NUMBERS:
         if not is_number(predicted.get(name)) or predicted[name] <= 0:
-            raise UserError(f"{said}: {name}: expected a number above 0, got {shown(predicted.get(name))}")
+            raise UserError(f"{label}: {name}: expected a number above 0, got {shown(predicted.get(name))}")
     for table in TABLES:
         if not isinstance(predicted.get(table), dict):
-            raise UserError(f"{said}: {table}: expected names and values, got {shown(predicted.get(table))}")
+            raise UserError(f"{label}: {table}: expected names and values, got {shown(predicted.get(table))}")
         for name, value in predicted[table].items():
             if not is_number(value):
-                raise UserError(f"{said}: {table}.{name}: expected a number, got {shown(value)}")
+                raise UserError(f"{label}: {table}.{name}: expected a number, got {shown(value)}")
     for stage in predicted.get("stages") or []:
         if not isinstance(stage, dict) or not {"group", "gpu", "first", "layers"} <= set(stage):
-            raise UserError(f"{said}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
+            raise UserError(f"{label}: stages: expected group, gpu, first and layers of each, got {shown(stage)}")
 
 
 def is_number(value: Any) -> bool:

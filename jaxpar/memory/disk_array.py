@@ -120,7 +120,7 @@ def copied(weight: jax.Array | DiskArray) -> jax.Array | DiskArray:
     """A copy in the same memory; it is made on the device, or from files to files."""
     if isinstance(weight, DiskArray):
         return weight.copied()
-    assert isinstance(weight.sharding, NamedSharding), "a state lies on the mesh"
+    assert isinstance(weight.sharding, NamedSharding), "a state is on the mesh"
     on_device = jax.device_put(weight, NamedSharding(weight.sharding.mesh, weight.sharding.spec))
     return jax.device_put(jnp.copy(on_device), weight.sharding)
 

@@ -77,8 +77,8 @@ def layer_runs(
     """
     names = tuple(activations)
     if not remat:
-        said = "[]" if isinstance(remat, Sequence) else "{}"
-        raise UserError(f"memory.remat: {said} says nothing; expected {one_of((*PRESETS, AUTO))}, or a map by name")
+        given = "[]" if isinstance(remat, Sequence) else "{}"
+        raise UserError(f"memory.remat: {given} says nothing; expected {one_of((*PRESETS, AUTO))}, or a map by name")
     if isinstance(remat, str | Mapping):
         return (LayerRun(layers, dict(remat_map(remat, names))),)
     found: list[Mapping[str, Treatment] | None] = [None] * layers
@@ -136,8 +136,8 @@ def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.rem
     }
     for name, wanted in remat.items() if isinstance(remat, Mapping) else ():
         if name != BASE:
-            said = _checked(key, name, wanted, treatments)
-            treatments |= {name: said} if name in treatments else {}
+            given = _checked(key, name, wanted, treatments)
+            treatments |= {name: given} if name in treatments else {}
     return treatments
 
 

@@ -2,7 +2,7 @@
 
 While a piece is processed, the next one is fetched and the one before is written back. The arrays are changed in place.
 XLA copies a whole array if it cannot see that a slice is read before another one is written, so each write waits for
-the read of the next piece of the same array, and for nothing else: the write of one array overlaps the read of another.
+the read of the next piece of the same array, and for no other: the write of one array overlaps the read of another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIECES = 3
 
 
 def on_host(a: Array) -> bool:
-    """Whether `a` lies in pinned host memory."""
+    """Whether `a` is in pinned host memory."""
     return jax.typeof(a).memory_space == HOST
 
 

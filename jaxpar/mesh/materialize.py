@@ -26,7 +26,7 @@ type Part = str | tuple[str, ...]
 def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bool = False) -> Arrays:
     """Weights from storage to compute placement and dtype, typed as varying over every axis.
 
-    `part` names the subtree of the placements that `weights` belongs to; `unstacked` says that the `layers` dim is
+    `part` names the subtree of the placements that `weights` belongs to; `unstacked` states that the `layers` dim is
     gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in
     compute dtype and once per microbatch. Bytes: `gather_weight` of each sharded weight in storage dtype.
     """

@@ -1,6 +1,6 @@
 """The output of a run: console, metric files, TensorBoard, plots, profiles, memory and time.
 
-The trainer calls a `Listener`; everything that writes is one (`events.py` says how to add another).
+The trainer calls a `Listener`; everything that writes is one (`events.py` explains how to add another).
 `print(memory_report())` shows what is in memory now.
 """
 

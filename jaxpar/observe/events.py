@@ -30,7 +30,7 @@ from typing import Any, Literal
 MemoryKind = Literal["device", "host"]
 
 AnomalyKind = Literal["not_finite", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler"]
-"""`docs/operations.md` says what each looks like and what to do."""
+"""`docs/operations.md` states what each looks like and what to do."""
 
 
 @dataclass(frozen=True)
@@ -187,46 +187,46 @@ class Listeners(Listener):
 
     def step(self, record: StepRecord) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.step(record)
 
     def evaluation(self, step: int, loss: float, baseline: float | None) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.evaluation(step, loss, baseline)
 
     def saved(self, step: int, path: str) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.saved(step, path)
 
     def message(self, text: str) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.message(text)
 
     def anomaly(self, anomaly: Anomaly) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.anomaly(anomaly)
 
     def rewound(self, step: int) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.rewound(step)
 
     def sample(self, prompt: str, continuation: str) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.sample(prompt, continuation)
 
     def end(self, summary: Summary) -> None:
         for member in self.members:
-            with self._told(member):
+            with self._guarded(member):
                 member.end(summary)
 
     @contextmanager
-    def _told(self, member: Listener) -> Iterator[None]:
+    def _guarded(self, member: Listener) -> Iterator[None]:
         """An OSError of `member` becomes a message to the others."""
         try:
             yield

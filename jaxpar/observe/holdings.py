@@ -87,7 +87,7 @@ class MemoryReport:
         whole = size(self.host), size(self.host_peak), size(self.host_limit)
         lines.append(f"  {'this process, on the host':<28}{'':>9}{whole[0]:>12}{whole[1]:>14}{whole[2]:>12}")
         if all(device.in_use is None for device in self.devices):
-            lines.append("These devices report nothing of their own: they lie in this process's memory.")
+            lines.append("These devices report nothing of their own: they are in this process's memory.")
         return "\n".join(lines)
 
     __repr__ = __str__

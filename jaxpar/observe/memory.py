@@ -2,7 +2,7 @@
 
 GPUs report what XLA's allocator holds, so the number is the largest over this process's devices. CPU devices report
 nothing: then it is the resident memory of the process, which all its virtual devices, Python and the compiler share.
-`memory_kind` says which of the two a number is; they must not be compared.
+`memory_kind` states which of the two a number is; they must not be compared.
 """
 
 from __future__ import annotations

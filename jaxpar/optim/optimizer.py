@@ -1,6 +1,6 @@
 """The optimizer: a rule for each weight, which is updated by itself.
 
-To add an optimizer, write its rule in a file of its own (`rule.py` says what a rule is) and choose it in `_rule_of`.
+To add an optimizer, write its rule in a file of its own (`rule.py` states what a rule is) and choose it in `_rule_of`.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def _not_once(schedule: Schedule, placed: list[_Placed], table: Literal["orders"
                 f"{schedule.microbatches - 1}{split}"
             )
         elif schedule.rank_of[action.chunk] != place.rank:
-            home = schedule.rank_of[action.chunk]
-            yield place.fault(f"is on the wrong rank: chunk {action.chunk} lies on rank {home}")
+            owner = schedule.rank_of[action.chunk]
+            yield place.fault(f"is on the wrong rank: chunk {action.chunk} is on rank {owner}")
         elif action in seen:
             yield place.fault("comes twice")
         seen.add(action)

@@ -75,14 +75,16 @@ class Planning:
         console = screen()
         verified: list[Verified] = []
         if self.verify:
-            tell = (lambda _: None) if self.as_json else lambda text: console.print(text, highlight=False, style="dim")
-            verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, tell)
+            report_progress = (
+                (lambda _: None) if self.as_json else lambda text: console.print(text, highlight=False, style="dim")
+            )
+            verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, report_progress)
             plans = [one.planned for one in verified]
             if not self.as_json:
                 print_verified(verified, console)
         plan_file.write(self.output, planned_file(plans[0], self.cluster))
         if self.page is not None:
-            write_page(self.page, plans, search.met, search.timer)
+            write_page(self.page, plans, search.evaluated, search.timer)
         if self.as_json:
             found = [planned_file(planned, self.cluster).to_dict() for planned in plans]
             for file, one in zip(found, verified, strict=False):

@@ -83,10 +83,10 @@ def _check(path: Path, plain: Any) -> None:
         numbers = plain[section]
         lacking = [name for name in needed if not isinstance(numbers, dict) or name not in numbers]
         if lacking or not isinstance(numbers, dict):
-            said = (
+            text = (
                 f"{' and '.join(lacking)} missing" if lacking else f"expected names and numbers, got {shown(numbers)}"
             )
-            raise UserError(f"{named(path)}: {section}: {said}; measure again with python -m jaxpar.plan calibrate")
+            raise UserError(f"{named(path)}: {section}: {text}; measure again with python -m jaxpar.plan calibrate")
         for name, value in numbers.items():
             if not is_number(value) or value < 0 or (value == 0 and name in ABOVE_ZERO):
                 raise UserError(f"{named(path)}: {section}.{name}: expected a number above 0, got {shown(value)}")

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class TrainingError(RuntimeError):
-    """One sentence that says what happened to the run, and where its last checkpoint is."""
+    """One sentence that states what happened to the run, and where its last checkpoint is."""

@@ -112,7 +112,7 @@ def flash_attention(
 
 @cache
 def _chosen(name: str, request: Request) -> Chosen:
-    """`choose`, said in the log the first time."""
+    """`choose`, with a line of the log the first time."""
     chosen = choose(name, request)
     level = logging.INFO if chosen.verified else logging.WARNING
     _LOG.log(

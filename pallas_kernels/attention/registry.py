@@ -1,4 +1,4 @@
-"""Implementations of attention, and the choice between them, which says why and why not."""
+"""Implementations of attention, and the choice between them, which states why and why not."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Chosen:
     reason: str
     rejected: dict[str, str] = field(default_factory=dict)
     verified: bool = True
-    """False where it was named though no record says that it was right on such a device."""
+    """False where it was named though no record states that it was right on such a device."""
 
 
 def names() -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def preferred(request: Request) -> tuple[tuple[str, ...], str]:
 
 def choose(name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
     """The implementation called `name`; for `auto` and for a family the first in order of preference. `named_by` is how
-    a reason says that it was named.
+    a reason states that it was named.
 
     Raises:
         Unsupported: If what is named does not compute what is asked for.

@@ -1,6 +1,6 @@
-"""What a launch of a kernel multiplies, said in the name of the scope that it runs in.
+"""What a launch of a kernel multiplies, stored in the name of the scope that it runs in.
 
-A compiled program has the names of scopes at its custom calls, and nothing else that tells the mask of a kernel or
+A compiled program has the names of scopes at its custom calls, and nothing else that identifies the mask of a kernel or
 which gradients it makes: whoever reads a program or a profile reads the name.
 """
 

@@ -1,6 +1,6 @@
 """`fused_linear_cross_entropy`: the loss of a linear head, whose logits never exist in memory.
 
-Forward is one matmul. Backward makes the logits again, a chunk of the vocabulary at a time, and of each chunk's
+Forward is one matmul. Backward recomputes the logits, a chunk of the vocabulary at a time, and of each chunk's
 gradients the two matmuls; so it takes four matmuls in all where logits that are kept take three.
 """
 

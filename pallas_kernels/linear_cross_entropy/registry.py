@@ -99,7 +99,7 @@ class Chosen:
     reason: str
     rejected: dict[str, str] = field(default_factory=dict)
     verified: bool = True
-    """False where it was named though no record says that it was right on such a device."""
+    """False where it was named though no record states that it was right on such a device."""
 
 
 def choose(name: str, request: Request) -> Chosen:
@@ -136,7 +136,7 @@ def choose(name: str, request: Request) -> Chosen:
 
 @cache
 def chosen(name: str, request: Request) -> Chosen:
-    """`choose`, said in the log the first time: as a warning where what was named is not verified."""
+    """`choose`, with a line of the log the first time: as a warning where what was named is not verified."""
     found = choose(name, request)
     level = logging.INFO if found.verified else logging.WARNING
     _LOG.log(level, "linear cross-entropy by %s (%s) for %s", found.name, found.reason, request)

@@ -4,7 +4,7 @@ A program multiplies a tile of tokens by a tile of the vocabulary and uses the l
 
 * `statistics`: the online softmax (Milakov & Gimelshein, arXiv:1805.02867) over the tiles of a part of the vocabulary,
   and the label's logit. It writes three numbers per token and part.
-* `logit_gradients`: makes the tile's logits again and writes their gradient, in the inputs' dtype.
+* `logit_gradients`: recomputes the tile's logits and writes their gradient, in the inputs' dtype.
 
 This cut is that of Cut Cross-Entropy (arXiv:2411.09009, section 4). Its backward adds to the gradients of x and of
 the table tile by tile, with atomic sums, which pays where almost all tiles are skipped as too small to matter; here

@@ -110,7 +110,7 @@ DOCUMENTED = {
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_docs_tell_what_is_counted(name: str) -> None:
+def test_the_docs_state_what_is_counted(name: str) -> None:
     mask, segments = DOCUMENTED[name]
     orders = [(mask, segments, sequence_order(order, 65536, 8), 8) for order in ORDERS]
     over = [round(100 * imbalance(kept_pairs_per_rank(*order))) for order in orders]

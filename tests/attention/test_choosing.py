@@ -1,4 +1,4 @@
-"""Which attention is chosen, and what is said about the others."""
+"""Which attention is chosen, and what is reported of the others."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def test_what_no_verified_kernel_computes_goes_to_plain_jax_with_the_reason(chan
     assert choice.rejected["cudnn"] in str(error.value)
 
 
-def test_a_named_backend_is_taken_though_another_is_preferred() -> None:
+def test_a_named_backend_is_chosen_though_another_is_preferred() -> None:
     choice = choose_backend("xla", HOPPER)
     assert choice.name == "xla" and {"cudnn", "triton"} <= choice.rejected.keys()
     assert choice.reason == choice.rejected["cudnn"] == "attention.backend names xla"
 
 
-def test_our_kernels_are_taken_where_they_are_named_and_the_plan_says_what_they_lack() -> None:
+def test_our_kernels_are_chosen_where_they_are_named_and_the_plan_states_what_they_lack() -> None:
     choice = choose_backend("flash", replace(HOPPER, packed=True))
     assert choice.name == "mosaic_deterministic"
     assert "attention.backend names flash" in choice.reason and UNVERIFIED in choice.reason
 
 
 @pytest.mark.parametrize("name", ["mosaic", "mosaic_deterministic", "triton"])
-def test_each_of_our_kernels_may_be_named_and_the_plan_says_whose_results_vary(name: str) -> None:
+def test_each_of_our_kernels_may_be_named_and_the_plan_states_whose_results_vary(name: str) -> None:
     choice = choose_backend(name, replace(HOPPER, packed=True))
     assert choice.name == name and ("not the same bits in every run" in choice.reason) == (name == "mosaic")
 

@@ -30,7 +30,7 @@ def record(monkeypatch: pytest.MonkeyPatch, *recorded: tuple[str, float]) -> Non
 
 
 @pytest.mark.parametrize("change", [{"packed": True}, {"window": 512}, {"softcap": 30.0}, {"whole_rows": False}])
-def test_a_kernel_with_a_record_is_taken_where_cudnn_is_not_ahead(
+def test_a_kernel_with_a_record_is_chosen_where_cudnn_is_not_ahead(
     change: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = replace(HOPPER, **change)

@@ -1,4 +1,4 @@
-"""The GPU suite without a GPU: it runs, says what it left out, and records only what was right on a GPU."""
+"""The GPU suite without a GPU: it runs, states what it left out, and records only what was right on a GPU."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def test_rows_outlive_the_process_that_is_killed_while_it_writes(tmp_path: Path)
     assert read(tmp_path / "none") == []
 
 
-def test_what_there_is_no_time_for_is_told(capsys: pytest.CaptureFixture[str]):
+def test_what_there_is_no_time_for_is_reported(capsys: pytest.CaptureFixture[str]):
     journal = Journal("a", 5)
     assert journal.has_time("short", 1) and not journal.has_time("long", 60)
     assert [(row["kind"], row["what"]) for row in journal.rows] == [("skipped", "long")]
     assert suite.main(["--seconds", "0"]) == 0
-    said = capsys.readouterr().out
-    assert "NOT RUN" in said and all(part.name in said for part in PARTS)
+    printed = capsys.readouterr().out
+    assert "NOT RUN" in printed and all(part.name in printed for part in PARTS)
 
 
-def test_a_part_that_hangs_is_killed_and_one_that_crashes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_that_hangs_is_killed_and_one_that_crashes_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(suite, "GRACE", 0)
     (tmp_path / "hang.sh").write_text('#!/bin/sh\ncase "$*" in *slow*) sleep 60;; *) echo broken >&2; exit 3;; esac\n')
     (tmp_path / "hang.sh").chmod(0o755)
@@ -96,9 +96,9 @@ def test_parts_run_with_the_flags_of_a_run_and_those_that_the_user_set_win(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "flags.sh"))
     own = "--xla_gpu_enable_triton_gemm=true"
     monkeypatch.setenv("XLA_FLAGS", own)
-    said = suite._child(Part("any", 1, lambda journal: None), 10, tmp_path / "rows.jsonl", tmp_path)
+    printed = suite._child(Part("any", 1, lambda journal: None), 10, tmp_path / "rows.jsonl", tmp_path)
     flags = xla_flags()
-    assert said is not None and said.split()[3:] == [*(flag for flag in flags if "triton_gemm" not in flag), own]
+    assert printed is not None and printed.split()[3:] == [*(flag for flag in flags if "triton_gemm" not in flag), own]
 
 
 def test_parts_share_the_time_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -176,7 +176,7 @@ def test_a_row_in_zigzag_parts_with_padding_is_attended_as_on_paper():
 KINDS = {"have": "xla", "low": "xla", "wanted": None}
 
 
-def test_cases_on_the_device_give_each_program_three_tiles_and_bring_scores_to_their_cap():
+def test_cases_on_the_device_give_each_program_three_tiles_and_scores_at_their_cap():
     many = [case for case in CHECKED if case.batch * case.kv_heads * case.seq // 128 >= 3 * 132]
     for packed in (False, True):
         assert {case.width for case in many if (case.packed is not None) == packed} == {64, 96, 128, 192, 256}
@@ -253,7 +253,7 @@ def test_an_entry_of_a_table_is_timed_beside_what_differs_by_one_step_in_one_thi
     assert all(kinds.kind_of(case.mask) == case.name for case in tiles.cases())
 
 
-def test_the_report_says_what_an_entry_should_be():
+def test_the_report_states_what_an_entry_should_be():
     row = {"part": "tiles", "kind": "tile", "kernel": "triton", "launch": "dq", "width": 64, "mask": "packed"}
     entry = row | {"tile": "a", "entry": True, "best": False, "of_entry": 1.0, "seconds": 2e-3}
     other = row | {"tile": "b", "entry": False, "best": True, "of_entry": 0.9, "seconds": 1.8e-3}

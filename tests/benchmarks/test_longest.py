@@ -62,7 +62,7 @@ def test_layouts_take_all_gpus_and_lengths_that_their_chunks_and_blocks_divide()
     assert [entry.name for entry in layouts(parse_cluster("h100:1x1"))] == ["one GPU"]
 
 
-def test_the_table_says_what_limits_and_which_hosts_are_too_small() -> None:
+def test_the_table_states_what_limits_and_which_hosts_are_too_small() -> None:
     memory = {
         "allocated_bytes": 70 * 2**30, "usable_bytes": 75 * 2**30, "gpu_host_bytes": 300 * 2**30,
         "host_bytes": 2400 * 2**30, "classes": {"optimizer": 20 * 2**30, "temporaries": 50 * 2**30},

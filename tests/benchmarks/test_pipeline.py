@@ -54,15 +54,15 @@ def test_the_time_of_a_backward_is_that_of_its_parts():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["--layers", "3", "--schedules", "1f1b", "--branching"], "--layers: 3 does not divide into the 2 chunks"),
         (["--microbatches", "3", "--schedules", "interleaved", "--branching"], "microbatches"),
         (["--pipe", "1000", "--schedules", "1f1b"], "--branching: 1000 ranks would share"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_in_one_sentence(arguments, says, monkeypatch, capsys):
+def test_sizes_that_do_not_fit_are_refused_in_one_sentence(arguments, expected, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert main(arguments) == 2
-    assert says in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

@@ -140,16 +140,16 @@ def test_a_file_in_the_place_of_a_checkpoint_is_moved_aside_too(tmp_path, checkp
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000002", "00000002.broken-1"]
 
 
-STRAYS = ("notes.txt", "state/checkpoint", "state/_strategy", "state/array_metadatas/process_7", "pieces/x/.zarray")
+LEFTOVERS = ("notes.txt", "state/checkpoint", "state/_strategy", "state/array_metadatas/process_7", "pieces/x/.zarray")
 
 
-@pytest.mark.parametrize("name", STRAYS)
+@pytest.mark.parametrize("name", LEFTOVERS)
 def test_files_that_others_add_are_ignored(folder, checkpointer, name):
     """Orbax would take `state/checkpoint` for arrays of an old format, and `pieces` for arrays of the state."""
     (folder / "notes").mkdir()
-    stray = folder / "00000002" / name
-    stray.parent.mkdir(exist_ok=True, parents=True)
-    stray.write_text("the good one")
+    leftover = folder / "00000002" / name
+    leftover.parent.mkdir(exist_ok=True, parents=True)
+    leftover.write_text("the good one")
     checkpoints = checkpointer(folder)
     assert checkpoints.latest() == 2
     assert_same_bits(checkpoints.restore(2, like(host_state(2), mesh_of(fsdp=8))), host_state(2))

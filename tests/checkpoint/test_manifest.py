@@ -75,7 +75,7 @@ def test_a_manifest_of_another_form_is_corrupt(folder, text):
         manifest.read(folder)
 
 
-def test_a_manifest_of_a_later_release_says_so(folder):
+def test_a_manifest_of_a_later_release_reports_it(folder):
     seal(folder)
     path = folder / manifest.MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
@@ -155,11 +155,11 @@ def test_a_manifest_of_the_first_version_is_read(folder):
 def test_the_processes_of_a_job_share_the_bytes_of_a_checkpoint_evenly():
     files = {str(size): digests.Entry(size, "") for size in (0, 0, 3, 5, 8, 8, 9, 40, 41)}
     files |= {f"empty{n}": digests.Entry(0, "") for n in range(6)}
-    lists = manifest.shared_out(files, 3)
+    lists = manifest.divided(files, 3)
     assert sorted(name for names in lists for name in names) == sorted(files)
     sizes = [sum(files[name].size for name in names) for names in lists]
     assert max(sizes) <= 41
-    assert all(manifest.shared_out(files, 20)[n] for n in range(len(files))), "every process has some where there are"
+    assert all(manifest.divided(files, 20)[n] for n in range(len(files))), "every process has some where there are"
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_read(folder):

@@ -15,7 +15,7 @@ def findings(parallel: ParallelConfig, *, driver: bool = False, cpu_wanted: bool
     return {finding.check: finding for finding in found}
 
 
-def test_a_layout_that_fits_is_told_with_its_axes_filled_in():
+def test_a_layout_that_fits_is_reported_with_its_axes_filled_in():
     assert findings(ParallelConfig(fsdp=-1, tensor=2))["layout"] == Finding("layout", "ok", "fsdp 4, tensor 2")
 
 

@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_written_is_wrong():
     assert found["run.dir"].status == "fail" and found["run.dir"].found.startswith("/proc cannot be written (")
 
 
-def test_a_slow_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(disk, "SLOW_BYTES_PER_S", 1e18)
     assert findings(tmp_path)["run.dir"].status == "warn"
 
@@ -51,7 +51,7 @@ def test_room_for_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_another_process_says_whether_it_sees_what_process_0_writes(tmp_path: Path, shared: bool):
+def test_another_process_states_whether_it_sees_what_process_0_writes(tmp_path: Path, shared: bool):
     theirs = tmp_path / "theirs"
     (theirs if not shared else tmp_path).mkdir(exist_ok=True)
     token = (tmp_path if shared else theirs) / "token-1"

@@ -16,16 +16,16 @@ def test_the_worst_of_findings():
     assert worst([GOOD, FULL, SLOW]) == "fail"
 
 
-def test_what_all_found_well_is_said_once():
+def test_what_all_found_well_is_reported_once():
     assert merged([[GOOD, DEVICES]] * 3, NAMES) == [GOOD, DEVICES]
 
 
-def test_what_one_process_found_worse_is_said_with_its_name():
+def test_what_one_process_found_worse_is_reported_with_its_name():
     found = merged([[GOOD, DEVICES], [FULL, DEVICES], [GOOD, DEVICES]], NAMES)
     assert [(finding.found, finding.where) for finding in found] == [("fast", ""), ("full", NAMES[1]), ("8", "")]
 
 
-def test_what_all_found_wrong_is_said_once_and_without_a_name():
+def test_what_all_found_wrong_is_reported_once_and_without_a_name():
     assert merged([[FULL, DEVICES]] * 3, NAMES) == [FULL, DEVICES]
 
 
@@ -34,7 +34,7 @@ def test_what_only_process_0_found_wrong_has_its_name():
     assert [(finding.found, finding.where) for finding in found] == [("slow", NAMES[0])]
 
 
-def test_a_check_that_only_another_process_made_is_heard():
+def test_a_check_that_only_another_process_made_is_reported():
     found = merged([[DEVICES], [DEVICES, FULL], [DEVICES]], NAMES)
     assert [(finding.found, finding.where) for finding in found] == [("8", ""), ("full", NAMES[1])]
 

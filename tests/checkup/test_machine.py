@@ -26,7 +26,7 @@ def test_a_machine_without_a_gpu_has_a_host_only():
     assert list(findings([], 12)) == ["host"]
 
 
-def test_the_driver_and_its_gpus_are_told():
+def test_the_driver_and_its_gpus_are_reported():
     assert findings(read_gpus(LISTED), 12)["driver"].found == "550.90.07, 2 x NVIDIA H100 80GB HBM3"
 
 
@@ -35,11 +35,11 @@ def test_a_driver_too_old_for_the_plugin_is_wrong():
     assert (found.status, found.found) == ("fail", "550.90.07, and CUDA 13 needs 580 or newer")
 
 
-def test_memory_that_another_program_holds_is_told():
+def test_memory_that_another_program_holds_is_reported():
     found = findings(read_gpus(LISTED), 12)["GPU memory"]
     assert (found.status, found.found) == ("warn", "in use before the run: GPU 1 40211 of 81559 MiB")
     assert "GPU memory" not in findings(read_gpus(LISTED.replace("40211", "1")), 12)
 
 
-def test_few_cores_for_many_gpus_are_told():
+def test_few_cores_for_many_gpus_are_reported():
     assert findings([Gpu("a", "600", 1, 1)] * 1000, 12)["host"].status == "warn"

@@ -34,8 +34,8 @@ def test_whole_weights_stay_within_the_budget_and_the_rest_moves(capfd: pytest.C
     assert plan["bytes_in"] == plan["bytes_out"] == sum(groups.values()) - kept
     assert "layers.mlp.up" in plan["stays"] and plan["loads"] is None
     assert run("--chunks", "6GiB") == 0
-    said = capfd.readouterr().out
-    assert "layers.mlp.gate, layers.mlp.up" in said and "memory.optimizer_resident: 6442450944" in said
+    printed = capfd.readouterr().out
+    assert "layers.mlp.gate, layers.mlp.up" in printed and "memory.optimizer_resident: 6442450944" in printed
 
 
 def test_what_fits_beside_everything_else_need_not_move(capfd: pytest.CaptureFixture[str]):
@@ -54,15 +54,15 @@ def test_without_a_budget_all_of_it_moves(capfd: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--chunks", "6GB"], "--chunks: expected bytes, as in 25165824, 24MiB or 6GiB, got '6GB'"),
         (["--chunks", "--html", "page.html"], "--html: expected no --chunks with it"),
         (["--chunks", "--remat-front"], "--chunks: expected no --remat-front with it"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
-    refused_by_command(run(*arguments), *capfd.readouterr(), said)
+def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]):
+    refused_by_command(run(*arguments), *capfd.readouterr(), expected)
 
 
 def test_of_weights_and_gradients_the_program_keeps_the_last_layers(capfd: pytest.CaptureFixture[str]):
@@ -79,8 +79,8 @@ def test_of_weights_and_gradients_the_program_keeps_the_last_layers(capfd: pytes
     assert plan["bytes_in"] == pytest.approx(offloaded * 4 * layer * (2 * times + times), rel=0.001)
     assert plan["bytes_out"] == pytest.approx(offloaded * 4 * layer * times, rel=0.001)
     assert run(*settings, "--chunks", "3GiB") == 0
-    said = capfd.readouterr().out
+    printed = capfd.readouterr().out
     assert (
-        f"layers {32 - stay}-31" in said
-        and "memory.weights_offload: host with memory.weights_resident: 3221225472" in said
+        f"layers {32 - stay}-31" in printed
+        and "memory.weights_offload: host with memory.weights_resident: 3221225472" in printed
     )

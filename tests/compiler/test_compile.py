@@ -1,4 +1,4 @@
-"""The step compiled in a child process: what comes back, what is kept, and what is said when it fails."""
+"""The step compiled in a child process: what comes back, what is kept, and what is reported when it fails."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
 
 
 @pytest.mark.long(every=2)
-@pytest.mark.parametrize(("short", "said"), [("l4", "an L4"), ("h20", "an H20")])
-def test_gpus_that_no_run_was_measured_on_are_compiled_for_and_timed(short: str, said: str):
+@pytest.mark.parametrize(("short", "named"), [("l4", "an L4"), ("h20", "an H20")])
+def test_gpus_that_no_run_was_measured_on_are_compiled_for_and_timed(short: str, named: str):
     """A card without NVLink, and a Hopper with few multiprocessors."""
     analysis, report = inspected(wide(model={"layers": 2}, parallel={"fsdp": 2}), f"{short}:1x2")
     assert (analysis.compilation.gpu, report.fits) == (short, True)
     assert "__cublas$" in analysis.compilation.program
-    assert any(f"no run on {said} was at hand" in note for note in report.notes)
+    assert any(f"no run on {named} was at hand" in note for note in report.notes)
     assert report.collectives and all(one.seconds > 0 for one in report.collectives)
 
 
@@ -126,7 +126,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-def test_a_compile_that_dies_says_its_last_lines_and_nothing_of_our_environment(monkeypatch: pytest.MonkeyPatch):
+def test_a_compile_that_dies_states_its_last_lines_and_nothing_of_our_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiling, "target_config", lambda gpu: "no description of a GPU")
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag")
     monkeypatch.setenv("JAX_PLATFORMS", "nowhere")
@@ -139,37 +139,37 @@ def test_a_compile_that_dies_says_its_last_lines_and_nothing_of_our_environment(
     assert "\n" not in sentence
 
 
-def test_a_killed_child_is_said_to_be_killed():
+def test_a_killed_child_is_reported_as_killed():
     assert compiling._ending(-9) == "signal SIGKILL, perhaps out of memory"
     assert compiling._ending(-6) == "signal SIGABRT"
 
 
-def test_a_flag_that_xla_does_not_know_is_said_before_compiling():
+def test_a_flag_that_xla_does_not_know_is_reported_before_compiling():
     with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
         compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, flags=("--xla_gpu_no_such_thing=1",))
 
 
-def test_a_layout_that_does_not_divide_is_said_before_compiling():
+def test_a_layout_that_does_not_divide_is_reported_before_compiling():
     with refused("parallel:", "fsdp 3", "3 of 8 devices", "parallel.fsdp", "-1"):
         compile_step(wide(parallel={"fsdp": 3}), parse_cluster("h100:1x8"), cache=None)
 
 
 @pytest.mark.parametrize(
-    ("installed", "says"),
+    ("installed", "expected"),
     [
         ({}, "which is not installed: pip install -e '.[compile]' -c constraints.txt"),
         ({"jax-cuda12-plugin": "0.0.1", "jax-cuda12-pjrt": "0.0.1"}, r"there is jax-cuda12-pjrt 0.0.1, .*pip install"),
     ],
 )
 def test_missing_wheels_get_the_line_that_installs_them(
-    installed: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+    installed: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(wheels, "_version", installed.get)
-    with pytest.raises(UserError, match=says.replace("[", r"\[")):
+    with pytest.raises(UserError, match=expected.replace("[", r"\[")):
         compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)
 
 
-def test_a_cache_that_cannot_be_written_is_said_before_compiling(tmp_path: Path):
+def test_a_cache_that_cannot_be_written_is_reported_before_compiling(tmp_path: Path):
     file = tmp_path / "file"
     file.write_text("")
     with refused(str(file), "cannot be kept", "File exists"):

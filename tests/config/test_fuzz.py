@@ -138,10 +138,10 @@ def outcomes(cases: list[bytes], file: Path) -> Counter[str]:
             counted["used"] += 1
         except UserError as error:
             counted["refused"] += 1
-            said = str(error)
-            lines = said.split("\n")
+            message = str(error)
+            lines = message.split("\n")
             assert all(line.isprintable() and 10 < len(line) < 1500 for line in lines), (
-                f"{said!r} for {content[:2000]!r}"
+                f"{message!r} for {content[:2000]!r}"
             )
         except Exception as error:
             raise AssertionError(f"{content[:2000]!r} shows a traceback") from error

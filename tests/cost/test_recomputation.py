@@ -95,21 +95,22 @@ def test_measured_times_take_the_place_of_the_models():
 
 
 @pytest.mark.parametrize(
-    ("measured", "said"), [({"querry": 1.0}, "did you mean query"), ({"query": -1.0}, "expected seconds, 0 or more")]
+    ("measured", "expected"),
+    [({"querry": 1.0}, "did you mean query"), ({"query": -1.0}, "expected seconds, 0 or more")],
 )
-def test_times_that_are_of_nothing_are_refused(measured: dict[str, float], said: str):
-    with pytest.raises(UserError, match=said):
+def test_times_that_are_of_nothing_are_refused(measured: dict[str, float], expected: str):
+    with pytest.raises(UserError, match=expected):
         layer_costs(SHAPE, CLUSTER, measured=measured)
 
 
-def test_a_gpu_without_a_model_has_the_shares_of_the_nearest_and_is_said_to():
+def test_a_gpu_without_a_model_has_the_shares_of_the_nearest_and_is_reported():
     hopper = CLUSTER.gpu
     assert borrowed(hopper) is None
     for capability, model, name in (((9, 2), HOPPER, "H100"), ((8, 5), AMPERE, "A100")):
         unknown = replace(hopper, short="new", name="New-GPU", compute_capability=capability)
         assert nearest_hardware(unknown) == model
-        said = borrowed(unknown) or ""
-        assert said.startswith("no time model was fitted for New-GPU: what ") and name in said
+        reason = borrowed(unknown) or ""
+        assert reason.startswith("no time model was fitted for New-GPU: what ") and name in reason
         costs = layer_costs(SHAPE, replace(CLUSTER, groups=(replace(CLUSTER.groups[0], gpu=unknown),)))
         assert costs.forward_seconds > 0
     assert "no run on an H200 was at hand" in (borrowed(parse_cluster("h200:1x8").gpu) or "")

@@ -18,7 +18,7 @@ from tests.sentences import refused
 
 
 def stream_of(*lengths: int) -> TokenStream:
-    """Documents of these lengths; each token is its own number, so that a token says where it is from."""
+    """Documents of these lengths; each token is its own number, so that a token states where it is from."""
     ends = np.cumsum(lengths)
     return TokenStream(np.arange(100, 100 + ends[-1], dtype=np.uint16), np.append(0, ends[:-1]))
 
@@ -86,7 +86,7 @@ def reference_row(
     block_tokens=st.integers(1, 30),
     block_rows=st.integers(1, 3),
 )
-def test_a_row_is_what_the_slow_reference_says(
+def test_a_row_is_what_the_slow_reference_states(
     lengths, length, packed, seed, example, version, block_tokens, block_rows
 ):
     stream = stream_of(*lengths)

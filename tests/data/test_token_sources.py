@@ -77,7 +77,7 @@ def test_what_is_held_out_may_come_from_another_folder(folders):
     assert len(whole.heldout.stream.starts) == 40
 
 
-def test_held_out_documents_that_are_less_than_a_row_are_said_to_be(folders):
+def test_held_out_documents_that_are_less_than_a_row_are_reported(folders):
     data = open_data(config(folders / "b", sequence_length=1000), vocab=None, seed=0)
     assert data.heldout is None
     assert "nothing held out (" in data.description

@@ -12,7 +12,7 @@ from jaxpar.config import UserError
 from jaxpar.distributed import addresses
 from jaxpar.distributed.addresses import find_place
 from jaxpar.distributed.rendezvous.meeting import meet
-from tests.distributed.rendezvous.guests import call
+from tests.distributed.rendezvous.clients import call
 from tests.patience import seconds
 
 HERE = socket.gethostname()
@@ -27,26 +27,26 @@ def port() -> int:
 
 def test_process_0_listens_at_the_address_of_the_coordinator_alone(port: int):
     """127.0.0.2 is an address of this host too."""
-    said: list[str] = []
+    messages: list[str] = []
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, f"127.0.0.1:{port}", 2, 0, seconds(20), say=said.append)
+        first = pool.submit(meet, f"127.0.0.1:{port}", 2, 0, seconds(20), report=messages.append)
         call(f"127.0.0.1:{port}").close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port))
         meet(f"127.0.0.1:{port}", 2, 1, seconds(20))[0].connection.close()
         first.result()[1].connection.close()
-    assert said == []
+    assert messages == []
 
 
-def test_process_0_says_when_it_listens_at_all_addresses(port: int):
-    said: list[str] = []
+def test_process_0_states_when_it_listens_at_all_addresses(port: int):
+    messages: list[str] = []
     with pytest.raises(UserError):
-        meet(f"203.0.113.7:{port}", 2, 0, 0.2, say=said.append)  # An address that documents use and nobody has.
-    [sentence] = said
+        meet(f"203.0.113.7:{port}", 2, 0, 0.2, report=messages.append)  # An address that documents use and nobody has.
+    [sentence] = messages
     assert all(part in sentence for part in ("process 0", "all addresses", HERE, f"port {port}", "203.0.113.7"))
 
 
-def test_process_0_listens_where_the_variable_of_jax_says(port: int):
+def test_process_0_listens_where_the_variable_of_jax_states(port: int):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meet, f"203.0.113.7:{port}", 2, 0, seconds(20), listen_at=f"127.0.0.2:{port}")
         meet(f"127.0.0.2:{port}", 2, 1, seconds(20))[0].connection.close()

@@ -164,21 +164,23 @@ def test_a_job_with_the_devices_of_its_layout_goes_on():
 
 
 def test_a_job_with_other_devices_than_its_layout_takes_is_one_sentence():
-    said = refusal(JOB, 8, [device(0), device(1)])
-    assert said.startswith(f"parallel: the layout takes 8 devices, 4 in each of 2 processes, and {HERE} sees 1, which ")
+    message = refusal(JOB, 8, [device(0), device(1)])
+    assert message.startswith(
+        f"parallel: the layout takes 8 devices, 4 in each of 2 processes, and {HERE} sees 1, which "
+    )
     assert "which do not divide among 2 processes" in refusal(JOB, 7, [device(0), device(1)])
 
 
 def test_one_gpu_where_the_launcher_gave_eight_is_one_sentence():
     job = replace(JOB, devices_expected=8, expected_by="Slurm's GPUs and tasks of this machine")
-    said = refusal(job, None, [device(0), device(1)])
-    assert said.startswith(f"Slurm's GPUs and tasks of this machine: {HERE} should have 8 devices and sees 1; ")
+    message = refusal(job, None, [device(0), device(1)])
+    assert message.startswith(f"Slurm's GPUs and tasks of this machine: {HERE} should have 8 devices and sees 1; ")
     devices.check_devices(job, None, [device(0, "cpu"), device(1, "cpu")])  # a launcher speaks of GPUs
 
 
 def test_processes_with_unequal_devices_are_one_sentence():
-    said = refusal(Job("a:1", 3, 0), None, [device(0), device(0), device(1), device(2), device(2)])
-    assert said.startswith("distributed.processes: process 1 sees 1 devices and process 0 sees 2; ")
+    message = refusal(Job("a:1", 3, 0), None, [device(0), device(0), device(1), device(2), device(2)])
+    assert message.startswith("distributed.processes: process 1 sees 1 devices and process 0 sees 2; ")
 
 
 def test_jax_listens_where_the_meeting_did():
@@ -203,7 +205,7 @@ RECORDED = (
     "with key: cpu:local_topology/cpu/13 and duration: 2m (set JAX_PLATFORMS='' to automatically choose an available "
     "backend)"
 )
-"""What jax 0.11.2 said when the main thread of process 13 slept before it looked at its devices."""
+"""What jax 0.11.2 reported when the main thread of process 13 slept before it looked at its devices."""
 
 
 def test_a_process_that_does_not_find_its_devices_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch):
@@ -226,6 +228,6 @@ def test_devices_that_cannot_be_used_are_one_sentence():
         check=False,
     )
     assert done.returncode == 2
-    [said] = [line for line in done.stderr.splitlines() if line.startswith("jaxpar: ")]
-    assert said.startswith("jaxpar: JAX cannot use the devices (") and said.endswith("jaxpar.doctor looks closer")
+    [message] = [line for line in done.stderr.splitlines() if line.startswith("jaxpar: ")]
+    assert message.startswith("jaxpar: JAX cannot use the devices (") and message.endswith("jaxpar.doctor looks closer")
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Which job a process belongs to: what is written wins, and what cannot be told is one sentence."""
+"""Which job a process belongs to: what is written wins, and what cannot be determined is one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def job(environment: dict[str, str], host_gpus: int = 0, **written: int | str) -
     return find_job(DistributedConfig(**written), environment, host_gpus)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_process_is_alone_where_nobody_says_otherwise():
+def test_a_process_is_alone_by_default():
     assert job({}) is None
     assert job({"PATH": "/bin"}, host_gpus=8) is None
 
@@ -115,7 +115,7 @@ def test_the_expected_number_of_devices_may_be_written():
         ),
     ],
 )
-def test_what_cannot_be_told_is_one_sentence(environment: dict[str, str], written: dict[str, int], sentence: str):
+def test_what_cannot_be_determined_is_one_sentence(environment: dict[str, str], written: dict[str, int], sentence: str):
     with pytest.raises(UserError) as caught:
         job(environment, **written)
     assert str(caught.value).startswith(sentence)
@@ -126,7 +126,7 @@ def test_gpus_that_do_not_divide_among_processes_are_one_sentence():
         job(recorded("slurm-uneven-nodes") | {"SLURM_NODEID": "0", "SLURM_LOCALID": "2"}, host_gpus=8)
 
 
-def test_process_0_listens_where_the_variable_of_jax_says():
+def test_process_0_listens_where_the_variable_of_jax_states():
     found = job(JAX | {"JAX_COORDINATOR_BIND_ADDRESS": "10.0.0.5:61448"})
     assert found is not None and found.listen_at == "10.0.0.5:61448"
     with refused("JAX_COORDINATOR_BIND_ADDRESS:", "host:port", "'b'"):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxpar.distributed.messages import HOST_LENGTH, Greeting, Malformed, Report, clean, decode
+from jaxpar.distributed.messages import HOST_LENGTH, Hello, Malformed, Report, clean, decode
 from jaxpar.distributed.verdicts import Mark
 
 VALUES = st.recursive(
@@ -29,7 +29,7 @@ VALUES = st.recursive(
 @example(b'{"jaxpar": 1, "process": 1e999, "processes": NaN, "host": "\\ud800", "nonce": null}')
 def test_any_bytes_are_malformed_or_a_greeting(line: bytes):
     with contextlib.suppress(Malformed):
-        Greeting.read(line)
+        Hello.read(line)
 
 
 @settings(deadline=None)
@@ -37,12 +37,12 @@ def test_any_bytes_are_malformed_or_a_greeting(line: bytes):
     "jaxpar": st.just(1) | VALUES, "process": st.integers() | VALUES, "processes": st.integers() | VALUES,
     "host": st.text() | VALUES, "nonce": st.none() | VALUES,
 }))  # fmt: skip
-def test_a_greeting_holds_numbers_and_a_name_that_can_be_printed(found: dict[str, object]):
+def test_a_hello_holds_numbers_and_a_name_that_can_be_printed(found: dict[str, object]):
     with contextlib.suppress(Malformed):
-        read = Greeting.read(json.dumps(found).encode())
+        read = Hello.read(json.dumps(found).encode())
         assert type(read.process) is type(read.processes) is int and min(read.process, read.processes) >= 0
         assert read.host.isprintable() and 0 < len(read.host) <= HOST_LENGTH
-        assert Greeting.read(read.line()) == read
+        assert Hello.read(read.line()) == read
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""How long a step may take: what the user said, else what the steps so far say."""
+"""How long a step may take: what the user set, else what the steps so far give."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_long_steps_have_five_times_their_median():
     assert after(*[500.0] * 6).in_step_s == after(*[500.0] * 6).in_pause_s == 2500
 
 
-def test_the_first_steps_say_nothing_about_the_others():
+def test_the_first_steps_do_not_determine_the_limit_of_the_others():
     assert after(300.0, 300.0, 300.0, *[0.1] * 3).in_step_s == LEAST_S
 
 
@@ -50,6 +50,6 @@ def test_one_that_waits_for_another_that_saves_has_long():
 
 
 @pytest.mark.parametrize("steps", [0, 3, 50])
-def test_what_the_user_says_holds_from_the_first_step_to_the_last(steps: int):
+def test_what_the_user_sets_holds_from_the_first_step_to_the_last(steps: int):
     limit = after(*[100.0] * steps, fixed=7)
     assert (limit.in_step_s, limit.in_pause_s) == (7, 7)

@@ -1,4 +1,4 @@
-"""Watches of several processes, here in one, over real connections: who is lost is told to everybody."""
+"""Watches of several processes, here in one, over real connections: who is lost is reported to all."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Member:
 
     def __init__(self, process: int, processes: int, peers: dict[int, Peer], timeout_s: float):
         self.ended: list[str] = []
-        self.heard = threading.Event()
+        self.ended_event = threading.Event()
         self.watch = Watch(process, processes, peers, timeout_s=timeout_s, mark=START, end=self._end)
 
     def _end(self, sentence: str) -> None:
         self.ended.append(sentence)
-        self.heard.set()
+        self.ended_event.set()
 
     def verdict(self) -> str:
-        assert self.heard.wait(seconds(20)), "no verdict"
+        assert self.ended_event.wait(seconds(20)), "no verdict"
         [sentence] = self.ended
         return sentence
 
@@ -107,8 +107,8 @@ def test_one_that_dies_is_named_to_everybody_with_what_it_was_at(stage: Callable
     job.loose[2].sendall(report)
     time.sleep(0.3)
     job.loose[2].close()
-    [said] = job.verdicts()
-    assert said.startswith("process 2 on node-2 died (it was in step 12, last heard of ")
+    [message] = job.verdicts()
+    assert message.startswith("process 2 on node-2 died (it was in step 12, last heard of ")
 
 
 def test_process_0_that_dies_is_noticed_by_the_others():
@@ -124,10 +124,10 @@ def test_one_that_dies_while_the_others_are_at_their_end_is_named(stage: Callabl
         waiting = [pool.submit(job.members[number].watch.leave) for number in (0, 1)]
         time.sleep(0.3)
         job.loose[2].close()
-        [said] = job.verdicts()
+        [message] = job.verdicts()
         for left in waiting:
             left.result(timeout=seconds(10))
-    assert said.startswith("process 2 on node-2 died")
+    assert message.startswith("process 2 on node-2 died")
 
 
 def test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_others(
@@ -145,9 +145,9 @@ def test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_o
 def test_one_that_is_silent_is_named_after_the_timeout(stage: Callable[..., Stage]):
     began = time.monotonic()
     job = stage(3, without=(1,), timeout_s=1.5)
-    [said] = job.verdicts()
+    [message] = job.verdicts()
     assert time.monotonic() - began > 1.5
-    assert said.startswith("process 1 on node-1 gave no sign of life for 1.5 s")
+    assert message.startswith("process 1 on node-1 gave no sign of life for 1.5 s")
 
 
 def test_one_that_does_not_get_on_is_named_to_everybody(stage: Callable[..., Stage]):
@@ -156,8 +156,8 @@ def test_one_that_does_not_get_on_is_named_to_everybody(stage: Callable[..., Sta
         member.watch.mark("in step 1", 0.5, "distributed.step_timeout_s")
         if number != 1:
             member.watch.mark("waiting for step 1", 0.5, "distributed.step_timeout_s")
-    [said] = job.verdicts()
-    assert said.startswith("process 1 on node-1 made no progress for 0.5 s (distributed.step_timeout_s), and the ")
+    [message] = job.verdicts()
+    assert message.startswith("process 1 on node-1 made no progress for 0.5 s (distributed.step_timeout_s), and the ")
 
 
 def test_one_that_gets_on_is_never_late(stage: Callable[..., Stage]):
@@ -185,8 +185,11 @@ def test_one_that_saves_is_not_hurried_by_those_in_the_next_step(stage: Callable
         job.members[1].watch.mark(at, 10, "distributed.step_timeout_s", 60)
     time.sleep(0.8)
     assert job.quiet()
-    [said] = job.verdicts()
-    assert said.startswith("process 0 on ") and " made no progress for 1.5 s (distributed.step_timeout_s), and " in said
+    [message] = job.verdicts()
+    assert (
+        message.startswith("process 0 on ")
+        and " made no progress for 1.5 s (distributed.step_timeout_s), and " in message
+    )
 
 
 def test_one_that_hangs_at_the_start_is_named_by_what_it_does_not_use(
@@ -199,28 +202,30 @@ def test_one_that_hangs_at_the_start_is_named_by_what_it_does_not_use(
         member.watch.mark("opening its data", 60, "distributed.pause_timeout_s", busy=True)
     for number in (0, 2):
         job.members[number].watch.mark("looking into its folder", 60, "distributed.pause_timeout_s")
-    [said] = job.verdicts()
-    assert said.startswith("process 1 on node-1 did nothing for 1 s, and the others wait for it (it was opening its ")
+    [message] = job.verdicts()
+    assert message.startswith(
+        "process 1 on node-1 did nothing for 1 s, and the others wait for it (it was opening its "
+    )
 
 
-def test_one_that_fails_tells_the_others_why(stage: Callable[..., Stage]):
+def test_one_that_fails_sends_the_others_the_reason(stage: Callable[..., Stage]):
     job = stage(3)
     job.members[2].watch.fail("data.path: not there")
-    said = {job.members[number].verdict() for number in (0, 1)}
-    assert said == {"process 2 on node-2 stopped (it was starting) and said: data.path: not there"}
+    message = {job.members[number].verdict() for number in (0, 1)}
+    assert message == {"process 2 on node-2 stopped (it was starting) and reported: data.path: not there"}
 
 
-def test_process_0_that_fails_tells_the_others_why_before_it_ends(stage: Callable[..., Stage]):
+def test_process_0_that_fails_sends_the_others_the_reason_before_it_ends(stage: Callable[..., Stage]):
     job = stage(3)
     job.members[0].watch.fail("the disk is full")
     assert all("the disk is full" in job.members[number].verdict() for number in (1, 2))
 
 
-def test_processes_that_all_fail_for_one_reason_each_speak_for_themselves(stage: Callable[..., Stage]):
+def test_processes_that_all_fail_for_one_reason_each_report_it(stage: Callable[..., Stage]):
     job = stage(3)
     with ThreadPoolExecutor(3) as pool:
-        for told in [pool.submit(member.watch.fail, "no such file") for member in job.members.values()]:
-            told.result(timeout=seconds(10))
+        for done in [pool.submit(member.watch.fail, "no such file") for member in job.members.values()]:
+            done.result(timeout=seconds(10))
     time.sleep(0.5)
     assert job.quiet()
 
@@ -236,33 +241,33 @@ def test_a_watch_that_breaks_ends_its_process(stage: Callable[..., Stage], monke
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         b"no JSON\n", b"\xff\n", b"[]\n", b"[" * 9000 + b"\n", b"x" * (watching.LINE_BYTES + 1), b'{"at": {}}\n',
         b'{"at": {"count": 1, "at": "a", "limit_s": "\xc2\xb2", "limit_key": "k", "age_s": NaN}}\n', b'{"failed": 3}\n',
         b'{"end": ["a"]}\n',
     ],
-    ids=lambda said: repr(said[:12]),
+    ids=lambda message: repr(message[:12]),
 )  # fmt: skip
-def test_one_that_sends_what_no_watch_sends_is_named_to_everybody(stage: Callable[..., Stage], said: bytes):
+def test_one_that_sends_what_no_watch_sends_is_named_to_everybody(stage: Callable[..., Stage], message: bytes):
     job = stage(3, without=(1,))
-    job.loose[1].sendall(said)
+    job.loose[1].sendall(message)
     [verdict] = job.verdicts()
     assert verdict.startswith("process 1 on node-1 sent something that is no message of the watch (")
 
 
-def test_what_another_process_says_is_told_without_control_characters(stage: Callable[..., Stage]):
+def test_what_another_process_sends_is_reported_without_control_characters(stage: Callable[..., Stage]):
     job = stage(3, without=(1,))
     report = {"count": 5, "at": "in\x1b[2J step" + "y" * 500, "limit_s": 600, "limit_key": "k", "age_s": 1.0}
-    said = {"failed": "\x1b]0;owned\x07\r\n" + "x" * 5000, "at": report}
-    job.loose[1].sendall(json.dumps(said).encode() + b"\n")
+    message = {"failed": "\x1b]0;owned\x07\r\n" + "x" * 5000, "at": report}
+    job.loose[1].sendall(json.dumps(message).encode() + b"\n")
     [verdict] = job.verdicts()
     assert verdict.isprintable() and len(verdict) < 1400
     assert verdict.startswith("process 1 on node-1 stopped (it was in?[2J stepyyy")
-    assert "...) and said: ?]0;owned???xxx" in verdict and verdict.endswith("x...")
+    assert "...) and reported: ?]0;owned???xxx" in verdict and verdict.endswith("x...")
 
 
-def test_the_verdict_of_process_0_is_told_without_control_characters(stage: Callable[..., Stage]):
+def test_the_verdict_of_process_0_is_reported_without_control_characters(stage: Callable[..., Stage]):
     ours, theirs = socket.socketpair()
     member = Member(1, 2, {0: Peer(0, "node-0", theirs)}, 20.0)
     with ours:
@@ -272,7 +277,7 @@ def test_the_verdict_of_process_0_is_told_without_control_characters(stage: Call
     assert verdict == "?[2J" + "x" * 1993 + "..."
 
 
-def test_a_process_that_fails_with_a_long_sentence_tells_its_beginning(stage: Callable[..., Stage]):
+def test_a_process_that_fails_with_a_long_sentence_reports_its_beginning(stage: Callable[..., Stage]):
     job = stage(2)
     job.members[1].watch.fail("z" * 10**7)
-    assert job.members[0].verdict().endswith(" and said: " + "z" * 997 + "...")
+    assert job.members[0].verdict().endswith(" and reported: " + "z" * 997 + "...")

@@ -90,9 +90,9 @@ def _plain(heading: Token) -> str:
     return "".join(child.content for child in heading.children or [] if child.type in ("text", "code_inline"))
 
 
-def _unique(anchor: str, taken: set[str]) -> str:
+def _unique(anchor: str, used: set[str]) -> str:
     number, name = 0, anchor
-    while name in taken:
+    while name in used:
         number += 1
         name = f"{anchor}-{number}"
     return name

@@ -32,7 +32,7 @@ def lines(folder: Path, name: str, rows: list[Any]) -> Path:
     return write(folder, f"{name}.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n")
 
 
-def test_lines_are_of_the_kind_that_their_fields_say(tmp_path: Path):
+def test_lines_are_of_the_kind_that_their_fields_state(tmp_path: Path):
     found = {name: read_task(lines(tmp_path, name, rows)) for name, rows in ROWS.items()}
     assert [type(task.settings) for task in found.values()] == [MultipleChoice, Generation, Perplexity]
     assert found["choice"].examples == (Choice("a", ("b", "c"), 1, 7), Choice("", ("b", "c"), 0))
@@ -52,7 +52,7 @@ def test_settings_apply_to_the_lines_beside_them(tmp_path: Path):
     assert task.examples == (Document("two\nlines\n"),) == read_task(tmp_path / "plain.txt").examples
 
 
-def test_names_of_tasks_are_told_from_files():
+def test_names_of_tasks_are_reported_from_files():
     assert [is_task_file(word) for word in ("a.yaml", "x/b", "c.TXT", "arc_easy")] == [True, True, True, False]
 
 

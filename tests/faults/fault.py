@@ -26,7 +26,7 @@ class Fault:
     """One wrong line."""
 
     name: str
-    says: str
+    description: str
     """What goes wrong, in words."""
     file: str
     old: str
@@ -46,8 +46,8 @@ class Fault:
         tests = sorted({name.split("::")[0] for name in self.caught_by})
         names = sorted(name.split("::")[1] for name in self.caught_by)
         code = [code_of((ROOT / name).read_text()) for name in (self.file, *tests)]
-        said = (self.name, self.old, self.new, self.found, names, code)
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+        parts = (self.name, self.old, self.new, self.found, names, code)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
     def known_red(self) -> bool:
@@ -62,11 +62,11 @@ def code_of(text: str) -> str:
         for part in ("body", "orelse", "finalbody"):
             lines = getattr(node, part, None)
             if isinstance(lines, list):
-                setattr(node, part, [line for line in lines if not _says_nothing(line)])
+                setattr(node, part, [line for line in lines if not _is_ignored(line)])
     return ast.dump(tree)
 
 
-def _says_nothing(line: ast.stmt) -> bool:
+def _is_ignored(line: ast.stmt) -> bool:
     if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
         return isinstance(line.value.value, str)
     return isinstance(line, ast.Import | ast.ImportFrom)

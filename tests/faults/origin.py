@@ -1,4 +1,4 @@
-"""A pytest plugin that says which copy of the code was tested."""
+"""A pytest plugin that states which copy of the code was tested."""
 
 from __future__ import annotations
 

@@ -85,4 +85,4 @@ def test_every_fault_is_one_replacement_caught_by_tests_of_the_suite():
 
 def test_the_page_lists_every_fault_and_what_goes_wrong():
     listed = re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
-    assert listed == [(fault.name, fault.says) for fault in FAULTS]
+    assert listed == [(fault.name, fault.description) for fault in FAULTS]

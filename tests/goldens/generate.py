@@ -29,7 +29,7 @@ SMALL = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-"""What is the same in most cases; heads are 8 wide where nothing else is said."""
+"""What is the same in most cases; heads are 8 wide where nothing else is given."""
 GEMMA = SMALL | {
     "hidden_size": 24, "head_dim": 8, "intermediate_size": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip

@@ -30,7 +30,7 @@ def test_reference_logits_equal_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_goldens_tell_their_model_from_its_neighbours(name: str) -> None:
+def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
     """Each option that the golden is there for changes the logits by far more than the tolerance."""
     weights, options, tokens, logits = load(name)
     neutral = {
@@ -52,9 +52,9 @@ def test_goldens_tell_their_model_from_its_neighbours(name: str) -> None:
         if unit[::-1] != unit:
             others["the pattern the other way round"] = {"pattern": options["pattern"] | {"unit": unit[::-1]}}
     assert others
-    for told, changed in others.items():
+    for reported, changed in others.items():
         other = decoder64.logits(weights, options | changed, decoder64.plain_batch(tokens))
-        assert difference(other, logits) > 100 * TOLERANCE, told
+        assert difference(other, logits) > 100 * TOLERANCE, reported
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -84,7 +84,7 @@ def test_cards_without_nvlink_reach_each_other_over_pcie(name: str) -> None:
     assert gpu.node == gpu.host and gpu.node.name.startswith("PCIe ")
 
 
-def test_the_cpu_of_a_superchip_is_nearer_than_over_pcie_and_brings_its_memory() -> None:
+def test_the_cpu_of_a_superchip_is_nearer_than_over_pcie_and_adds_its_memory() -> None:
     """900 GB/s, both directions together: for one GPU in a GH200, for two in a GB200."""
     assert gpu_named("gh200").host.bandwidth == 450e9 and gpu_named("gb200").host.bandwidth == 225e9
     assert parse_cluster("gh200:2x1").host_limit() == 480e9

@@ -57,7 +57,7 @@ def test_a_file_overrides_levels_in_gigabytes_and_microseconds(tmp_path: Path):
     assert "c.yaml" in cluster.link(True).source
 
 
-def test_a_host_has_a_tebibyte_for_its_gpus_where_nobody_says(tmp_path: Path):
+def test_a_host_has_a_tebibyte_for_its_gpus_by_default(tmp_path: Path):
     assert parse_cluster("h100:2x8").host_limit() == 2**40 // 8
     assert parse_cluster("h100:2x8").host_limit(2**30) == 2**30
     assert parse_cluster(write(tmp_path, "gpu: h100\nhosts: 2\nhost_memory: 512.5\n")).host_limit() == 512.5 * 2**30 / 8
@@ -86,9 +86,9 @@ def test_of_mixed_kinds_the_slowest_is_the_clock_though_another_has_less_memory(
 def test_groups_may_be_apart_further_than_their_hosts(tmp_path: Path):
     text = "gpus_per_host: 4\ngroups: {a: {gpu: h100, hosts: 1}, b: {gpu: h100, hosts: 3}}\n"
     alike = parse_cluster(write(tmp_path, text))
-    assert not alike.is_mixed and alike.between == alike.link(True)
+    assert not alike.is_heterogeneous and alike.between == alike.link(True)
     apart = parse_cluster(write(tmp_path, text + "between: {bandwidth: 3, latency: 50}\n"))
-    assert apart.is_mixed and (apart.bandwidth(True), apart.latency(True)) == (3e9, 5e-5)
+    assert apart.is_heterogeneous and (apart.bandwidth(True), apart.latency(True)) == (3e9, 5e-5)
     assert apart.of_kind(apart.groups[0]).bandwidth(True) == 50e9  # inside a group nothing changes
     assert [group.name for group in apart.stage_groups(4) or ()] == ["a", "b", "b", "b"]
     assert apart.stage_groups(2) is None
@@ -96,7 +96,7 @@ def test_groups_may_be_apart_further_than_their_hosts(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("h100", "expected gpu:hosts x gpus"),
         ("h100:8", "expected gpu:hosts x gpus"),
@@ -107,13 +107,13 @@ def test_groups_may_be_apart_further_than_their_hosts(tmp_path: Path):
         ("nowhere.yaml", "no such file"),
     ],
 )
-def test_text_that_is_no_cluster_gets_one_sentence(text: str, says: str):
-    with refused(text, says):
+def test_text_that_is_no_cluster_gets_one_sentence(text: str, expected: str):
+    with refused(text, expected):
         parse_cluster(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("gpu: h100\n", "c.yaml: the key hosts is missing"),
         ("hosts: 2\n", "c.yaml: the key gpu is missing"),
@@ -137,13 +137,13 @@ def test_text_that_is_no_cluster_gets_one_sentence(text: str, says: str):
         ),
     ],
 )
-def test_a_wrong_file_gets_one_sentence_with_the_place(tmp_path: Path, text: str, says: str):
-    with refused(says):
+def test_a_wrong_file_gets_one_sentence_with_the_place(tmp_path: Path, text: str, expected: str):
+    with refused(expected):
         parse_cluster(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("name", ["h100_a100", "two_networks"])
 def test_clusters_to_try_are_mixed(name: str):
     cluster = parse_cluster(f"{Path(__file__).parents[2]}/launch/clusters/{name}.yaml")
-    assert cluster.is_mixed
+    assert cluster.is_heterogeneous
     assert cluster.stage_groups(2) == cluster.groups

@@ -12,7 +12,7 @@ from jaxpar.hardware.host import PINNED_VARIABLE, PREALLOCATED_VARIABLE, group_l
 GIB = 2**30
 
 
-def test_a_process_pins_64_gib_where_nobody_says_otherwise():
+def test_a_process_pins_64_gib_by_default():
     assert pinned_limit({}) == 64 * GIB
     assert pinned_limit({PREALLOCATED_VARIABLE: "false"}) == 64 * GIB
     assert pinned_limit({PREALLOCATED_VARIABLE: "True"}) == 16 * GIB

@@ -52,7 +52,7 @@ def test_the_check_notices_a_dtype_that_cannot_hold_the_weights(capfd: pytest.Ca
     refused_by_command(status, *capfd.readouterr(), "embedding.tokens", "bfloat16", "--dtype float32")
 
 
-def test_an_export_in_another_dtype_says_so_in_config_json(tmp_path: Path):
+def test_an_export_in_another_dtype_reports_it_in_config_json(tmp_path: Path):
     convert("jaxpar-to-hf", FOLDER / "llama", tmp_path / "half", "--dtype", "bfloat16")
     assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "bfloat16"
     wanted = tensors(FOLDER / "llama")

@@ -23,7 +23,7 @@ def model_with(folder: Path, tokenizer: str | None, generation: dict[str, object
     return HFFolder(folder)
 
 
-def test_a_text_begins_as_the_tokenizer_says_and_ends_as_the_model_says_too(tmp_path: Path):
+def test_a_text_begins_as_the_tokenizer_states_and_ends_as_the_model_states_too(tmp_path: Path):
     marked = text_of(model_with(tmp_path / "a", "marked", {"eos_token_id": [7, EOS]}), None, print)
     assert (marked.begin, marked.ends) == (BOS, (EOS, 7))
     plain = text_of(model_with(tmp_path / "b", "plain", {"eos_token_id": 9}), None, print)

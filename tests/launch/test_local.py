@@ -62,18 +62,18 @@ def test_when_one_fails_the_others_are_ended_and_its_code_is_the_jobs():
     assert errors == ["launch/local.py: process 1 ended with code 7; ending the others"]
 
 
-def test_the_others_may_say_something_before_they_are_ended():
+def test_the_others_may_print_something_before_they_are_ended():
     code, out, _ = run("sys.exit(1) if R == 1 else (time.sleep(0.5), print('process 1 is gone'), sys.exit(1))")
     assert (code, out) == (1, ["[0] process 1 is gone"])
 
 
-def test_one_that_was_killed_is_told_by_its_signal():
+def test_one_that_was_killed_is_reported_by_its_signal():
     code, _, errors = run("os.kill(os.getpid(), 9) if R == 0 else time.sleep(60)", "--grace", "0.1")
     assert code == 128 + 9
     assert errors == ["launch/local.py: process 0 was ended by SIGKILL; ending the others"]
 
 
-def test_one_that_was_killed_is_told_also_where_another_has_failed_for_it_in_the_same_moment(tmp_path: Path):
+def test_one_that_was_killed_is_reported_also_where_another_has_failed_for_it_in_the_same_moment(tmp_path: Path):
     gone = tmp_path / "gone"
     wait = f"\nwhile R == 1 or not os.path.exists({str(gone)!r}):\n  time.sleep(0.01)\nsys.exit(1)"
     with start(f"print(os.getpid(), flush=True){wait}") as job:
@@ -90,7 +90,7 @@ def test_one_that_was_killed_is_told_also_where_another_has_failed_for_it_in_the
     assert errors == "launch/local.py: process 1 was ended by SIGKILL\n"
 
 
-def test_one_that_does_not_hear_is_killed(monkeypatch: pytest.MonkeyPatch):
+def test_one_that_ignores_the_signal_is_killed(monkeypatch: pytest.MonkeyPatch):
     code, _, _ = run("sys.exit(3) if R == 1 else os.kill(os.getpid(), signal.SIGSTOP)", "--grace", "0.1")
     assert code == 3
 
@@ -109,8 +109,8 @@ def test_signals_go_to_all_processes(number: signal.Signals):
 def test_a_second_ctrl_c_kills_all_processes():
     with start("signal.signal(2, lambda *_: print('heard')); print('ready'); [time.sleep(60) for _ in 'ab']") as job:
         assert job.stdout is not None
-        for said in ("ready", "heard"):
-            assert sorted(job.stdout.readline() for _ in range(2)) == [f"[0] {said}\n", f"[1] {said}\n"]
+        for expected in ("ready", "heard"):
+            assert sorted(job.stdout.readline() for _ in range(2)) == [f"[0] {expected}\n", f"[1] {expected}\n"]
             job.send_signal(signal.SIGINT)
         job.communicate(timeout=seconds(30))
     assert job.returncode == 128 + signal.SIGINT
@@ -151,15 +151,15 @@ def test_gpus_that_do_not_suffice_are_refused(processes: int, devices: int | Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--processes", "0", "--", "true"], "expected at least 1"),
         (["--processes", "1", "--", "no-such-program"], "there is no program 'no-such-program'"),
         (["--processes", "2"], "the following arguments are required"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_arguments_are_reported(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         local.main(arguments)
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err

@@ -59,7 +59,7 @@ def like(config: Config, activation: str) -> Config:
 
 
 def plain_feed_forward(x: Any, weights: Any, options: Any) -> Any:
-    """What the page says that it computes, in plain JAX."""
+    """What the page states that it computes, in plain JAX."""
     gate, up = (x @ weights[each] + weights[f"{each}_bias"] for each in ("gate", "up"))
     return (jnp.maximum(gate, 0.0) ** 2 * up) @ weights["down"] + weights["down_bias"]
 
@@ -109,7 +109,7 @@ def test_the_planner_counts_its_traffic(name: str):
 
 
 @pytest.mark.parametrize("preset", ["none", "gemm_last"])
-def test_a_traced_step_keeps_what_the_declaration_says(name: str, preset: str):
+def test_a_traced_step_keeps_what_the_declaration_states(name: str, preset: str):
     asked = [f"model.activation={name}", "attention.backend=xla", "memory.mlp_tiles=1", f"memory.remat={preset}"]
     config, plan = plan_for(load_config(QUICKSTART, [*asked, "parallel.tensor=2"]), CLUSTER)
     form = CLOSED_FORMS[preset](layer_shape(config, plan.axes, plan.microbatch_rows))

@@ -98,12 +98,12 @@ def test_a_share_of_what_auto_keeps_is_refused():
         planned("memory.offload_fraction=0.5")
 
 
-def test_too_little_host_memory_is_said():
+def test_too_little_host_memory_is_reported():
     with refused("95.37 MiB of host memory", "memory.host_limit", "of the 27"):
         planned("data.sequence_length=16384", "memory.host_limit=100000000", on=SMALLER)
 
 
-def test_where_nothing_fits_it_says_by_how_much_and_what_to_change():
+def test_where_nothing_fits_it_states_by_how_much_and_what_to_change():
     with refused("memory.remat: auto", "activations take ", "iB", "memory.optimizer_offload: host") as refusal:
         planned("data.sequence_length=4194304", "data.batch_size=8", "parallel.microbatches=1")
     assert "zero: 3" not in str(refusal.value), "it is 3 already"

@@ -127,7 +127,7 @@ def test_a_row_that_cannot_be_shared_so_is_refused(
         plan_of(replace(config, data=replace(config.data, sequence_length=length)))
 
 
-def test_the_plan_table_says_what_moves_and_how_the_work_is_shared() -> None:
+def test_the_plan_table_states_what_moves_and_how_the_work_is_shared() -> None:
     rows = {}
     for order in ("contiguous", "zigzag"):
         sections = {"context": 8, "context_strategy": "ring", "context_order": order}

@@ -19,7 +19,7 @@ from jaxpar.layout.plan_file import PlanFile, read, write
 from jaxpar.train import main as train
 from jaxpar.training.run.trainer import Trainer
 from tests.sentences import refused, refused_by_command
-from tests.training.runs import Heard, losses, run_config
+from tests.training.runs import Recorder, losses, run_config
 
 FSDP = {"fsdp": 4, "tensor": 2}
 
@@ -61,15 +61,17 @@ def test_a_plan_of_another_machine_gives_the_same_bits(tmp_path: Path):
 
 
 @pytest.mark.long(every=2)
-def test_a_run_that_goes_on_under_another_plan_says_so(tmp_path: Path):
+def test_a_run_that_goes_on_under_another_plan_states_it(tmp_path: Path):
     config, plan = planned_on_the_smallest(run_config(tmp_path, 1, parallel=FSDP, memory={"remat": "auto"}))
     Trainer(config, plan=plan).fit([])
-    for steps, given, said in ((2, plan, []), (3, None, ["plan-until-2.json"]), (4, None, [])):
-        heard = Heard()
+    for steps, given, expected in ((2, plan, []), (3, None, ["plan-until-2.json"]), (4, None, [])):
+        recorded = Recorder()
         longer = replace(config, run=replace(config.run, steps=steps))
-        Trainer(longer, plan=given).fit([heard])
-        told = [text for text in heard.messages if text.startswith("The plan differs from that of the last start")]
-        assert [name for text in told for name in ("plan-until-2.json",) if name in text] == said
+        Trainer(longer, plan=given).fit([recorded])
+        reported = [
+            text for text in recorded.messages if text.startswith("The plan differs from that of the last start")
+        ]
+        assert [name for text in reported for name in ("plan-until-2.json",) if name in text] == expected
     assert read(tmp_path / "run" / "plan-until-2.json").plan == plan
 
 

@@ -72,8 +72,8 @@ def test_of_a_list_the_first_is_read(file: Path):
 @pytest.mark.parametrize("version", [PLAN_VERSION + 1, 0, -1, "1", 1.0, True, None, [1]])
 def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[str], version: object):
     edit(file, version=version)
-    said = f"version {version}".lower() if not isinstance(version, str | None) else "version "
-    parts = (str(file), said, f"this release reads version {PLAN_VERSION}", "no version")
+    expected = f"version {version}".lower() if not isinstance(version, str | None) else "version "
+    parts = (str(file), expected, f"this release reads version {PLAN_VERSION}", "no version")
     with refused(*parts):
         read(file)
     for command, arguments in ((train, ["--plan", file]), (plan_command, ["explain", "--plan", file])):
@@ -142,7 +142,7 @@ def test_what_a_run_wrote_before_has_its_configuration_beside_it(file: Path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("wrote", ["the planner", "a run"])
-def test_a_plan_without_a_version_is_made_again_and_that_is_said(
+def test_a_plan_without_a_version_is_derived_again_and_reported(
     file: Path, capsys: pytest.CaptureFixture[str], wrote: str
 ):
     config, plan = planned(run={"dir": str(file.parent), "name": "old", "steps": 1}, evaluation={"batches": 0})
@@ -153,8 +153,8 @@ def test_a_plan_without_a_version_is_made_again_and_that_is_said(
         edit(file, config=config_to_dict(config))
         without_version(file)
     assert train(["--plan", str(file)]) == 0
-    said = f"{file} is of an earlier release and has no version: its plan is derived again from its configuration."
-    assert said in capsys.readouterr().out.splitlines()
+    expected = f"{file} is of an earlier release and has no version: its plan is derived again from its configuration."
+    assert expected in capsys.readouterr().out.splitlines()
     assert read(file.parent / "old" / "plan.json") == PlanFile(config, plan)
 
 

@@ -21,7 +21,7 @@ def on_device(layout: StepLayout, state: TrainState) -> set[str]:
     return {name for name, kind in zip(layout.weight_names, kinds, strict=True) if kind == "device"}
 
 
-def test_the_state_stays_where_the_plan_says_weight_by_weight():
+def test_the_state_stays_where_the_plan_states_weight_by_weight():
     run = SmallRun(small(memory={"optimizer_offload": "host"}, parallel={"fsdp": 2, "zero": 1}))
     assert on_device(run.step.layout, run.step.residency.initial_state()) == set()
     plan = replace(run.step.layout.plan, resident_weights=tuple(STAY))

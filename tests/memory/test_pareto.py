@@ -69,7 +69,7 @@ def undominated(points: list[Triple]) -> set[Triple]:
 
 @settings(deadline=None, max_examples=60)
 @given(small_costs(most=4), st.booleans())
-def test_the_front_of_a_layer_is_what_trying_everything_leaves(costs: LayerCosts, offload: bool):
+def test_the_frontier_of_a_layer_is_what_trying_everything_leaves(costs: LayerCosts, offload: bool):
     frontier = layer_frontier(costs, offload=offload)
     assert {triple(p) for p in frontier} == undominated([triple(p) for p in everything(costs, offload)])
     assert len({triple(p) for p in frontier}) == len(frontier)
@@ -112,7 +112,7 @@ def no_worse(point: Point, other: Point) -> bool:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
-def test_each_preset_is_searched_and_none_beats_the_front(model: str, preset: str):
+def test_each_preset_is_searched_and_none_beats_the_frontier(model: str, preset: str):
     costs = model_costs(model)
     own = point_of(costs, remat_map(preset, costs.sizes))
     assert any(no_worse(point, own) for point in layer_frontier(costs))
@@ -121,7 +121,7 @@ def test_each_preset_is_searched_and_none_beats_the_front(model: str, preset: st
     assert sum(n * point_of(costs, treatments).picoseconds for n, treatments in runs) <= 32 * own.picoseconds
 
 
-def test_the_ends_of_the_front_are_full_and_none_but_for_what_a_fused_kernel_makes_again_for_nothing():
+def test_the_ends_of_the_frontier_are_full_and_none_but_for_what_a_fused_kernel_recomputes_for_nothing():
     costs = model_costs()
     frontier = alike_frontier(costs)
     assert frontier[0] == point_of(costs, remat_map("full", costs.sizes))
@@ -151,7 +151,7 @@ def test_layers_that_offload_more_come_first():
     assert hosts == sorted(hosts, reverse=True)
 
 
-def test_what_cannot_fit_says_how_much_the_least_takes():
+def test_what_cannot_fit_states_how_much_the_least_takes():
     costs = model_costs()
     with refused("memory.remat", "2147483648 bytes", "1000000000", error=NothingFits) as caught:
         cheapest(costs, 32, 10**9)

@@ -129,10 +129,10 @@ def test_a_share_that_is_not_hidden_is_refused_with_the_numbers():
     check_hidden(0.59, **unit)
     with pytest.raises(UserError) as caught:
         check_hidden(0.9, **unit)
-    said = str(caught.value)
+    message = str(caught.value)
     times = "15.1 ms", "10.0 ms (1.5 times what is predicted) to hide it in"
     for part in ("0.9 of the 1.00 GiB", *times, "64 GB/s", "filling", "expected at most 0.59"):
-        assert part in said
+        assert part in message
 
 
 @pytest.mark.parametrize(

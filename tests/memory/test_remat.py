@@ -27,14 +27,14 @@ ACTIVATIONS = activation_names(ModelConfig())
         ("full", set(ACTIVATIONS) - {"layer_input"}),
     ],
 )
-def test_a_preset_says_what_happens_to_every_activation(preset: str, recomputed: set[str]):
+def test_a_preset_states_what_happens_to_every_activation(preset: str, recomputed: set[str]):
     treatments = remat_map(preset, ACTIVATIONS)
     assert list(treatments) == list(ACTIVATIONS)
     assert {name for name, treatment in treatments.items() if treatment == "recompute"} == recomputed
 
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])
-def test_a_map_says_it_by_name_and_leaves_the_rest_to_a_preset(preset: str | None):
+def test_a_map_sets_treatments_by_name_and_leaves_the_rest_to_a_preset(preset: str | None):
     wanted = {"layer_input": "offload", "query": "offload", "key": "recompute", "mlp_hidden": "save"}
     treatments = remat_map(wanted | ({} if preset is None else {"preset": preset}), ACTIVATIONS)
     assert list(treatments) == list(ACTIVATIONS)
@@ -75,7 +75,7 @@ PER_LAYER = [
 ]
 
 
-def test_a_list_says_it_for_the_layers_of_each_map_and_leaves_the_others_to_gemm_last():
+def test_a_list_applies_each_map_to_its_layers_and_leaves_the_others_to_gemm_last():
     runs = layer_runs(PER_LAYER, ACTIVATIONS, 9)
     query = {"query": "offload"}
     assert [(run.layers, run.activations) for run in runs] == [

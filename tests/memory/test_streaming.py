@@ -16,7 +16,7 @@ def rows(total: int, least: int, fitting: int, monkeypatch: pytest.MonkeyPatch) 
     return rows_of_piece(jax.ShapeDtypeStruct((total,), jnp.float32), least)
 
 
-def test_a_number_that_divides_is_taken_where_it_is_no_less_than_asked(monkeypatch: pytest.MonkeyPatch):
+def test_a_number_that_divides_is_chosen_where_it_is_no_less_than_asked(monkeypatch: pytest.MonkeyPatch):
     assert rows(12, 1, 5, monkeypatch) == 4
     assert rows(9, 4, 1, monkeypatch) == 4, "3 divides, and is less"
     assert rows(11, 1, 5, monkeypatch) == 5, "1 divides, and is less than half"

@@ -81,7 +81,7 @@ def test_the_program_sends_the_bytes_of_the_docstring(name: str):
         ("reduce_max", lambda x: x.max(axis=1, keepdims=True)[:, [0, 0]]),
     ],
 )
-def test_each_rank_gets_what_the_docstring_says(name: str, wanted: Any):
+def test_each_rank_gets_what_the_docstring_states(name: str, wanted: Any):
     found = np.asarray(jax.jit(on_the_mesh(collective(name)))(WHOLE))
     expected = wanted(parts())
     np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-6, atol=1e-6)
@@ -118,7 +118,7 @@ def test_a_sum_over_ranks_that_all_hold_the_same_value_is_refused(name: str):
 
 
 @pytest.mark.parametrize("name", ["gather_sequence", "scatter_sequence", "gather_context"])
-def test_a_verb_refuses_a_value_that_all_ranks_hold_alike(name: str):
+def test_a_collective_refuses_a_value_that_all_ranks_hold_alike(name: str):
     collective = getattr(collectives, name)
     program = jax.shard_map(collective, mesh=mesh_of(**SIZES), in_specs=P("fsdp"), out_specs=P("fsdp"), check_vma=True)
     with refused(f"{name} over", "same on all ranks", error=ValueError):

@@ -81,7 +81,7 @@ def test_gradients_equal_the_dense_ones(zero: int):
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_sinks_are_float32_zeros_in_gradient_placement(zero: int):
+def test_gradient_accumulators_are_float32_zeros_in_gradient_placement(zero: int):
     placements = placements_of(zero, compute="bfloat16")
 
     def program(master: Any) -> None:

@@ -39,7 +39,7 @@ def weight(shape):
 
 @pytest.fixture(scope="module")
 def exchanged(mesh):
-    """Per case the gathered matrices, joined along the layers in the group's order, and the weight brought back."""
+    """Per case the gathered matrices, joined along the layers in the group's order, and the weight reassembled."""
     weights = {name: weight(shape) for name, (shape, _) in CASES.items()}
     layouts = {name: layout for name, (_, layout) in CASES.items()}
     joined = {}

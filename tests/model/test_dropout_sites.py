@@ -1,7 +1,7 @@
 """Every place of the model that drops has a mask of its own, the same on every layout; evaluation drops nothing.
 
 All weights are zero but the token embedding and the output biases, each of them a power of two of its own: the sum that
-leaves the last layer then tells, bit by bit, which places have dropped an element.
+leaves the last layer then shows, bit by bit, which places have dropped an element.
 """
 
 from __future__ import annotations

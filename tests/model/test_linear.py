@@ -20,7 +20,7 @@ from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from tests.lively import FAMILIES
+from tests.nonzero_gradients import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations
 

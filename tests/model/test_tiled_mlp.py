@@ -130,7 +130,7 @@ def run_of(**memory: Any) -> SmallRun:
     return SmallRun(small(parallel={"tensor": 2, "fsdp": 2}, memory=memory))
 
 
-def test_the_plan_says_that_hidden_activations_are_recomputed_and_nothing_as_wide_is_kept():
+def test_the_plan_states_that_hidden_activations_are_recomputed_and_nothing_as_wide_is_kept():
     """Under the preset that keeps everything else."""
     tiles, without = run_of(remat="none", mlp_tiles=4), run_of(remat="none")
     kept = without.step.layout.plan.runs[0].activations

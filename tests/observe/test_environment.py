@@ -30,7 +30,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_says_what_ran_where_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_states_what_ran_where_and_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "jaxpar.train", "--config", "a b.yaml"])
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("WANDB_API_KEY", "a secret")
@@ -74,7 +74,7 @@ def test_where_there_is_no_commit_there_is_none(tmp_path: Path, monkeypatch: pyt
     assert git_state(tmp_path) is None, "a machine without git"
 
 
-def test_a_git_that_hangs_holds_nobody_up(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_git_that_hangs_delays_nothing(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxpar.observe.environment.GIT_PATIENCE_S", 0.5)
     slow = tmp_path / "bin" / "git"
     slow.parent.mkdir()

@@ -43,19 +43,19 @@ def test_every_event_reaches_every_listener_in_order(tmp_path: Path) -> None:
     assert sorted(calls) == sorted(methods), "an event is missing from this test"
 
 
-def test_a_listener_that_overrides_nothing_hears_everything_quietly(tmp_path: Path) -> None:
+def test_a_listener_that_overrides_nothing_ignores_everything(tmp_path: Path) -> None:
     every_call(Listener(), tmp_path)
 
 
 def test_an_anomaly_is_a_message_to_those_who_do_not_ask_for_more() -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
-    class Ear(Listener):
+    class StepTimes(Listener):
         def message(self, text: str) -> None:
-            told.append(text)
+            reported.append(text)
 
-    Listeners([Ear()]).anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {"seconds": 9.0}))
-    assert told == ["Step 1 took long."]
+    Listeners([StepTimes()]).anomaly(Anomaly(1, "slow_step", "Step 1 took long.", {"seconds": 9.0}))
+    assert reported == ["Step 1 took long."]
 
 
 def test_all_are_closed_when_one_fails_to_close() -> None:
@@ -85,17 +85,17 @@ def test_an_error_in_a_listener_is_not_swallowed() -> None:
         Listeners([Faulty(ValueError("a fault"))]).step(record(1))
 
 
-def test_a_full_disk_is_told_to_the_others_and_the_run_goes_on() -> None:
+def test_a_full_disk_is_reported_to_the_others_and_the_run_goes_on() -> None:
     log: list[tuple[str, str]] = []
-    told: list[str] = []
+    reported: list[str] = []
 
-    class Ear(Listener):
+    class StepTimes(Listener):
         def message(self, text: str) -> None:
-            told.append(text)
+            reported.append(text)
 
     disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    Listeners([Recorder("a", log), Faulty(disk), Ear(), Recorder("b", log)]).step(record(1))
-    assert told == ["Faulty: No space left on device; training goes on."]
+    Listeners([Recorder("a", log), Faulty(disk), StepTimes(), Recorder("b", log)]).step(record(1))
+    assert reported == ["Faulty: No space left on device; training goes on."]
     assert log == [("a", "step"), ("a", "message"), ("b", "message"), ("b", "step")]
 
 

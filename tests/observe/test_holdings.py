@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 class Owner:
-    """Holds arrays, and says what they are."""
+    """Holds arrays, and states what they are."""
 
     def __init__(self, **arrays: jax.Array) -> None:
         self.arrays = arrays
@@ -50,7 +50,7 @@ def test_arrays_are_counted_by_what_they_are_for_as_long_as_they_live() -> None:
     assert held(memory_report(), "moments") is None
 
 
-def test_what_no_one_names_is_told_too() -> None:
+def test_what_no_one_names_is_reported_too() -> None:
     before = held(memory_report(), OTHER)
     array = split(jnp.float32)
     after = held(memory_report(), OTHER)
@@ -67,7 +67,7 @@ def test_pinned_memory_is_the_hosts_and_counted_over_all_devices() -> None:
     del owner
 
 
-def test_devices_that_report_nothing_are_said_to_lie_in_the_process() -> None:
+def test_devices_that_report_nothing_are_reported_to_lie_in_the_process() -> None:
     report = memory_report()
     assert [device.in_use for device in report.devices] == [None] * 8
     assert 0 < report.host <= report.host_limit

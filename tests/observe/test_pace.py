@@ -28,7 +28,7 @@ def after(turns: list[Turn], last: Turn):
         ({"device": 0.5}, "5.50 s of it in the host between steps"),
     ],
 )
-def test_a_slow_step_says_where_its_time_went(parts: dict[str, float], where: str):
+def test_a_slow_step_states_where_its_time_went(parts: dict[str, float], where: str):
     slow = after([turn(0.5)] * 10, turn(6.0, **parts))
     assert slow is not None
     assert (slow.seconds, slow.median, slow.where) == (6.0, 0.5, where)
@@ -60,7 +60,7 @@ def test_nothing_is_judged_by_a_few_steps_or_without_a_limit():
     assert all(slow.add(turn(seconds)) is None for seconds in [1.0] * 20 + [100.0])
 
 
-def test_a_pace_that_became_slower_is_told_for_every_stretch_with_what_it_goes_to():
+def test_a_pace_that_became_slower_is_reported_for_every_stretch_with_what_it_goes_to():
     pace = Pace(1.5)
     found = [pace.add(turn(1.2)) for _ in range(20)]
     found += [pace.add(turn(1.0, device=0.9)) for _ in range(20)]
@@ -117,7 +117,7 @@ def test_without_one_that_stands_out_there_is_no_straggler(lost: tuple[float, ..
     assert find_straggler(paces(*lost), 0.1) is None, why
 
 
-def test_a_second_is_the_least_that_is_told():
+def test_a_second_is_the_least_that_is_reported():
     assert (
         find_straggler([ProcessPace(i, "a", 1, Losses(1, 2.0, lost, 0)) for i, lost in enumerate((0, 0.9))], 0.1)
         is None

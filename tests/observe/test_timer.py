@@ -8,7 +8,7 @@ from jaxpar.observe.timer import StepTimer
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """Seconds that pass only when a test adds them."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -80,7 +80,7 @@ def test_before_anything_ran_nothing_is_claimed() -> None:
     assert timer.train_seconds == 0
 
 
-def test_a_turn_says_where_the_time_of_one_step_went() -> None:
+def test_a_turn_states_where_the_time_of_one_step_went() -> None:
     clock = Clock()
     timer = StepTimer(clock)
     timer.turn()

@@ -141,7 +141,7 @@ def test_blocks_run_along_what_fsdp_splits_last_and_fit_the_parts_of_tensor_rank
     assert [blocks_of(spec) for spec in (query, gate, odd)] == [Blocks(3, 128), Blocks(2, 128), Blocks(1, 32)]
 
 
-def test_what_rests_in_8_bits():
+def test_what_is_stored_in_8_bits():
     """Matrices with blocks of 16 or more; tables rest in bfloat16, vectors in float32, and all of them under others."""
     narrow = ParamSpec((2, 16, 8, 4), ("layers", "embed", "heads", "head_dim"), matrix=True, decay=True)
     found = {name: form_of("int8", spec) for name, spec in (SPECS["layers"] | {"narrow": narrow}).items()}

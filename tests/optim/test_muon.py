@@ -106,7 +106,7 @@ def test_newton_schulz_keeps_zero_at_zero():
     assert not np.asarray(newton_schulz(jnp.zeros((1, 3, 5)), 5)).any()
 
 
-def test_newton_schulz_brings_singular_values_near_one_in_bfloat16_too():
+def test_newton_schulz_moves_singular_values_near_one_in_bfloat16_too():
     x = np.random.default_rng(0).standard_normal((2, 16, 8)).astype(np.float32)
     for dtype in (jnp.float32, jnp.bfloat16):
         result = newton_schulz(jnp.asarray(x), 5, dtype)

@@ -57,7 +57,7 @@ def test_norm_of_the_tree_is_the_dense_norm(measured, tree):
     assert float(measured[1]) == pytest.approx(dense, rel=1e-6)
 
 
-def test_only_the_row_of_the_layer_that_is_not_finite_says_so(tree, make_mesh):
+def test_only_the_row_of_the_layer_that_is_not_finite_reports_it(tree, make_mesh):
     broken = tree["stage_fsdp"].copy()
     broken[2, 5] = np.inf
     mesh, layout = make_mesh(pipe=2, fsdp=2), (P("pipe", "fsdp"),)

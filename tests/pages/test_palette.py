@@ -11,7 +11,7 @@ def rgb(text: str) -> Rgb:
     return red, green, blue
 
 
-def test_lines_of_any_number_of_runs_can_be_told_apart_and_seen() -> None:
+def test_lines_of_any_number_of_runs_can_be_distinguished_and_seen() -> None:
     colors = series(40)
     assert len(set(colors)) == 40
     for side, paper in enumerate(THEME["paper"]):

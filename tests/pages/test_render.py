@@ -84,11 +84,11 @@ def test_a_value_that_is_missing_is_an_error() -> None:
 
 
 def test_nothing_that_is_shown_can_become_markup() -> None:
-    text = shown(Table([HOSTILE], [[HOSTILE], [Cell(HOSTILE, hot=True, order=1.5)]]), {"told": {"text": HOSTILE}})
+    text = shown(Table([HOSTILE], [[HOSTILE], [Cell(HOSTILE, hot=True, order=1.5)]]), {"data": {"text": HOSTILE}})
     assert "<b onclick" not in text
     assert html.escape(HOSTILE).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in text
     assert f'class=" hot" data-order="1.5">{html.escape(HOSTILE)[:10]}' in text
-    embedded = text.split('id="told">')[1].split("</script>")[0]
+    embedded = text.split('id="data">')[1].split("</script>")[0]
     assert json.loads(embedded) == {"text": HOSTILE}
 
 

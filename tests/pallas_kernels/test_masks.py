@@ -79,7 +79,7 @@ def test_a_block_that_is_skipped_holds_no_kept_pair(mask: Mask) -> None:
         assert not (needed & ~np.asarray(blocks)).any()
 
 
-def test_blocks_of_a_packed_row_are_computed_only_where_a_document_meets_itself_in_its_past() -> None:
+def test_blocks_of_a_packed_row_are_computed_only_where_a_document_sees_its_own_past() -> None:
     indices = np.arange(8).reshape(4, 1, 2)
     segments = np.array([1, 1, 1, 1, 2, 2, 0, 0]).reshape(4, 1, 2)
     blocks = kept_blocks(Mask(segmented=True), indices, indices, segments, segments)

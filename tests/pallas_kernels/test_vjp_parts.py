@@ -1,4 +1,4 @@
-"""What JAX's VJP objects have to be for `pallas_kernels.vjp_parts`; each failure says what a new JAX changed."""
+"""What JAX's VJP objects have to be for `pallas_kernels.vjp_parts`; each failure states what a new JAX changed."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_sizes_that_do_not_fit_are_refused_with_the_numbers(
         make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
 
 
-def test_each_schedule_says_what_it_needs():
+def test_each_schedule_states_what_it_needs():
     assert SCHEDULES["interleaved"].needs() == "m a multiple of p, v >= 2"
     assert SCHEDULES["dualpipe-v"].needs() == "m >= 2p, v = 2"
     assert SCHEDULES["one-stage"].needs() == "p = 1, v = 1"

@@ -26,7 +26,7 @@ def test_what_is_written_is_read_back(schedule: Schedule):
     assert by_tick.ticks == schedule.ticks
 
 
-def test_a_table_by_hand_is_the_schedule_that_it_says(tmp_path: Path):
+def test_a_table_by_hand_is_the_schedule_that_it_describes(tmp_path: Path):
     file = tmp_path / "mine.csv"
     file.write_text(GOOD)
     schedule = read_schedule(file)
@@ -36,7 +36,7 @@ def test_a_table_by_hand_is_the_schedule_that_it_says(tmp_path: Path):
     assert parse_schedule("0F0, 0F1,,0b0,0B1\n,1F0,1B0,1F1 1B1\n\n# drawn by hand\n", "mine") == schedule
 
 
-def test_columns_are_ticks_where_the_file_says_so():
+def test_columns_are_ticks_where_the_file_states_it():
     schedule = parse_schedule("# ticks\n0F0,,,0B0\n,,1F0 1B0,\n", "mine")
     assert [[" ".join(map(str, rank)) for rank in tick] for tick in schedule.ticks] == [
         ["0F0", ""], ["", ""], ["", "1F0 1B0"], ["0B0", ""],

@@ -109,7 +109,7 @@ def test_a_rank_sends_to_its_neighbours_only():
         validate(schedule)
 
 
-def test_ranks_must_have_as_many_chunks_as_the_schedule_says():
+def test_ranks_must_have_as_many_chunks_as_the_schedule_states():
     with refused("rank 0", "2 of the 2 chunks", "expected 1", error=ScheduleError):
         validate(replace(SMALL, rank_of=(0, 0)))
 

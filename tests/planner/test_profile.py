@@ -78,7 +78,7 @@ def test_a_gpu_keeps_its_datasheet(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("{", "not a profile of python -m jaxpar.plan calibrate"),
         ("[]", "device and devices and model and links missing"),
@@ -90,10 +90,10 @@ def test_a_gpu_keeps_its_datasheet(tmp_path: Path):
         (json.dumps(PROFILE | {"devices": 0}), "devices: expected a number above 0, got 0"),
     ],
 )
-def test_a_profile_that_is_none_is_one_sentence(tmp_path: Path, text: str, says: str):
+def test_a_profile_that_is_none_is_one_sentence(tmp_path: Path, text: str, expected: str):
     file = tmp_path / "hardware.json"
     file.write_text(text)
-    with refused(str(file), says):
+    with refused(str(file), expected):
         read_profile(file, named_cluster("cpu:1x8"))
 
 

@@ -91,7 +91,7 @@ def test_changed_requirements_are_installed_into_the_environment_that_stands(rea
     assert [call.split()[0] for call in ready.calls()] == ["pip"]
 
 
-def test_a_failing_pip_shows_what_it_said_and_is_tried_again(checkout: Checkout):
+def test_the_output_of_a_failing_pip_is_shown_and_it_is_tried_again(checkout: Checkout):
     failed = checkout.setup("test", PIP_EXIT="1")
     assert failed.returncode == 1
     assert "a pip that talks" in failed.stderr
@@ -102,7 +102,7 @@ def test_a_failing_pip_shows_what_it_said_and_is_tried_again(checkout: Checkout)
     assert [call.split()[0] for call in checkout.calls()] == ["venv", "pip"]
 
 
-def test_a_half_installed_change_is_not_taken_for_the_old_environment_when_it_is_reverted(ready: Checkout):
+def test_a_half_installed_change_is_not_mistaken_for_the_old_environment_when_it_is_reverted(ready: Checkout):
     constraints = ready.folder / "constraints.txt"
     before = constraints.read_text()
     constraints.write_text(before + "# changed\n")
@@ -113,13 +113,13 @@ def test_a_half_installed_change_is_not_taken_for_the_old_environment_when_it_is
     assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
 
 
-def test_an_environment_that_was_moved_is_made_anew(ready: Checkout):
+def test_an_environment_that_was_moved_is_made_again(ready: Checkout):
     ready.folder = ready.folder.rename(ready.home / "moved")
     ready.setup("test")
     assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
 
 
-def test_an_environment_whose_python_has_gone_is_made_anew(ready: Checkout):
+def test_an_environment_whose_python_has_gone_is_made_again(ready: Checkout):
     (ready.folder / ".venv-test/bin/python").unlink()
     ready.setup("test")
     assert [call.split()[0] for call in ready.calls()] == ["venv", "pip"]
@@ -140,7 +140,7 @@ def test_training_gets_no_cuda_where_there_is_no_driver(checkout: Checkout):
     assert checkout.calls()[-1].endswith("-e .[data,cuda12]" if driver else "-e .[data]")
 
 
-def test_without_a_python_it_says_so_in_one_sentence(checkout: Checkout):
+def test_without_a_python_it_reports_it_in_one_sentence(checkout: Checkout):
     program(checkout.home / "bin/python3.12", "exit 1")
     for name in ("python3.14", "python3.13", "python3"):
         program(checkout.home / "bin" / name, "exit 1")

@@ -37,8 +37,8 @@ def run_config(folder: Path, steps: int, **sections: dict[str, Any]) -> Config:
     )
 
 
-class Heard(Listener):
-    """What a run said."""
+class Recorder(Listener):
+    """What a run reported."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -84,10 +84,10 @@ def make_trainer(config: Config) -> Trainer:
     return SharingTrainer(config, jax.devices()[: layout_of(config.parallel)])
 
 
-def fit(config: Config, *more: Listener) -> tuple[Summary, Heard]:
+def fit(config: Config, *more: Listener) -> tuple[Summary, Recorder]:
     """Run `config` with `metrics.jsonl` and the given listeners."""
-    heard = Heard()
-    return make_trainer(config).fit([JsonLines(), heard, *more]), heard
+    recorded = Recorder()
+    return make_trainer(config).fit([JsonLines(), recorded, *more]), recorded
 
 
 def folder_of(config: Config) -> Path:

@@ -80,7 +80,7 @@ class _Maker:
         return tuple(slot.kind for slot in layer_order(self.plan, self.config.model).slots)
 
     def make(self, name: str) -> RematFrontier:
-        frontier, host_front = (
+        frontier, host_frontier = (
             alike_frontiers(self.costs, self.slots, self.counts, host_bytes=host) for host in (0, NO_LIMIT)
         )
         places = {self._sums(each) for each in frontier}
@@ -109,7 +109,7 @@ class _Maker:
             step_seconds=self._step_seconds,
             host_bandwidth=next(iter(self.costs.values())).host_bandwidth,
             points=tuple(alike(named(each), _name_of(named(each), presets)) for each in frontier),
-            host_points=tuple(alike(named(each)) for each in host_front),
+            host_points=tuple(alike(named(each)) for each in host_frontier),
             presets=tuple(alike(own, preset) for preset, own in presets.items()),
             cheapest=self._cheapest(places, 0),
             cheapest_with_host=self._cheapest(places, self._host_bytes),

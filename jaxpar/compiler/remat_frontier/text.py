@@ -49,10 +49,8 @@ def verdict(frontier: RematFrontier) -> str:
     room = f"{size(frontier.room_bytes)} of {size(frontier.usable_bytes)} are left for activations"
     after = f"; {frontier.way_out}" if frontier.way_out else ""
     if frontier.room_bytes < 0:
-        taken = (
-            f"everything but activations takes {size(sum(frontier.parts.values()))} of {size(frontier.usable_bytes)}"
-        )
-        return f"Nothing fits: {taken}, {size(-frontier.room_bytes)} too much{after}."
+        used = f"everything but activations takes {size(sum(frontier.parts.values()))} of {size(frontier.usable_bytes)}"
+        return f"Nothing fits: {used}, {size(-frontier.room_bytes)} too much{after}."
     fitting = [point.name for point in frontier.presets if point.fits]
     if fitting:
         return f"{room}: {' and '.join(fitting) if len(fitting) < 3 else ', '.join(fitting)} fit."
@@ -168,10 +166,10 @@ def _cells(point: FrontierPoint) -> tuple[str | Text, ...]:
 
 def _words_of(point: FrontierPoint) -> str:
     """The same for each kind of layers, where they differ."""
-    said = {kind: _words(own) for kind, own in point.kinds.items()}
-    if len(set(said.values())) < 2:
+    words = {kind: _words(own) for kind, own in point.kinds.items()}
+    if len(set(words.values())) < 2:
         return _words(point.runs[0][1])
-    return "; ".join(f"{kind}: {own}" for kind, own in said.items())
+    return "; ".join(f"{kind}: {own}" for kind, own in words.items())
 
 
 def _words(treatments: Mapping[str, str]) -> str:
@@ -179,7 +177,7 @@ def _words(treatments: Mapping[str, str]) -> str:
     again = [name for name, own in treatments.items() if own == "recompute"]
     kept = [name for name, own in treatments.items() if own != "recompute" and name != LAYER_INPUT]
     moved = [name for name, own in treatments.items() if own == "offload"]
-    said = "nothing" if not again else ", ".join(again)
+    words = "nothing" if not again else ", ".join(again)
     if again and len(kept) < len(again):
-        said = f"all but {', '.join(kept)}" if kept else "all but the input"
-    return f"{said}; on the host: {', '.join(moved)}" if moved else said
+        words = f"all but {', '.join(kept)}" if kept else "all but the input"
+    return f"{words}; on the host: {', '.join(moved)}" if moved else words

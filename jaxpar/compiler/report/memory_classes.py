@@ -67,8 +67,10 @@ class MemoryClasses:
         if key not in self._found:
             self._found[key] = self._of_ops(self._provenance.trail(*key))
             if self._found[key] == "temporaries":
-                heirs = [self._of_value(heir, allocation) for heir in self._heirs(value, allocation)]
-                self._found[key] = heirs[0] if heirs else self._of_copies(value)
+                successors = [
+                    self._of_value(successor, allocation) for successor in self._successors(value, allocation)
+                ]
+                self._found[key] = successors[0] if successors else self._of_copies(value)
         return self._found[key]
 
     def _of_copies(self, value: Value) -> str:
@@ -80,17 +82,17 @@ class MemoryClasses:
         copies = (
             self._of_ops(self._provenance.trail(other.op, other.path))
             for other in alike
-            if other.born > value.born
+            if other.first_live > value.first_live
             and any(op.name == value.op for op in self._provenance.trail(other.op, other.path))
         )
         return next((name for name in copies if name != "temporaries"), "temporaries")
 
-    def _heirs(self, value: Value, allocation: Allocation) -> list[Value]:
+    def _successors(self, value: Value, allocation: Allocation) -> list[Value]:
         """Values born in the place and lifetime of `value` that derive from it: a stack of zeros becomes a loop's."""
         return [
             other
             for other in self._slots(allocation).get((value.offset, value.size), ())
-            if value.born < other.born <= value.dies + 1
+            if value.first_live < other.first_live <= value.last_live + 1
             and any(op.name == value.op for op in self._provenance.trail(other.op, other.path))
         ]
 

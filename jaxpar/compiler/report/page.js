@@ -1,7 +1,7 @@
 const data = JSON.parse(document.getElementById("timeline").textContent);
 const picture = document.querySelector("svg.memory");
 const cursor = document.getElementById("cursor");
-const said = document.getElementById("said");
+const readout = document.getElementById("readout");
 const span = data.width - data.left - data.right;
 // One unit for all numbers of a line, so that they can be compared.
 const [factor, unit] = [[2 ** 30, "GiB"], [2 ** 20, "MiB"]].find(([bytes]) => data.peak >= bytes) ?? [2 ** 10, "KiB"];
@@ -20,5 +20,5 @@ picture.addEventListener("mousemove", event => {
   const classes = Object.entries(data.classes);
   const all = classes.reduce((sum, [, bytes]) => sum + bytes[nearest], 0);
   const parts = classes.map(([name, bytes]) => name.replace("_", " ") + " " + size(bytes[nearest]));
-  said.textContent = data.ops[nearest] + ": " + size(all) + " = " + parts.join(" + ");
+  readout.textContent = data.ops[nearest] + ": " + size(all) + " = " + parts.join(" + ");
 });

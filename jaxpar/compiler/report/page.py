@@ -74,8 +74,8 @@ def _layers(schedules: Sequence[LayerSchedule], colors: dict[str, str]) -> list[
     for schedule in schedules:
         waited = sum(span.end - span.start for span in schedule.waits)
         waiting = f"{seconds(waited) if waited else 'none'} waiting"
-        said = f"{seconds(schedule.seconds)}, of it {waiting}; {schedule.executions:,.0f} times a step"
-        shown.append((schedule.title, said, layer_picture(schedule, scale, colors)))
+        words = f"{seconds(schedule.seconds)}, of it {waiting}; {schedule.executions:,.0f} times a step"
+        shown.append((schedule.title, words, layer_picture(schedule, scale, colors)))
     return shown
 
 

@@ -75,8 +75,8 @@ def layer_picture(schedule: LayerSchedule, scale: float, colors: dict[str, str])
 
     def drawn(span: Span, y: int, color: str) -> tuple[float, int, float, str, str]:
         width = max(x(span.end) - x(span.start), 0.4)
-        said = f"{span.label} ({span.kind}), {seconds(span.end - span.start)} {span.source}"
-        return round(x(span.start), 2), y, round(width, 2), color, said
+        text = f"{span.label} ({span.kind}), {seconds(span.end - span.start)} {span.source}"
+        return round(x(span.start), 2), y, round(width, 2), color, text
 
     return {
         **_FRAME,

@@ -26,7 +26,7 @@ class Provenance:
 
     def __init__(self, module: Module, buffers: Buffers):
         self._module = module
-        self._homes = {op.name: c for c in module.computations.values() for op in c.ops}
+        self._computation_of = {op.name: c for c in module.computations.values() for op in c.ops}
         self._callers = {
             name: op
             for c in module.computations.values()
@@ -51,8 +51,8 @@ class Provenance:
         known = self._known(name)
         if known is None:
             return
-        home = self._homes[known]
-        pending: list[Provenance.Place] = [(home, home.by_name[known], path if known == name else ())]
+        owner = self._computation_of[known]
+        pending: list[Provenance.Place] = [(owner, owner.by_name[known], path if known == name else ())]
         seen: set[tuple[str, tuple[int, ...]]] = set()
         while pending:
             computation, op, part = pending.pop(0)
@@ -64,16 +64,16 @@ class Provenance:
 
     def _known(self, name: str) -> str | None:
         """`name`, or the asynchronous op that wraps what XLA's list of values calls `name`."""
-        if name in self._homes:
+        if name in self._computation_of:
             return name
         place = self._places.get(name)
         if place is None:
             return None
         near = self._order[place + 1 : place + 1 + _NEARBY]
-        return next((n for n in near if n in self._homes and self._is_start(n)), None)
+        return next((n for n in near if n in self._computation_of and self._is_start(n)), None)
 
     def _is_start(self, name: str) -> bool:
-        return wrapped_opcode(self._homes[name].by_name[name].opcode)[1] == "start"
+        return wrapped_opcode(self._computation_of[name].by_name[name].opcode)[1] == "start"
 
     def _back(self, computation: Computation, op: Op, path: tuple[int, ...]) -> Iterator[Place]:
         """The places that passed on what `op` has at `path`; none where it was computed."""
@@ -100,11 +100,11 @@ class Provenance:
             yield self._at(computation, op.operands[0], path)
         elif op.opcode == "parameter" and computation.name in self._callers:
             caller = self._callers[computation.name]
-            home = self._homes[caller.name]
+            owner = self._computation_of[caller.name]
             if caller.opcode != "while":
-                yield self._at(home, caller.operands[int(op.literal)], path)
+                yield self._at(owner, caller.operands[int(op.literal)], path)
             elif path:
-                yield home, caller, path
+                yield owner, caller, path
 
     @staticmethod
     def _at(computation: Computation, operand: Operand, path: tuple[int, ...]) -> Place:

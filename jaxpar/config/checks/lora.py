@@ -11,15 +11,15 @@ def check_lora(config: Config) -> None:
     lora, memory = config.lora, config.memory
     if lora.rank is None:
         return
-    said = f"lora.rank: {lora.rank}"
+    text = f"lora.rank: {lora.rank}"
     if config.run.init_from is None:
         raise UserError(
-            f"{said} adds factors to the weights of a model, and run.init_from is null; expected a model with it, or "
+            f"{text} adds factors to the weights of a model, and run.init_from is null; expected a model with it, or "
             "lora.rank: null, which trains all weights"
         )
     if memory.optimizer_offload != "none":
         raise UserError(
-            f"{said} leaves moments of the small factors alone, and memory.optimizer_offload is "
+            f"{text} leaves moments of the small factors alone, and memory.optimizer_offload is "
             f"{memory.optimizer_offload}; expected none with it"
         )
     if lora.targets is None:

@@ -38,35 +38,35 @@ def check_weights_offload(config: Config) -> None:
                 "and memory.weights_offload is none; expected host, or 0 bytes"
             )
         return
-    said = "memory.weights_offload: host"
+    choice = "memory.weights_offload: host"
     if memory.optimizer_offload != "host":
         raise UserError(
-            f"{said} reads layers from the master weights in host memory, and memory.optimizer_offload is "
+            f"{choice} reads layers from the master weights in host memory, and memory.optimizer_offload is "
             f"{memory.optimizer_offload}; expected memory.optimizer_offload: host with it"
         )
     if memory.optimizer_resident:
         raise UserError(
-            f"{said} leaves no master weights on the device, and memory.optimizer_resident is "
+            f"{choice} leaves no master weights on the device, and memory.optimizer_resident is "
             f"{memory.optimizer_resident}; expected 0 bytes"
         )
     if config.model.kinds:
         raise UserError(
-            f"{said} is for layers that are all alike, and model.kinds declares {', '.join(config.model.kinds)}; "
+            f"{choice} is for layers that are all alike, and model.kinds declares {', '.join(config.model.kinds)}; "
             "expected none with it"
         )
     if parallel.pipe != 1:
         raise UserError(
-            f"{said} is for runs without a pipeline, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
+            f"{choice} is for runs without a pipeline, and parallel.pipe is {parallel.pipe}; expected 1, as a pipeline "
             "would fetch every layer over the link in each of its ticks"
         )
     if parallel.zero in (1, 2) and known(parallel, "fsdp", "expert", "context") != 1:
         raise UserError(
-            f"{said} reads each layer from its master weights, and under parallel.zero: {parallel.zero} these are "
+            f"{choice} reads each layer from its master weights, and under parallel.zero: {parallel.zero} these are "
             "sharded differently from the weights; expected 0 or 3"
         )
     if config.optimizer.name == "adafactor":
         raise UserError(
-            f"{said} updates weights some layers at a time, and optimizer.name: adafactor takes the matrices of all "
+            f"{choice} updates weights some layers at a time, and optimizer.name: adafactor takes the matrices of all "
             "layers at once; expected adamw, muon or lion"
         )
 

@@ -53,8 +53,8 @@ def check_key(section: str, key: str) -> Any:
 
 def _meant(name: str, near: Iterable[str]) -> str:
     """A clause with the key that a wrong name probably means: of another section, of another system, or the nearest."""
-    homes = [f"{section}.{name}" for section, record in SECTIONS.items() if name in field_types(record)]
-    meant = homes[0] if homes else known_elsewhere(name)
+    section_keys = [f"{section}.{name}" for section, record in SECTIONS.items() if name in field_types(record)]
+    meant = section_keys[0] if section_keys else known_elsewhere(name)
     return f"; did you mean {meant}?" if meant else did_you_mean(name, near)
 
 

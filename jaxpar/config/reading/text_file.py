@@ -22,12 +22,12 @@ _KINDS = {
 }
 
 
-def check_regular(path: str | Path, said: str | None = None) -> None:
+def check_regular(path: str | Path, label: str | None = None) -> None:
     """Refuse files whose reading could block or never end. A folder passes: opening it gives a clear error.
 
     Args:
         path: the file.
-        said: its name in messages; by default the path.
+        label: its name in messages; by default the path.
 
     Raises:
         UserError: it is a pipe, a device or a socket.
@@ -35,30 +35,30 @@ def check_regular(path: str | Path, said: str | None = None) -> None:
     """
     kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
     if kind is not None:
-        raise UserError(f"{named(path) if said is None else said}: {kind}, expected a regular file")
+        raise UserError(f"{named(path) if label is None else label}: {kind}, expected a regular file")
 
 
-def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, said: str | None = None) -> bytes:
+def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, label: str | None = None) -> bytes:
     """The contents of a regular file of at most `limit` bytes (None: of any size).
 
     Raises:
         UserError: it is a pipe, a device or a socket, or larger.
         OSError: it cannot be read.
     """
-    check_regular(path, said)
+    check_regular(path, label)
     with open(path, "rb") as file:
         # Python allocates as much as is asked for, and the sizes of files in /proc are 0.
         likely = max(os.fstat(file.fileno()).st_size, 2**20)
         content = file.read() if limit is None else file.read(min(limit, likely) + 1)
     if limit is not None and len(content) > limit:
         raise UserError(
-            f"{named(path) if said is None else said}: more than {limit} bytes, which no file of its kind has"
+            f"{named(path) if label is None else label}: more than {limit} bytes, which no file of its kind has"
         )
     return content
 
 
 def read_text_file(
-    path: str | Path, limit: int | None = LONGEST, said: str | None = None, encoding: str = "utf-8"
+    path: str | Path, limit: int | None = LONGEST, label: str | None = None, encoding: str = "utf-8"
 ) -> str:
     """The same as text, with line ends as `\\n`.
 
@@ -67,5 +67,5 @@ def read_text_file(
         OSError: it cannot be read.
         UnicodeDecodeError: it is not in that encoding.
     """
-    text = read_file(path, limit, said).decode(encoding)
+    text = read_file(path, limit, label).decode(encoding)
     return text.replace("\r\n", "\n").replace("\r", "\n")

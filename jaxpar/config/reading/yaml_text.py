@@ -83,8 +83,8 @@ class _Loader(yaml.SafeLoader):
             self._sizes[node] = values, levels
             self._values += 1
         if self._values > MOST_VALUES:
-            said = f"more than {MOST_VALUES} values, aliases written out"
-            raise ComposerError(None, None, said, event.start_mark)
+            words = f"more than {MOST_VALUES} values, aliases written out"
+            raise ComposerError(None, None, words, event.start_mark)
         if self._depth - 1 + levels > DEEPEST:
             raise ComposerError(None, None, f"nested more than {DEEPEST} deep", event.start_mark)
 

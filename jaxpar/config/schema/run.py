@@ -20,7 +20,7 @@ class RunConfig:
     """Seed of the initial weights, the data order and dropout."""
     init_from: str | None = None
     """Where a new run takes its weights from, instead of drawing them: a folder in Hugging Face's format, of another
-    run, of a checkpoint, or one that `python -m jaxpar.convert` wrote. Optimizer, data and step begin anew, and the
+    run, of a checkpoint, or one that `python -m jaxpar.convert` wrote. Optimizer, data and step start over, and the
     model's weights must have the same shapes. A run that has a checkpoint continues from that."""
     log_every: int = 10
     """Steps between two logged lines."""

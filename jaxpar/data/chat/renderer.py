@@ -54,7 +54,7 @@ class Renderer:
         try:
             self._asked(given)
         except Unusable as error:
-            raise UserError(f"{template.said}: {error}") from None
+            raise UserError(f"{template.words}: {error}") from None
 
     def rendered(self, conversation: Conversation) -> Rendered:
         """All of a conversation. Raises `Unusable` where the template refuses it."""
@@ -79,7 +79,7 @@ class Renderer:
         except BrokenPipeError:
             line = ""
         if not line:
-            raise UserError(f"{self._template.said}: {_why_ended(process.wait())}")
+            raise UserError(f"{self._template.words}: {_why_ended(process.wait())}")
         answer = json.loads(line)
         if "refused" in answer:
             raise Unusable(f"the chat template does not render it: {cut(printable(answer['refused']), 200)}")

@@ -37,7 +37,7 @@ class ChatTemplate:
     source: str
     variables: dict[str, str]
     """The names of special tokens (`bos_token`, ...) to their texts."""
-    said: str
+    words: str
     """Where it is from, for messages."""
 
     def encode(self) -> bytes:
@@ -78,14 +78,14 @@ def chosen_template(choice: str, folder: Path) -> ChatTemplate:
     Raises:
         UserError: there is no such file, or it cannot be read.
     """
-    said = f"--chat-template {quoted(choice)}"
+    words = f"--chat-template {quoted(choice)}"
     variables = _variables(_read_config(folder / CHAT))
     if choice == CHATML:
-        return ChatTemplate(CHATML_SOURCE, variables, said)
+        return ChatTemplate(CHATML_SOURCE, variables, words)
     source = _read(Path(choice).expanduser())
     if source is None:
-        raise UserError(f"{said} does not exist; expected a file with a template of Jinja2, or {CHATML}")
-    return ChatTemplate(source, variables, said)
+        raise UserError(f"{words} does not exist; expected a file with a template of Jinja2, or {CHATML}")
+    return ChatTemplate(source, variables, words)
 
 
 def _variables(config: dict[str, Any]) -> dict[str, str]:

@@ -97,8 +97,8 @@ def _show(opened: TokenFolder, stream: TokenStream, title: str, first: int, leng
     if cut:
         _line(console, "  | ...")
     if stream.counted is not None:
-        said = opened.codec.decode(tokens[stream.counted[first : first + len(tokens)] > 0])
-        _line(console, f"  counted: {quoted(said, _LETTERS)}")
+        words = opened.codec.decode(tokens[stream.counted[first : first + len(tokens)] > 0])
+        _line(console, f"  counted: {quoted(words, _LETTERS)}")
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

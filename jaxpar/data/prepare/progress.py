@@ -19,8 +19,8 @@ class Meter:
 
     def __init__(self, console: Console, what: str, total: int, done: int, bar: Progress | None) -> None:
         self._console, self._what, self._total, self._done = console, what, max(total, 1), done
-        self._bar, self._spoke = bar, time.monotonic()
-        self._task = None if bar is None else bar.add_task(what, total=self._total, completed=done, told="")
+        self._bar, self._printed_at = bar, time.monotonic()
+        self._task = None if bar is None else bar.add_task(what, total=self._total, completed=done, note="")
         self._begun: dict[int, int] = {}
         self._told = ""
 
@@ -29,9 +29,9 @@ class Meter:
         self._begun[unit] = self._begun.get(unit, 0) + size
         self._show()
 
-    def advance(self, size: int, told: str = "", unit: int | None = None) -> None:
-        """`size` more bytes are done, those of `unit`; `told` is text to add."""
-        self._done, self._told = self._done + size, told
+    def advance(self, size: int, note: str = "", unit: int | None = None) -> None:
+        """`size` more bytes are done, those of `unit`; `note` is text to add."""
+        self._done, self._told = self._done + size, note
         if unit is not None:
             self._begun.pop(unit, None)
         self._show()
@@ -39,9 +39,9 @@ class Meter:
     def _show(self) -> None:
         done = min(self._done + sum(self._begun.values()), self._total)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, told=self._told)
-        elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
-            self._spoke = time.monotonic()
+            self._bar.update(self._task, completed=done, note=self._told)
+        elif time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
+            self._printed_at = time.monotonic()
             share = f"{self._what}: {percent(done, self._total, digits=0)}"
             self._console.print(f"{share}, {self._told}" if self._told else share, soft_wrap=True)
 
@@ -53,6 +53,6 @@ def metering(console: Console, what: str, total: int, done: int = 0) -> Iterator
         yield Meter(console, what, total, done, None)
         return
     columns = BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    texts = TextColumn("{task.description}"), TextColumn("{task.fields[told]}")
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     with Progress(texts[0], *columns, texts[1], console=console, transient=True) as bar:
         yield Meter(console, what, total, done, bar)

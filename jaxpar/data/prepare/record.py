@@ -95,11 +95,11 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
     state = "was made" if (options.out / INDEX).exists() else "was begun"
     for name, value in new["options"].items():
         if value != old["options"].get(name):
-            said = f"--{name.replace('_', '-')}"
+            text = f"--{name.replace('_', '-')}"
             if name in ("tokenizer", "chat_template"):
-                detail = f"{said} is another {name.replace('_', ' ')} than it {state} with"
+                detail = f"{text} is another {name.replace('_', ' ')} than it {state} with"
             else:
-                detail = f"{said} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"
+                detail = f"{text} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"
             raise UserError(f"--out {quoted(str(options.out))}: {detail}; use another --out, or remove that folder")
     before = {file["path"]: file for file in old["inputs"]}
     after = {file["path"]: file for file in new["inputs"]}

@@ -21,7 +21,7 @@ from jaxpar.data.prepare.job import WORK, Job
 from jaxpar.data.prepare.options import CHAT_FORMAT, Options
 from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
-from jaxpar.data.prepare.output.tokenize import UnitRecord, is_whole, read_record, told_places, unit_maker
+from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_whole, read_record, unit_maker
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
 from jaxpar.data.prepare.train_bpe import train_bpe
@@ -44,7 +44,7 @@ from jaxpar.data.tokens.tokenizer_file import end_of_document, load_tokenizer, v
 from jaxpar.units import rate, seconds, size
 
 TOKENIZER = "tokenizer.json"
-_TOLD = 3
+_SHOWN_PLACES = 3
 """Most broken documents that a message names."""
 
 
@@ -83,7 +83,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
             digests = [None if content is None else digest(content) for content in (tokenizer, chat and chat.encode())]
             begin_or_go_on(options, inputs, options.decisive(*digests))
             if (options.out / INDEX).exists():
-                _say(console, f"{options.out} is prepared already; nothing was changed.")
+                _print(console, f"{options.out} is prepared already; nothing was changed.")
             else:
                 job = Job(
                     out=options.out,
@@ -119,7 +119,7 @@ def _template(options: Options, tokenizer: Path) -> ChatTemplate:
 
 def _check_template(encoder: ChatEncoder, console: Console) -> None:
     if not encoder.learns_to_end():
-        _say(
+        _print(
             console,
             "The chat template's {% generation %} blocks leave out what ends the assistant's turn, so a model that is "
             "trained on this does not learn to end it; they may enclose it.",
@@ -141,7 +141,7 @@ class _Preparation:
         job.unit_folder.mkdir(exist_ok=True)
         job.shard_folder.mkdir(exist_ok=True)
         whole = size(sum(file.bytes for file in job.inputs))
-        _say(self.console, f"{_count(job.inputs, 'file')}, {whole}, in {_count(job.units, 'unit')} of work")
+        _print(self.console, f"{_count(job.inputs, 'file')}, {whole}, in {_count(job.units, 'unit')} of work")
         self._warn_of_idle_processes()
         self._provide_tokenizer(tokenizer)
         loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
@@ -155,7 +155,7 @@ class _Preparation:
     def _warn_of_idle_processes(self) -> None:
         job, processes = self.job, self.options.processes
         if len(job.units) < processes and any(file.compression for file in job.inputs):
-            _say(
+            _print(
                 self.console,
                 f"Only {len(job.units)} of {processes} processes have work, because a compressed file is not divided; "
                 "more or uncompressed files would use them all.",
@@ -173,7 +173,7 @@ class _Preparation:
         with metering(self.console, "training the tokenizer", total) as meter:
             found = train_bpe(job, vocab, self.options.separator, meter)
         less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"
-        _say(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
+        _print(self.console, f"Trained a byte-level BPE with {found:,} tokens{less}")
 
     def _units(self) -> list[UnitRecord]:
         """Make the unfinished units; returns the records of all."""
@@ -184,7 +184,7 @@ class _Preparation:
             records = {number: record for number, record in records.items() if is_whole(job, number, record)}
         missing = [number for number in range(len(weights)) if number not in records]
         if records:
-            _say(self.console, f"{_count(records, 'unit')} finished before")
+            _print(self.console, f"{_count(records, 'unit')} finished before")
         self._check_broken(records)
         done = sum(weights[number] for number in records)
         tokens = 0
@@ -210,11 +210,11 @@ class _Preparation:
             )
 
     def _first_broken(self, records: dict[int, UnitRecord]) -> str:
-        told: list[str] = []
+        places: list[str] = []
         for number in sorted(records):
-            if len(told) <= _TOLD:
-                told += told_places(self.job, records[number])
-        return ", ".join(told[:_TOLD]) + (", ..." if len(told) > _TOLD else "")
+            if len(places) <= _SHOWN_PLACES:
+                places += broken_places(self.job, records[number])
+        return ", ".join(places[:_SHOWN_PLACES]) + (", ..." if len(places) > _SHOWN_PLACES else "")
 
     def _shards(self, records: Sequence[UnitRecord]) -> dict[str, dict[str, Shard]]:
         job = self.job
@@ -254,7 +254,7 @@ class _Preparation:
         flush_folder(job.out)
         write_file(job.out / INDEX, encode(index))
         flush_folder(job.out)
-        self._tell(index, records)
+        self._report(index, records)
 
     def _chat_file(self) -> File | None:
         """The file of the template of conversations, written; None for text."""
@@ -264,29 +264,29 @@ class _Preparation:
         write_file(self.job.out / CHAT, content)
         return File(CHAT, len(content), digest(content))
 
-    def _tell(self, index: Index, records: Sequence[UnitRecord]) -> None:
+    def _report(self, index: Index, records: Sequence[UnitRecord]) -> None:
         for split, what in ((TRAIN, "to train on"), (HELDOUT, "held out")):
             tokens, text = index.tokens_in(split), index.text_bytes_in(split)
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
             if self.job.chat is not None and tokens:
                 counted = sum(record.splits[split].counted for record in records if split in record.splits)
                 per_token = f", {counted:,} of them the assistant's"
-            _say(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")
+            _print(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")
         if self.options.heldout_fraction and not index.tokens_in(HELDOUT):
-            _say(
+            _print(
                 self.console,
                 f"No document fell into --heldout-fraction {self.options.heldout_fraction:g}, so a run cannot "
                 "evaluate; a larger one for another --out leaves some to evaluate on.",
             )
         if index.skipped["empty"]:
-            _say(self.console, f"{index.skipped['empty']:,} empty documents were left out")
+            _print(self.console, f"{index.skipped['empty']:,} empty documents were left out")
         if index.skipped["broken"]:
             where = self._first_broken(dict(enumerate(records)))
-            _say(self.console, f"{index.skipped['broken']:,} broken documents were left out: {where}")
+            _print(self.console, f"{index.skipped['broken']:,} broken documents were left out: {where}")
         took = time.monotonic() - self.began
         text = sum(index.text_bytes_in(split) for split in SPLITS)
-        _say(self.console, f"{size(text)} of text in {seconds(took)}, {rate(text / took)}")
-        _say(
+        _print(self.console, f"{size(text)} of text in {seconds(took)}, {rate(text / took)}")
+        _print(
             self.console,
             f"Train on it: python -m jaxpar.train --config FILE --set data.source=tokens --set data.path={self.job.out}"
             + ("" if self.job.chat is None else " --set run.init_from=MODEL"),
@@ -301,5 +301,5 @@ def _count(things: Sized, what: str) -> str:
     return f"{len(things):,} {what}{'' if len(things) == 1 else 's'}"
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(printable(text), soft_wrap=True, markup=False, highlight=False)

@@ -40,11 +40,11 @@ def do_tasks[A, T, R](
         work = make(argument, during)
         yield from (work(task) for task in tasks)
         return
-    crew = [_start(make, argument) for _ in range(min(processes, len(tasks)))]
+    workers = [_start(make, argument) for _ in range(min(processes, len(tasks)))]
     try:
-        yield from _hand_out(crew, iter(tasks), during)
+        yield from _dispatch(workers, iter(tasks), during)
     finally:
-        for worker in crew:
+        for worker in workers:
             worker.process.kill()
             worker.process.join()
             worker.pipe.close()
@@ -64,7 +64,7 @@ def _start(make: Maker[Any, Any, Any], argument: Any) -> _Worker:
     return _Worker(process, here)
 
 
-def _hand_out[T](crew: list[_Worker], tasks: Iterator[T], during: Report) -> Iterator[Any]:
+def _dispatch[T](workers: list[_Worker], tasks: Iterator[T], during: Report) -> Iterator[Any]:
     busy: dict[Connection, _Worker] = {}
 
     def give(worker: _Worker) -> None:
@@ -76,7 +76,7 @@ def _hand_out[T](crew: list[_Worker], tasks: Iterator[T], during: Report) -> Ite
             busy[worker.pipe] = worker
             return
 
-    for worker in crew:
+    for worker in workers:
         give(worker)
     while busy:
         for pipe in wait(list(busy)):
@@ -135,7 +135,7 @@ def _outcome(do: Callable[[Any], Any], task: Any) -> tuple[str, Any]:
         return "user", str(error)
     except OSError as error:
         return "system", (error.errno, error.strerror, error.filename)
-    except Exception:  # Raised again by the process that hands out the tasks.
+    except Exception:  # Raised again by the process that dispatches the tasks.
         return "bug", traceback.format_exc()
 
 

@@ -23,7 +23,7 @@ class CheckedTokens:
 
     def __init__(self, tokens: FileArray, *, sums: UInt8[np.ndarray, "blocks sum_bytes"], limit: int) -> None:
         size = tokens.dtype.itemsize
-        assert tokens.offset % size == 0 == BLOCK_BYTES % size, "no token lies in two blocks"
+        assert tokens.offset % size == 0 == BLOCK_BYTES % size, "no token is in two blocks"
         self._tokens, self._sums, self._limit = tokens, sums, limit
         self._bytes = tokens.offset + len(tokens) * size
         self._checked: Bool[np.ndarray, " blocks"] = np.zeros(len(sums), bool)

@@ -45,32 +45,32 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
     return TokenStream(tokens, starts[starts < len(tokens)]), largest
 
 
-def _open(path: Path, said: str) -> FileArray:
-    """The file's tokens; each kind of error has its own sentence, which begins with `said`."""
+def _open(path: Path, label: str) -> FileArray:
+    """The file's tokens; each kind of error has its own sentence, which begins with `label`."""
     if not path.exists():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
         hint = f" (did you mean {quoted(str(path.with_name(near[0])))}?)" if near else ""
-        raise UserError(f"{said} does not exist{hint}; {_EXPECTED}, or a folder that python -m jaxpar.prepare has made")
+        raise UserError(f"{label} does not exist{hint}; {_EXPECTED}, or a folder made by python -m jaxpar.prepare")
     if not path.is_file():
-        raise UserError(f"{said} is not a file; {_EXPECTED}")
+        raise UserError(f"{label} is not a file; {_EXPECTED}")
     size = path.stat().st_size
     if size == 0:
-        raise UserError(f"{said} is empty (0 bytes); {_EXPECTED}")
+        raise UserError(f"{label} is empty (0 bytes); {_EXPECTED}")
     try:
         shape, dtype, offset = _header(path)
     except (ValueError, EOFError) as error:
-        raise UserError(f"{said} has no readable .npy header; {_EXPECTED}") from error
+        raise UserError(f"{label} has no readable .npy header; {_EXPECTED}") from error
     if dtype.kind != "u":
-        raise UserError(f"{said} holds {dtype}; {_EXPECTED} (save it with tokens.astype(numpy.uint32))")
+        raise UserError(f"{label} holds {dtype}; {_EXPECTED} (save it with tokens.astype(numpy.uint32))")
     if len(shape) != 1:
-        raise UserError(f"{said} has shape {shape}; {_EXPECTED} (save it with tokens.reshape(-1))")
+        raise UserError(f"{label} has shape {shape}; {_EXPECTED} (save it with tokens.reshape(-1))")
     if shape[0] == 0:
-        raise UserError(f"{said} holds no tokens; expected at least one row of data.sequence_length tokens")
+        raise UserError(f"{label} holds no tokens; expected at least one row of data.sequence_length tokens")
     needed = offset + shape[0] * dtype.itemsize
     if size < needed:
         raise UserError(
-            f"{said} is truncated: its header says {shape[0]} tokens of {dtype}, which need {needed} bytes, "
+            f"{label} is truncated: its header says {shape[0]} tokens of {dtype}, which need {needed} bytes, "
             f"and the file has {size}; expected the whole file (copy it again)"
         )
     return FileArray(path, offset=offset, count=shape[0], dtype=dtype)

@@ -151,100 +151,100 @@ def read_index(folder: Path) -> Index:
     return decode(raw, str(path))
 
 
-def decode(raw: bytes, said: str) -> Index:
+def decode(raw: bytes, label: str) -> Index:
     """The index with this text.
 
     Args:
         raw: the file's bytes.
-        said: name of the file, for messages.
+        label: name of the file, for messages.
 
     Raises:
         UserError: `encode` would not have written this text.
     """
-    plain = _parse(raw, said)
+    plain = _parse(raw, label)
     if plain.get("format") != FORMAT:
-        raise UserError(f"{said} is not the index of a token folder (its format is not {quoted(FORMAT)})")
+        raise UserError(f"{label} is not the index of a token folder (its format is not {quoted(FORMAT)})")
     version = plain.get("version")
     if type(version) is int and version not in (VERSION, CHAT_VERSION):
         raise UserError(
-            f"{said} has version {version} of the format, and this release reads versions {VERSION} and {CHAT_VERSION}"
+            f"{label} has version {version} of the format, and this release reads versions {VERSION} and {CHAT_VERSION}"
         )
-    _check_names(plain, said)
-    index = record_from_plain(Index, plain, said)
+    _check_names(plain, label)
+    index = record_from_plain(Index, plain, label)
     # The text is a function of the contents, so writing it again finds any changed byte, blanks included.
     if encode(index) != raw:
-        raise UserError(f"{said} is damaged (its digest is not that of its contents); make the folder again")
-    _check(index, said)
+        raise UserError(f"{label} is damaged (its digest is not that of its contents); make the folder again")
+    _check(index, label)
     return index
 
 
-def _parse(raw: bytes, said: str) -> dict[str, Any]:
+def _parse(raw: bytes, label: str) -> dict[str, Any]:
     try:
         plain = json.loads(raw)
     except (ValueError, RecursionError):
-        raise UserError(f"{said} is damaged (it is not JSON); make the folder again") from None
+        raise UserError(f"{label} is damaged (it is not JSON); make the folder again") from None
     if not isinstance(plain, dict):
-        raise UserError(f"{said} is not the index of a token folder (it is not a mapping)")
+        raise UserError(f"{label} is not the index of a token folder (it is not a mapping)")
     return plain
 
 
-def _check_names(plain: dict[str, Any], said: str, depth: int = 5) -> None:
+def _check_names(plain: dict[str, Any], label: str, depth: int = 5) -> None:
     """Names of fields and shards stand in messages, so they must be plain."""
     for name, value in plain.items():
         if not _NAME.match(name):
-            raise UserError(f"{said}: {quoted(name[:40])} is not the name of a field or a shard")
+            raise UserError(f"{label}: {quoted(name[:40])} is not the name of a field or a shard")
         if isinstance(value, dict) and depth:
-            _check_names(value, said, depth - 1)
+            _check_names(value, label, depth - 1)
 
 
-def _check(index: Index, said: str) -> None:
+def _check(index: Index, label: str) -> None:
     """Check the consistency of the fields, which a digest does not prove."""
     if set(index.splits) != set(SPLITS) or not index.splits[TRAIN]:
-        raise UserError(f"{said}: splits: expected {TRAIN}, with at least one shard, and {HELDOUT}")
+        raise UserError(f"{label}: splits: expected {TRAIN}, with at least one shard, and {HELDOUT}")
     if not 0 <= index.separator < index.vocab <= 2 ** (16 if index.dtype == "uint16" else 31):
         raise UserError(
-            f"{said}: vocab {index.vocab} with separator {index.separator} and {index.dtype}: expected a separator "
+            f"{label}: vocab {index.vocab} with separator {index.separator} and {index.dtype}: expected a separator "
             "below the vocabulary, and a vocabulary that the type holds"
         )
     if any(count < 0 for count in index.skipped.values()):
-        raise UserError(f"{said}: skipped: expected counts of at least 0")
-    _check_file(index.tokenizer, said)
+        raise UserError(f"{label}: skipped: expected counts of at least 0")
+    _check_file(index.tokenizer, label)
     chat = [index.chat, *(shard.counted for shards in index.splits.values() for shard in shards.values())]
     if any((file is not None) != (index.version == CHAT_VERSION) for file in chat):
         raise UserError(
-            f"{said}: version {index.version}: expected `chat`, and `counted` in each shard, in version "
+            f"{label}: version {index.version}: expected `chat`, and `counted` in each shard, in version "
             f"{CHAT_VERSION} and not in version {VERSION}"
         )
     if index.chat is not None:
-        _check_file(index.chat, said)
+        _check_file(index.chat, label)
     for shards in index.splits.values():
         for name, shard in shards.items():
-            _check_shard(shard, index, f"{said}: {name}")
+            _check_shard(shard, index, f"{label}: {name}")
     twice = [name for name, times in Counter(name for name, _ in index.files()).items() if times > 1]
     if twice:
-        raise UserError(f"{said} names {twice[0]} twice")
+        raise UserError(f"{label} names {twice[0]} twice")
 
 
-def _check_shard(shard: Shard, index: Index, said: str) -> None:
-    _check_file(shard.tokens, said)
-    _check_file(shard.starts, said)
+def _check_shard(shard: Shard, index: Index, label: str) -> None:
+    _check_file(shard.tokens, label)
+    _check_file(shard.starts, label)
     if not 1 <= shard.document_count <= shard.token_count or shard.text_bytes < 0:
         raise UserError(
-            f"{said}: {shard.document_count} documents of {shard.token_count} tokens; expected at least one document, "
+            f"{label}: {shard.document_count} documents of {shard.token_count} tokens; expected at least one document, "
             "and at least one token in each"
         )
     width = 2 if index.dtype == "uint16" else 4
     files = [(shard.tokens, width * shard.token_count), (shard.starts, 8 * shard.document_count)]
     if shard.counted is not None:
-        _check_file(shard.counted, said)
+        _check_file(shard.counted, label)
         files.append((shard.counted, shard.token_count))
     for file, needed in files:
         if not 0 < file.bytes - needed < 2**16:
-            raise UserError(f"{said}: {file.name} of {file.bytes} bytes cannot hold what it should, {needed} bytes")
+            raise UserError(f"{label}: {file.name} of {file.bytes} bytes cannot hold what it should, {needed} bytes")
 
 
-def _check_file(file: File, said: str) -> None:
+def _check_file(file: File, label: str) -> None:
     if not _NAME.match(file.name) or file.name == INDEX:
-        raise UserError(f"{said}: {quoted(file.name[:60])} is not the plain name of a file in the folder")
+        raise UserError(f"{label}: {quoted(file.name[:60])} is not the plain name of a file in the folder")
     if not _HEX.match(file.digest) or file.bytes < 0:
-        raise UserError(f"{said}: {file.name}: expected a size and a digest of {2 * DIGEST_BYTES} hex digits")
+        raise UserError(f"{label}: {file.name}: expected a size and a digest of {2 * DIGEST_BYTES} hex digits")

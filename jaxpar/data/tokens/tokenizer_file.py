@@ -26,32 +26,32 @@ def tokenizers_installed() -> bool:
     return find_spec("tokenizers") is not None
 
 
-def load_tokenizer(path: Path, said: str) -> Tokenizer:
+def load_tokenizer(path: Path, label: str) -> Tokenizer:
     """The tokenizer of a file. Text that spells a special token stays text; nothing is cut, padded or added.
 
     Args:
         path: the file.
-        said: its name in messages.
+        label: its name in messages.
 
     Raises:
         UserError: `tokenizers` is not installed, or the file cannot be read or is not a tokenizer.
     """
     if not tokenizers_installed():
-        raise UserError(f"{said} needs the package tokenizers, which is not installed: {install_command('data')}")
+        raise UserError(f"{label} needs the package tokenizers, which is not installed: {install_command('data')}")
     from tokenizers import Tokenizer
 
     try:
-        text = read_text_file(path, LONGEST_WRITTEN, said)
+        text = read_text_file(path, LONGEST_WRITTEN, label)
     except FileNotFoundError:
-        raise UserError(f"{said} does not exist; expected a tokenizer.json of Hugging Face's tokenizers") from None
+        raise UserError(f"{label} does not exist; expected a tokenizer.json of Hugging Face's tokenizers") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"{said} cannot be read ({reason})") from error
+        raise UserError(f"{label} cannot be read ({reason})") from error
     try:
         return prepared_for_text(Tokenizer.from_str(text))
     except Exception as error:  # The library raises plain exceptions.
         raise UserError(
-            f"{said} is no tokenizer file of Hugging Face's tokenizers ({str(error).splitlines()[0][:120]})"
+            f"{label} is no tokenizer file of Hugging Face's tokenizers ({str(error).splitlines()[0][:120]})"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """The processes of a job meet before JAX connects them.
 
 `jax.distributed.initialize` ends the program with a stack trace when a process does not arrive. Here they meet first,
-over plain sockets at the coordinator's address: process 0 listens (`reception.py`), the others identify themselves,
+over plain sockets at the coordinator's address: process 0 listens (`admission.py`), the others identify themselves,
 with a proof of the job's secret if it has one, and all continue once every process is present. Missing processes are
 named. The port is free again when JAX takes it; the connections stay open, and over them the processes watch each other
 from then on (`watch.py`).
@@ -19,8 +19,8 @@ from jaxpar.config.errors import UserError
 from jaxpar.distributed.addresses import Place, find_place
 from jaxpar.distributed.messages import Malformed
 from jaxpar.distributed.peer import Peer, Refused
-from jaxpar.distributed.rendezvous.reception import STRANGERS, Reception
-from jaxpar.distributed.rendezvous.visit import SentAway, Visit
+from jaxpar.distributed.rendezvous.admission import MOST_UNIDENTIFIED, Admission
+from jaxpar.distributed.rendezvous.handshake import Handshake, RetryLater
 from jaxpar.hardware.open_files import allow_more_files
 
 RETRY_S = 0.2
@@ -39,7 +39,7 @@ def meet(
     secret: bytes | None = None,
     *,
     listen_at: str | None = None,
-    say: Callable[[str], None] = _print,
+    report: Callable[[str], None] = _print,
 ) -> dict[int, Peer]:
     """Return once all `processes` have called this, each with its own `process_id`.
 
@@ -53,7 +53,7 @@ def meet(
         timeout_s: how long to wait for the others, in seconds.
         secret: shared by all; None for a job without. It is not sent.
         listen_at: `host:port` where process 0 listens, if not at `coordinator`.
-        say: called with sentences that an operator may want to read before the end.
+        report: called with sentences that an operator may want to read before the end.
 
     Raises:
         UserError: a process is missing; this process is refused, or process 0 does not know the secret; the address is
@@ -66,8 +66,8 @@ def meet(
     try:
         if process_id == 0:
             place = find_place(listen_at or coordinator)
-            return _receive(place, processes, deadline, secret, say)
-        return {0: _visit(host, int(port), processes, process_id, deadline, secret)}
+            return _receive(place, processes, deadline, secret, report)
+        return {0: _connect(host, int(port), processes, process_id, deadline, secret)}
     except (OSError, OverflowError, UnicodeError, Refused) as error:
         why = str(error) if isinstance(error, Refused) else getattr(error, "strerror", None) or str(error)
         if place is not None and place.foreign:
@@ -79,39 +79,39 @@ def meet(
 
 
 def _receive(
-    place: Place, processes: int, deadline: float, secret: bytes | None, say: Callable[[str], None]
+    place: Place, processes: int, deadline: float, secret: bytes | None, report: Callable[[str], None]
 ) -> dict[int, Peer]:
     """Process 0: wait for the others, then send them on."""
-    allow_more_files(processes + STRANGERS)
+    allow_more_files(processes + MOST_UNIDENTIFIED)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in place.listen()]
         if place.why:
-            say(f"process 0 listens at all addresses of {socket.gethostname()}, port {place.port}: {place.why}")
-        return Reception(processes, secret, say).receive(listeners, deadline)
+            report(f"process 0 listens at all addresses of {socket.gethostname()}, port {place.port}: {place.why}")
+        return Admission(processes, secret, report).receive(listeners, deadline)
 
 
-def _visit(host: str, port: int, processes: int, process_id: int, deadline: float, secret: bytes | None) -> Peer:
+def _connect(host: str, port: int, processes: int, process_id: int, deadline: float, secret: bytes | None) -> Peer:
     """The others: find process 0 and wait for its answer, retrying until the time is up."""
     last = ABSENT
     while True:
         with contextlib.ExitStack() as stack:
-            visit = None
+            handshake = None
             try:
                 listener = stack.enter_context(socket.create_connection((host, port), timeout=_left(deadline, last)))
-                visit = Visit(listener, process_id, processes, secret, deadline)
-                peer = visit.wait()
+                handshake = Handshake(listener, process_id, processes, secret, deadline)
+                peer = handshake.wait()
                 stack.pop_all()
                 return peer
             except socket.gaierror:  # Kubernetes gives a pod its name some time after the pod.
                 last = f"no address is known for {host!r}"
             except Malformed as error:  # Perhaps a leftover of an earlier job.
                 last = f"what listens there is not process 0 of this jaxpar: {error}"
-            except SentAway as error:
-                last = f"process 0 turned this process away: {error}"
+            except RetryLater as error:
+                last = f"process 0 asked this process to try again: {error}"
             except OSError:  # Nothing listens yet, or process 0 went away.
-                if visit is not None and visit.welcome:
+                if handshake is not None and handshake.admitted:
                     last = "process 0 was there, and others were missing"
-                elif visit is not None and last == ABSENT:
+                elif handshake is not None and last == ABSENT:
                     last = "process 0 does not answer"
         time.sleep(min(RETRY_S, _left(deadline, last)))
 

@@ -44,8 +44,8 @@ def _serve(client: socket.socket, target: tuple[str, int]) -> None:
         with service:
             for side in (client, service):
                 side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=_pass_on, args=(service, client), name="relay", daemon=True).start()
-            _pass_on(client, service)
+            threading.Thread(target=_forward, args=(service, client), name="relay", daemon=True).start()
+            _forward(client, service)
             with contextlib.suppress(OSError):  # Closing alone would wait for the thread that reads.
                 service.shutdown(socket.SHUT_WR)
             while _read(client):  # The service is gone, and the client must not notice.
@@ -65,7 +65,7 @@ def _reach(target: tuple[str, int]) -> socket.socket | None:
     return None
 
 
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := _read(source):
             target.sendall(data)

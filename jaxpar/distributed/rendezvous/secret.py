@@ -10,12 +10,12 @@ import stat
 from collections.abc import Mapping
 
 from jaxpar.config.errors import UserError
-from jaxpar.distributed.messages import VERSION, Greeting, is_token
+from jaxpar.distributed.messages import VERSION, Hello, is_token
 
 VARIABLE = "JAXPAR_SECRET"
 """The secret itself, where `distributed.secret_file` is null."""
 MOST_BYTES = 4096
-GUEST, FIRST = "guest", "process 0"
+CLIENT, FIRST = "guest", "process 0"
 """The role of the prover. Both sides prove over the same data, and neither can reuse the other's proof."""
 
 
@@ -69,19 +69,19 @@ def new_nonce() -> str:
     return secrets.token_hex(32)
 
 
-def prove(secret: bytes, role: str, greeting: Greeting, nonce: str) -> str:
-    """The proof of `role` that it knows the secret: HMAC-SHA256 over both nonces and the greeting.
+def prove(secret: bytes, role: str, hello: Hello, nonce: str) -> str:
+    """The proof of `role` that it knows the secret: HMAC-SHA256 over both nonces and the hello message.
 
     Args:
         secret: shared by both sides.
-        role: the prover, `GUEST` or `FIRST`.
-        greeting: the guest's, with its nonce.
+        role: the prover, `CLIENT` or `FIRST`.
+        greeting: the client's, with its nonce.
         nonce: that of process 0.
     """
-    said = f"jaxpar {VERSION}\n{role}\n{greeting.nonce}\n{nonce}\n{greeting.process} of {greeting.processes}"
-    return hmac.new(secret, said.encode(), hashlib.sha256).hexdigest()
+    text = f"jaxpar {VERSION}\n{role}\n{hello.nonce}\n{nonce}\n{hello.process} of {hello.processes}"
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
-def is_proof(found: object, secret: bytes, role: str, greeting: Greeting, nonce: str) -> bool:
+def is_proof(found: object, secret: bytes, role: str, hello: Hello, nonce: str) -> bool:
     """Whether `found` is the result of `prove` for the same arguments."""
-    return is_token(found) and hmac.compare_digest(str(found), prove(secret, role, greeting, nonce))
+    return is_token(found) and hmac.compare_digest(str(found), prove(secret, role, hello, nonce))

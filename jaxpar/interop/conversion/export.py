@@ -115,7 +115,7 @@ def plan_export(source: Model, dtype: str | None = None, report: Callable[[str],
     Args:
         source: the weights.
         dtype: that of all tensors; None takes those that the tensors had where the weights came from, or float32.
-        report: takes a sentence about what is written anew because its origin cannot be used.
+        report: takes a sentence about what is written from scratch because its origin cannot be used.
 
     Raises:
         UserError: no family of Hugging Face's format can hold the model.

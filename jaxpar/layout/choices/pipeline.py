@@ -86,9 +86,9 @@ TABLE = ".csv"
 
 def table_text(file: str) -> str:
     """The text of the table that `parallel.schedule` names by its path. Raises `UserError` where it cannot be read."""
-    said = f"parallel.schedule: the table {quoted(file)}"
+    words = f"parallel.schedule: the table {quoted(file)}"
     try:
-        return read_text_file(user_path(file, said), LONGEST_WRITTEN, said, "utf-8-sig")
+        return read_text_file(user_path(file, words), LONGEST_WRITTEN, words, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"parallel.schedule: the table {quoted(file)} cannot be read ({error})") from error
 

@@ -236,13 +236,13 @@ def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Un
     """What the layers of one kind in a chunk keep and make."""
     made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
     least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
-    away = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
+    in_transit = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
     return Units(
         saved=kept_bytes(runs, sizes, "save"),
         offloaded=kept_bytes(runs, sizes, "offload"),
         kept=kept_bytes(runs, sizes),
         back=least(sizes),
-        transit=max(away, default=0),
+        transit=max(in_transit, default=0),
         again=2 * sum(made.values()) - least(made),
     )
 

@@ -90,8 +90,8 @@ class _Counted:
         """All of them."""
         case = self.case
         state = StateBytes(self.config, self.parts, case.zero >= 1, self._local_rows)
-        device, passing, host = state.resting(case.state, case.resident)
-        weights, gradients = self._staying(self._stored), self._staying(self._accumulated)
+        device, passing, host = state.stored_bytes(case.state, case.resident)
+        weights, gradients = self._on_device(self._stored), self._on_device(self._accumulated)
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(
             optimizer=device + passing + self._arriving,
@@ -188,7 +188,7 @@ class _Counted:
         ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
         return ends + (0 if case.zero >= 3 else arguments.layers)
 
-    def _staying(self, ends: Ends) -> Ends:
+    def _on_device(self, ends: Ends) -> Ends:
         """Rows without the layers that are on the host."""
         rows = sum(self._local_rows.values())
         return ends._replace(layers=ends.layers - ends.layers // rows * self.case.host_layers)
@@ -225,7 +225,7 @@ class _Counted:
         The head is gathered, and a tile's logits are there in float32 with their gradient. The first layer of the
         backward is gathered meanwhile; a pipeline has two at the same time. In tiles the head's gradient adds up in
         float32 from zeros as large as itself, which XLA keeps for every run of ticks with a loss; under tensor
-        parallelism it allocates them anew, also for a tied head whose gradients accumulate sharded. The gradient of an
+        parallelism it allocates new ones, also for a tied head whose gradients accumulate sharded. The gradient of an
         untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
         are not needed before they are computed, and the embedding is not needed any more.
         """

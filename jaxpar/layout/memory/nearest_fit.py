@@ -76,7 +76,7 @@ def nearest_fit(
     return Search(None, best if best.settings else None, tuple(tried))
 
 
-def told(search: Search) -> str:
+def describe_fit(search: Search) -> str:
     """The result of a search in words: `the nearest that fits: ...`."""
     alone = f"; not enough alone: {', '.join(map(_shown, search.alone))}" if search.alone else ""
     if search.nearest is not None:

@@ -28,14 +28,14 @@ class Room:
     """What master weights and moments take of the host's memory, for one device."""
 
     @property
-    def taken_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """All parts together."""
         return sum(self.parts.values())
 
     @property
     def left_bytes(self) -> int:
         """What is left for activations; below 0 where the rest alone does not fit."""
-        return self.usable_bytes - self.taken_bytes
+        return self.usable_bytes - self.used_bytes
 
     @property
     def unit_bytes(self) -> int:

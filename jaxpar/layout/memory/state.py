@@ -37,7 +37,7 @@ class StateBytes:
     rows: Mapping[str, int]
     """Of each kind's stack on a device."""
 
-    def resting(self, place: str, resident: Collection[str]) -> tuple[int, int, int]:
+    def stored_bytes(self, place: str, resident: Collection[str]) -> tuple[int, int, int]:
         """Bytes that stay on the device, of buffers there, and in the host's memory; for state on disk the latter are
         buffers too.
 

@@ -43,7 +43,7 @@ def gradient_fetches(microbatches: int) -> int:
     return microbatches if microbatches > 1 else 0
 
 
-def check_resting_state(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> None:
+def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> None:
     """Raises `UserError` if there is no room for master weights and moments where they are to be stored.
 
     Args:
@@ -86,7 +86,7 @@ def less_on_the_host(layout: StepLayout) -> str:
     return "a larger memory.weights_resident, or memory.weights_offload: none"
 
 
-def resting_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, str]]:
+def offload_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, str]]:
     """Row of the plan's table: where the state is stored and what that costs; nothing if it is on the device."""
     if layout.plan.optimizer_offload == "none":
         return []
@@ -105,13 +105,13 @@ def resting_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, s
     rows = [("optimizer offload", value, f"per device, in {where}{beside}; {moved}{cost}")]
     if layout.plan.weights_offload == "none":
         return rows
-    away, layers = layout.plan.host_layers, layout.order.layers_per_chunk
+    offloaded, layers = layout.plan.host_layers, layout.order.layers_per_chunk
     first = (
-        f"weights of layers 0-{away - 1} are fetched for each use, and their gradients are in"
-        if away
+        f"weights of layers 0-{offloaded - 1} are fetched for each use, and their gradients are in"
+        if offloaded
         else "none are in"
     )
-    stay = f"layers {away}-{layers - 1} stay" if away < layers else "no layer stays"
+    stay = f"layers {offloaded}-{layers - 1} stay" if offloaded < layers else "no layer stays"
     rows.append(("weights offload", size(host_gradient_bytes(layout)), f"per device, {first} {where}; {stay}"))
     return rows
 

@@ -35,7 +35,7 @@ class Weight(NamedTuple):
     compute: int
     """As it is multiplied."""
     sharded: int
-    """Split over fsdp, expert and context besides."""
+    """Split over fsdp, expert and context too."""
     state: float
     """Bytes of master weight, moments and average, split like `sharded`."""
     whole_state: float
@@ -58,7 +58,7 @@ class Elements(NamedTuple):
     compute: int
     """As they are multiplied."""
     sharded: int
-    """Split over fsdp, expert and context besides."""
+    """Split over fsdp, expert and context too."""
 
     @staticmethod
     def of(weights: Iterable[Weight], trained: bool) -> Elements:
@@ -74,7 +74,7 @@ class Part(NamedTuple):
     compute: int
     """As they are multiplied."""
     sharded: int
-    """Split over fsdp, expert and context besides."""
+    """Split over fsdp, expert and context too."""
     trained: Elements
     """Those of trained weights."""
     frozen: Elements

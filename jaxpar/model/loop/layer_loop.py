@@ -44,7 +44,7 @@ from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_kind import Keep, LayerKind, no_report
 from jaxpar.model.loop.layer_stack import LayerStack
 from jaxpar.model.loop.parted import read_after
-from jaxpar.model.loop.stash import Stash, at, fetch, in_order, put, stacked, taken
+from jaxpar.model.loop.stash import Stash, at, entry_on_device, fetch, in_order, put, stacked
 from jaxpar.model.loop.walk import Site, walk
 from pallas_kernels.vjp_parts import residuals_of
 
@@ -67,7 +67,7 @@ class LayerLoop:
     def __post_init__(self) -> None:
         for kind, stack in self.order.stacks.items():
             kept, rows = self.kinds[kind].rows, stack.rows_per_chunk
-            assert kept == rows, f"it is said of {kept} layers what they keep, and a chunk has {rows}"
+            assert kept == rows, f"what they keep is given for {kept} layers, and a chunk has {rows}"
 
     def stack(self, kind: str) -> LayerStack:
         """The operations of a loop on the stack of a kind."""
@@ -113,7 +113,7 @@ class LayerLoop:
         def first(place: int) -> jax.Array:
             kind, row = self.order.slots[place]
             keep = self.kinds[kind].keep_of(row)
-            return taken(stashes[kind][keep].inputs, slot, row - self.kinds[kind].firsts[keep])
+            return entry_on_device(stashes[kind][keep].inputs, slot, row - self.kinds[kind].firsts[keep])
 
         places = self.order.first_slots
         some, *others = sorted(set(places.ravel().tolist()))
@@ -275,8 +275,8 @@ class LayerLoop:
             keep = stack.kind.keeps[place]
             key = kind, keep.on_host if keeps_alike else place, padded
             if key not in sites:
-                step, brings = make(stack, place, keep)
-                sites[key] = stack.site(key, weights, keep, padded, step, brings)
+                step, fetches = make(stack, place, keep)
+                sites[key] = stack.site(key, weights, keep, padded, step, fetches)
             return sites[key]
 
         slots = [(site(*slot), slot.row) for slot in self.order.slots]

@@ -130,7 +130,7 @@ class LayerStack:
         keep: Keep,
         padded: bool,
         step: Callable[[Arrays, Any, jax.Array, Any], Any],
-        brings: Callable[[jax.Array], Any],
+        fetches: Callable[[jax.Array], Any],
     ) -> Site:
         """Rows of a chunk that take the same `step` with their weights; see `LayerLoop._walk`."""
         own = own_layers(weights.stack, self.name)
@@ -140,7 +140,7 @@ class LayerStack:
 
         def fetch(row: jax.Array) -> tuple[Arrays | None, Any]:
             """Gathered weights, if storage differs from compute placement, and what is fetched from host memory."""
-            return load(row) if self.prefetches or keep.on_host else None, brings(row)
+            return load(row) if self.prefetches or keep.on_host else None, fetches(row)
 
         def run(fetched: tuple[Arrays | None, Any], row: jax.Array, carry: Any) -> Any:
             w, activations = fetched

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.layer_order import Index, Parted
 from jaxpar.mesh.parameters import Arrays, Nested
-from jaxpar.model.loop.stash import at, in_order, put, taken
+from jaxpar.model.loop.stash import at, entry_on_device, in_order, put
 
 type Stack = Any
 """`Nested` arrays [row, ...] on the device, or `Parted`."""
@@ -36,7 +36,7 @@ def stored_row(stack: Stack, row: Index, host_rows: int, on_host: bool, dtype: D
     if not on_host:
         return at(stack.device, row - host_rows)
     with jax.named_scope("stored_weights"):
-        return jax.tree.map(lambda a: taken(a, row).astype(dtype), stack.host)
+        return jax.tree.map(lambda a: entry_on_device(a, row).astype(dtype), stack.host)
 
 
 def add_row(
@@ -68,7 +68,7 @@ def add_row(
         new = reduce(new, compute, gradient)
         with jax.named_scope("gradients"):
             if fresh is not True:
-                new = jnp.where(fresh, new, taken(total, row) + new)
+                new = jnp.where(fresh, new, entry_on_device(total, row) + new)
             return put(total, to_host(in_order(new)), row)
 
     return stack._replace(host=jax.tree.map(send, stack.host, dw, *layouts))

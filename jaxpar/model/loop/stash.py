@@ -67,10 +67,10 @@ def at(stack: Any, *where: Index, instead: Any = None) -> Any:
 def fetch(stack: Any, *where: Index) -> Any:
     """The entry at `where` of each array in host memory, copied to the device; None in place of the others."""
     with jax.named_scope("saved_activations"):
-        return jax.tree.map(lambda a: taken(a, *where) if on_host(a) else None, stack)
+        return jax.tree.map(lambda a: entry_on_device(a, *where) if on_host(a) else None, stack)
 
 
-def taken(a: jax.Array, *where: Index) -> jax.Array:
+def entry_on_device(a: jax.Array, *where: Index) -> jax.Array:
     """The entry at `where` of the leading dims of `a`, on the device."""
     entry = _entry(a, where)
     return jax.device_put(in_order(entry), DEVICE) if on_host(a) else entry

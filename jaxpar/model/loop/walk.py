@@ -3,7 +3,7 @@
 Slots of one *site* run the same program on other rows. Neighbouring slots of one site are a `lax.scan` over their rows;
 a sequence of such runs that repeats (a unit of a model's pattern) is a scan over units. While a layer runs, what the
 next one needs is fetched, whatever its kind; one layer, and of repeating units one unit, is peeled off so that nothing
-is fetched in vain.
+is fetched without use.
 """
 
 from __future__ import annotations

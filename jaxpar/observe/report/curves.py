@@ -97,8 +97,8 @@ def skipped_at(run: RunRecord) -> list[int]:
 
 def anomalies(run: RunRecord) -> list[tuple[int, str]]:
     """(step, text) of the anomalies of a run."""
-    told = [event for event in run.events if event["event"] == "anomaly"]
-    found = [(event.get("step"), str(event.get("text"))) for event in told]
+    logged = [event for event in run.events if event["event"] == "anomaly"]
+    found = [(event.get("step"), str(event.get("text"))) for event in logged]
     return [(step, text) for step, text in found if type(step) is int and 0 <= step <= LARGEST_STEP][-MOST_POINTS:]
 
 

@@ -130,8 +130,8 @@ def epoch_figures(runs: list[RunRecord]) -> list[Figure]:
 
 def _epochs(run: RunRecord) -> dict[str, Any]:
     """Epochs from the summary, or else from the last logged step."""
-    told = run.summary.get("epochs") or (run.metrics[-1].get("epochs") if run.metrics else None)
-    return told if isinstance(told, dict) else {}
+    epochs = run.summary.get("epochs") or (run.metrics[-1].get("epochs") if run.metrics else None)
+    return epochs if isinstance(epochs, dict) else {}
 
 
 def _difference(figure: Figure, first: float | None, second: float | None) -> str:

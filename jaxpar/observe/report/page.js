@@ -217,7 +217,7 @@ class Chart {
     this.svg.replaceChildren();
     if (this.range === null) {
       this.svg.append(element("text", { x: LEFT, y: this.height / 2 }, "nothing to show"));
-      this.told();
+      this.updateReadout();
       return;
     }
     const clip = "inside-" + charts.indexOf(this);
@@ -230,7 +230,7 @@ class Chart {
     this.dots = element("g");
     this.chosen = element("rect", { class: "chosen", y: TOP, height: this.height - TOP - BOTTOM, visibility: "hidden" });
     this.svg.append(inside, this.cursor, this.dots, this.chosen);
-    this.told();
+    this.updateReadout();
   }
 
   axes() {
@@ -256,11 +256,11 @@ class Chart {
     }
   }
 
-  mark(run, step, kind, top, said) {
+  mark(run, step, kind, top, text) {
     const at = place(run, step), bottom = this.height - BOTTOM;
     if (at < this.from || at > this.to) return;
     this.svg.append(element("line", { class: `mark ${kind}`, x1: this.x(at), x2: this.x(at), y1: top, y2: bottom },
-      element("title", {}, said)));
+      element("title", {}, text)));
   }
 
   strokes(line) {
@@ -297,9 +297,9 @@ class Chart {
       { class: `dot ${paint} ${kind}`, cx: this.x(line.places[i]), cy: this.y(line.drawn[i]), r: radius });
   }
 
-  // What is said under the chart: the values under the pointer, or else the last ones
+  // The readout under the chart: the values under the pointer, or else the last ones
 
-  told() {
+  updateReadout() {
     if (this.range !== null) this.dots.replaceChildren();
     let step = null, under = view.at;
     for (const line of this.lines) {
@@ -386,7 +386,7 @@ function drawAll() { charts.forEach(chart => chart.draw()); }
 
 function point(at) {
   view.at = at;
-  charts.forEach(chart => chart.told());
+  charts.forEach(chart => chart.updateReadout());
 }
 
 function zoom(from, to) {

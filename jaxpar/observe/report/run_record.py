@@ -196,7 +196,7 @@ def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
 def _lines(file: Path, otherwise: str | None, notes: list[str]) -> list[dict[str, Any]]:
     """The objects in the lines of `file`. A last line without an end is being written, or a kill left it so.
 
-    `otherwise` says what is not known without the file; None where it need not be there.
+    `otherwise` states what is not known without the file; None where it need not be there.
     """
     content = _content(file, notes)
     if content is None:

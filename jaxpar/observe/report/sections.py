@@ -106,18 +106,18 @@ def timing(runs: Sequence[RunRecord]) -> Tables:
 
 
 def _times(run: RunRecord) -> list[str]:
-    told = {key: number(run.summary, f"{key}_seconds") for key in ("compile", "first_step", "steady_step", "train")}
+    entries = {key: number(run.summary, f"{key}_seconds") for key in ("compile", "first_step", "steady_step", "train")}
     own = host_share(run)
     slowest = max((value for _, value in points(run, "step_time_s")[1:]), default=None)
     whole = _wall_seconds(run)
     rest = None
-    if whole is not None and told["compile"] is not None and told["train"] is not None:
-        rest = max(0.0, whole - told["compile"] - told["train"])
+    if whole is not None and entries["compile"] is not None and entries["train"] is not None:
+        rest = max(0.0, whole - entries["compile"] - entries["train"])
     words = lambda value: "" if value is None else seconds(value)
     return [
-        *(words(told[key]) for key in ("compile", "first_step", "steady_step")),
+        *(words(entries[key]) for key in ("compile", "first_step", "steady_step")),
         "" if own is None else percent(own),
-        *(words(value) for value in (slowest, told["train"], rest, whole)),
+        *(words(value) for value in (slowest, entries["train"], rest, whole)),
     ]
 
 
@@ -138,9 +138,9 @@ def environment(runs: Sequence[RunRecord]) -> Tables:
     return side_by_side(runs, [(name, [found.get(name, "") for found in values]) for name in names])
 
 
-def _environment_rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    git = told.get("git")
-    for name, value in told.items():
+def _environment_rows(entries: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    git = entries.get("git")
+    for name, value in entries.items():
         if name == "git" and isinstance(git, dict):
             changed = {True: ", with changes", None: ", changes not known"}.get(git.get("changed"), "")
             yield "git commit", f"{git.get('commit')}{changed}"

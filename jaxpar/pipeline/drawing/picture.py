@@ -114,7 +114,7 @@ class _Picture:
             bottom=bottom,
             row=self.row - 4,
             title=title(schedule),
-            said=f"{simulation.mode}: {self.unit(simulation.makespan)}{self.units}, of which "
+            summary_text=f"{simulation.mode}: {self.unit(simulation.makespan)}{self.units}, of which "
             f"{self.unit(simulation.bubble)} ({percent(simulation.bubble_fraction)} of the ideal "
             f"{self.unit(simulation.ideal)}) are bubble",
             ranks=[
@@ -138,11 +138,11 @@ class _Picture:
         action, schedule = event.action, self.simulation.schedule
         left, right = self.x(event.start), self.x(event.end)
         lap = schedule.chunks_of[event.rank].index(action.chunk)
-        said = f"{action}: {kind_name(action.kind, schedule)} of microbatch {action.microbatch} "
-        said += f"through chunk {action.chunk}, {self.unit(event.start)} to {self.unit(event.end)}"
+        summary_text = f"{action}: {kind_name(action.kind, schedule)} of microbatch {action.microbatch} "
+        summary_text += f"through chunk {action.chunk}, {self.unit(event.start)} to {self.unit(event.end)}"
         label = str(action.microbatch)
         return (
-            _kind(action.kind, lap, self.laps), left, right, TOP + self.row * event.rank, said,
+            _kind(action.kind, lap, self.laps), left, right, TOP + self.row * event.rank, summary_text,
             round((left + right) / 2, 1), self.middle(event.rank),
             label if right - left >= DIGIT * len(label) + 3 else "",
         )  # fmt: skip

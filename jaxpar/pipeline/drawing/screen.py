@@ -68,11 +68,11 @@ def print_comparison(found: Mapping[str, Summary | Refused], workload: Workload,
 
 
 def _work(workload: Workload) -> str:
-    said = f"A rank's layers: F {number(workload.forward)}, B {number(workload.backward)} of which W "
-    said += f"{number(workload.weight)}; head {number(workload.head)}, transfer {number(workload.transfer)}"
+    message = f"A rank's layers: F {number(workload.forward)}, B {number(workload.backward)} of which W "
+    message += f"{number(workload.weight)}; head {number(workload.head)}, transfer {number(workload.transfer)}"
     if workload.stage_times is not None:
-        said += f"; times {', '.join(map(number, workload.stage_times))}"
-    return said + "."
+        message += f"; times {', '.join(map(number, workload.stage_times))}"
+    return message + "."
 
 
 def _modes(summary: Summary) -> Table:

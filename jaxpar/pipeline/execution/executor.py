@@ -319,7 +319,7 @@ class _Executor:
         return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
 
     def _first(self, row: Row, given: Given, kind: str) -> Batch:
-        """The microbatch that the first chunk's rank has: the one to embed, whoever takes part in it."""
+        """The microbatch that the first chunk's rank has: the one to embed, whichever ranks take part in it."""
         return self._microbatch(given, row[f"of_{kind}_first"])
 
     def _last(self, row: Row, given: Given, kind: str) -> Batch:

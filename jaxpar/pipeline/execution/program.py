@@ -1,6 +1,6 @@
 """From a schedule's ticks to the executor's program: microbatch, chunk and slots for each tick and rank.
 
-Every rank runs the same program, so a row says how to use what the program computes: an action that a rank does not
+Every rank runs the same program, so a row explains how to use what the program computes: an action that a rank does not
 have in a tick is computed all the same, and its result is not counted and is written to an empty slot.
 """
 
@@ -182,7 +182,7 @@ class _Maker:
                 ticks = np.flatnonzero((used & (self.rows[f"{kind}_chunk"] == chunk)).any(axis=1))
                 windows[kind, chunk] = Lifetime(int(ticks[0]), int(ticks[-1]))
         backwards = {name: life for name, life in windows.items() if name[0] == "b"}
-        again = self._stay_for_the_backward(windows)
+        again = self._keep_for_backward(windows)
         for buffer, lives in (("weights", windows), ("gradients", backwards)):
             slots = assign_slots(lives)
             if buffer == "weights":
@@ -197,7 +197,7 @@ class _Maker:
                     self.releases.setdefault(lives[kind, chunk].last + 1, []).append(Window(chunk, slot))
 
     @staticmethod
-    def _stay_for_the_backward(windows: dict[tuple[str, int], Lifetime]) -> list[int]:
+    def _keep_for_backward(windows: dict[tuple[str, int], Lifetime]) -> list[int]:
         """Joins both windows of a chunk whose backward begins before its forwards are over: it is gathered once."""
         again = [
             chunk for kind, chunk in windows if kind == "b" and windows["b", chunk].first <= windows["f", chunk].last

@@ -46,7 +46,7 @@ def v_half_ticks(ranks: int, microbatches: int, virtual_stages: int) -> tuple[Ti
 
 
 def _building_blocks(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """The actions of one rank in the order of the building block, which starts anew every 6 units of time.
+    """The actions of one rank in the order of the building block, which repeats every 6 units of time.
 
     A microbatch goes down the V at two units a rank, so that its way back, at one unit, fits between. For even
     `ranks`, three units more before the backward keep the actions of successive microbatches from colliding. W take

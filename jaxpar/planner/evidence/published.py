@@ -300,13 +300,13 @@ def _measured(cell: _Cells, devices: int) -> float | None:
     by_time = tokens / devices / cell.positive("step_time_s") if row["step_time_s"] else None
     if not row["tokens_per_s_per_gpu"]:
         return by_time
-    told = cell.positive("tokens_per_s_per_gpu")
-    if by_time is not None and not 0.95 < told / by_time < 1.05:
+    reported = cell.positive("tokens_per_s_per_gpu")
+    if by_time is not None and not 0.95 < reported / by_time < 1.05:
         raise UserError(
-            f"{cell.place}: tokens_per_s_per_gpu is {told:g}, but {tokens} tokens in step_time_s = "
+            f"{cell.place}: tokens_per_s_per_gpu is {reported:g}, but {tokens} tokens in step_time_s = "
             f"{row['step_time_s']} on {devices} GPUs are {by_time:.4g}: expected tokens/s of one GPU, and seconds"
         )
-    return told
+    return reported
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def verify(
     hardware: HardwareModel,
     timeout_s: float,
     cache: Path | None,
-    tell: Callable[[str], None] = lambda _: None,
+    report_progress: Callable[[str], None] = lambda _: None,
 ) -> list[Verified]:
     """Each plan compiled for its cluster; those that fit first, by the time of a step with the program's messages.
 
@@ -80,14 +80,14 @@ def verify(
         hardware: what its GPUs and links reach.
         timeout_s: for each compile.
         cache: folder of compiled programs; None keeps nothing.
-        tell: called with a message before each compile, which takes minutes.
+        report_progress: called with a message before each compile, which takes minutes.
 
     Raises:
         UserError: there is no compiler for the devices, or it failed.
     """
     found = []
     for place, planned in enumerate(plans, 1):
-        tell(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
+        report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
         found.append(judged(planned, hardware, report.allocated_bytes, report.fits, report.collectives, report.notes))

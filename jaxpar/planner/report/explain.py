@@ -18,8 +18,8 @@ from jaxpar.units import percent, seconds, size
 def print_explanation(path: Path, console: Console) -> None:
     """Print a `plan.json` in words. Raises `UserError` where the file is not one."""
     file = read(path)
-    plan, told = file.plan, file.predicted
-    order = told.get("node_order")
+    plan, numbers = file.plan, file.predicted
+    order = numbers.get("node_order")
     mesh = " x ".join(f"{axis} {n}" for axis, n in dict(plan.axes).items() if n > 1) or "one device"
     console.print(
         f"{path}: {file.config.run.name} on {file.cluster or 'the local devices'}", style="bold", highlight=False
@@ -41,11 +41,11 @@ def print_explanation(path: Path, console: Console) -> None:
             for run in plan.runs
         ],
     ]
-    if told:
-        rate = f"{seconds(told['step_time_s'])} a step, {told['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
-        lines.append(("predicted", f"{rate}, MFU {percent(told['mfu'])}, {size(told['peak_bytes'])} of a GPU"))
-    for name, said in lines:
-        console.print(f"  {name:<11}{said}", highlight=False, soft_wrap=True)
+    if numbers:
+        rate = f"{seconds(numbers['step_time_s'])} a step, {numbers['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
+        lines.append(("predicted", f"{rate}, MFU {percent(numbers['mfu'])}, {size(numbers['peak_bytes'])} of a GPU"))
+    for name, text in lines:
+        console.print(f"  {name:<11}{text}", highlight=False, soft_wrap=True)
     _print_parts(file, console)
 
 
@@ -63,12 +63,12 @@ def _stages(file: PlanFile) -> list[str]:
 
 
 def _print_parts(file: PlanFile, console: Console) -> None:
-    told = file.predicted
-    for name, spent in sorted(told.get("breakdown", {}).items(), key=lambda item: -item[1]):
+    numbers = file.predicted
+    for name, spent in sorted(numbers.get("breakdown", {}).items(), key=lambda item: -item[1]):
         if spent > 0:
             meaning = words.MEANINGS.get(name, name)
             console.print(
-                f"  {name:<14}{seconds(spent):>9} {percent(spent, told['step_time_s']):>6}  {meaning}",
+                f"  {name:<14}{seconds(spent):>9} {percent(spent, numbers['step_time_s']):>6}  {meaning}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
 

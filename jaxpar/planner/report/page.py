@@ -28,25 +28,25 @@ MOST_DRAWN = 5
 """Most plans whose schedules are drawn."""
 
 
-def write_page(path: Path, plans: Sequence[Planned], met: Sequence[Candidate], timer: StepTimer) -> None:
+def write_page(path: Path, plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: StepTimer) -> None:
     """Write the page, which needs no network. Raises `UserError` where that cannot be."""
     try:
-        path.write_text(html_page(plans, met, timer), encoding="utf-8")
+        path.write_text(html_page(plans, evaluated, timer), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--html {path}: cannot be written ({error.strerror})") from None
 
 
-def html_page(plans: Sequence[Planned], met: Sequence[Candidate], timer: StepTimer) -> str:
+def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: StepTimer) -> str:
     """The page.
 
     Args:
         plans: best first.
-        met: every layout that was timed.
+        evaluated: every layout that was timed.
         timer: of the search.
     """
     best, cluster = plans[0], plans[0].cluster
     planned = {one.candidate.layout for one in plans}
-    others = sorted((one for one in met if one.layout not in planned), key=lambda one: one.seconds)
+    others = sorted((one for one in evaluated if one.layout not in planned), key=lambda one: one.seconds)
     layouts = [*(one.candidate for one in plans), *others]
     properties = {name: [_property(one, name) for one in layouts] for name in COLORINGS}
     drawn = [(place, one, found) for place, one in enumerate(plans[:MOST_DRAWN], 1) if (found := simulated(one, timer))]

@@ -9,7 +9,7 @@ from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 
 MOST_ACTIONS = 1500
-"""Of a drawing; more could not be told apart."""
+"""Of a drawing; more could not be distinguished."""
 
 
 def simulated(planned: Planned, timer: StepTimer) -> Simulation | None:

@@ -40,8 +40,8 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
     if len(plans) > 1:
         console.print("Nearest alternatives", style="bold")
         for other in plans[1:]:
-            said = words.difference(best.candidate, other.candidate)
-            console.print(f"  {words.axes(other.candidate.layout)}: {said}", highlight=False, soft_wrap=True)
+            text = words.difference(best.candidate, other.candidate)
+            console.print(f"  {words.axes(other.candidate.layout)}: {text}", highlight=False, soft_wrap=True)
 
 
 def host_words(best: Planned) -> str:
@@ -77,7 +77,7 @@ def print_steps(best: Planned, console: Console) -> None:
     ]
     rows = config.data.batch_size
     console.print("Three steps", style="bold")
-    for place, (what, said) in enumerate(
+    for place, (what, text) in enumerate(
         (
             (
                 "Fit the model",
@@ -97,7 +97,7 @@ def print_steps(best: Planned, console: Console) -> None:
         ),
         1,
     ):
-        console.print(f"  {place}. {what}: {said}", highlight=False, soft_wrap=True)
+        console.print(f"  {place}. {what}: {text}", highlight=False, soft_wrap=True)
 
 
 def print_best(best: Planned, console: Console) -> None:
@@ -111,10 +111,10 @@ def print_best(best: Planned, console: Console) -> None:
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
     console.print("Memory of a GPU", style="bold")
-    for name, taken in found.memory._asdict().items():
-        if taken:
+    for name, amount in found.memory._asdict().items():
+        if amount:
             console.print(
-                f"  {spaced(name):<18}{size(taken):>10}{'  (pinned, on the host)' if name == 'host' else ''}",
+                f"  {spaced(name):<18}{size(amount):>10}{'  (pinned, on the host)' if name == 'host' else ''}",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
     if found.layout.pipe > 1:

@@ -93,7 +93,7 @@ def host(layout: Layout) -> str:
 def stages(planned: Planned, timer: StepTimer) -> list[str]:
     """On heterogeneous clusters: which hosts hold which stages, and the time that other stage lengths would take."""
     cluster, layout = planned.cluster, planned.candidate.layout
-    if not cluster.is_mixed:
+    if not cluster.is_heterogeneous:
         return []
     if layout.pipe == 1:
         return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
@@ -122,8 +122,8 @@ def limit(planned: Planned) -> str:
     losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
     worst = max(losses, key=losses.__getitem__)
     room = planned.usable - found.memory.device
-    said = f"{MEANINGS[worst]}, {percent(losses[worst], found.seconds)} of the step ({CURES[worst]})."
-    return f"{said} {size(room)} of the {size(planned.usable)} that may be planned for on a GPU are left."
+    text = f"{MEANINGS[worst]}, {percent(losses[worst], found.seconds)} of the step ({CURES[worst]})."
+    return f"{text} {size(room)} of the {size(planned.usable)} that may be planned for on a GPU are left."
 
 
 def difference(best: Candidate, other: Candidate) -> str:

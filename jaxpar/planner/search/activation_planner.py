@@ -219,7 +219,7 @@ class ActivationPlanner:
         return {kind: self._frontier(costs) for kind, costs in self.costs.items()}
 
     def _frontier(self, costs: LayerCosts) -> list[Point]:
-        key = "front", *costs.sizes.items(), *costs.recomputations
+        key = "frontier", *costs.sizes.items(), *costs.recomputations
         if key not in self.known:
             self.known[key] = layer_frontier(costs, offload=False)
         return self.known[key]

@@ -85,7 +85,7 @@ class StepTimer:
         """The step if layers, even fractions of one, were spread so that all kinds take equally long: a lower bound.
 
         The head is that of the fastest GPU, and messages once a step those of the fastest network; in uniform ticks
-        those of whoever takes longest for as many rows as equal stages have, the fewest that the longest can.
+        those of the slowest rank for as many rows as equal stages have, the fewest that the longest can.
         """
         clusters = [self._cluster_of(group) for group in kinds]
         own = [self._floor(layers, layout, cluster) for cluster in clusters]
@@ -106,7 +106,7 @@ class StepTimer:
         return replace(least, seconds=sum(spent.values()), breakdown=spent)
 
     def head(self, layout: Layout) -> float | None:
-        """Seconds of loss and head of a microbatch where all ranks wait for whoever takes longest; None elsewhere."""
+        """Seconds of loss and head of a microbatch where all ranks wait for the slowest; None elsewhere."""
         kinds = self.kinds(layout)
         if not kinds or not self.mechanisms.lockstep:
             return None
@@ -122,7 +122,7 @@ class StepTimer:
 
     def kinds(self, layout: Layout) -> tuple[Group, ...]:
         """The groups that stages are in, if hosts differ and all stages are of one group each; else none."""
-        if layout.pipe == 1 or not self.cluster.is_mixed or layout.tensor > self.cluster.gpus_per_host:
+        if layout.pipe == 1 or not self.cluster.is_heterogeneous or layout.tensor > self.cluster.gpus_per_host:
             return ()
         return () if self.cluster.stage_groups(layout.pipe) is None else self.cluster.groups
 

@@ -79,10 +79,10 @@ def why_none(search: Tried, groups: int, declined: str | None) -> str:
 def no_layout(space: Space) -> str:
     """Which rules exclude everything: those without which the most layouts would be allowed."""
     nearest = space.nearest().most_common()
-    told = [f"{number} would be allowed but for {_joined(rules)}" for rules, number in nearest[:NAMED]]
+    reasons = [f"{number} would be allowed but for {_joined(rules)}" for rules, number in nearest[:NAMED]]
     if len(nearest) > NAMED:
-        told.append(f"{sum(number for _, number in nearest[NAMED:])} but for other rules")
-    return f"no layout of {space.cluster.devices} GPUs is allowed: {'; '.join(told)}"
+        reasons.append(f"{sum(number for _, number in nearest[NAMED:])} but for other rules")
+    return f"no layout of {space.cluster.devices} GPUs is allowed: {'; '.join(reasons)}"
 
 
 def _joined(rules: frozenset[str]) -> str:
@@ -95,10 +95,10 @@ def _planners(search: Tried) -> Iterator[ActivationPlanner]:
     for group in groups:
         strategy = search.space.strategies(group)[0]
         microbatches = search.space.config.data.batch_size // (group.data * group.microbatch)
-        for (schedule, virtual), zero, away in product(
+        for (schedule, virtual), zero, offload in product(
             search.space.schedules(group.pipe, microbatches), search.space.zeros(group), search.space.offloads()
         ):
-            yield search.activations(group, Choice(schedule, virtual, zero, strategy, away))
+            yield search.activations(group, Choice(schedule, virtual, zero, strategy, offload))
 
 
 def fitting_devices(search: Tried) -> int | None:

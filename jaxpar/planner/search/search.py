@@ -63,7 +63,7 @@ class Search:
     limit: int | None = None
     """Bytes of a device that may be planned for; None is what the trainer's own `auto` plans for."""
     effort: Effort = field(default_factory=Effort)
-    met: list[Candidate] = field(default_factory=list)
+    evaluated: list[Candidate] = field(default_factory=list)
     """Every layout that was timed."""
     _known: dict[Hashable, Any] = field(default_factory=dict)
     """Results of its activation planners."""
@@ -181,28 +181,28 @@ class Search:
         return sum(least.breakdown[name] for name in GROUP_PARTS)
 
     def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
-        for zero, away in product(self.space.zeros(group), self.space.offloads()):
-            least = self._bare_planner(group, zero, "allgather", away).least()
+        for zero, offload in product(self.space.zeros(group), self.space.offloads()):
+            least = self._bare_planner(group, zero, "allgather", offload).least()
             if least.device - least.saved_activations > self.usable:
                 self.effort.too_large += 1
                 continue
             for strategy in self.space.strategies(group):
                 self.effort.bounded += 1
-                floor = self._floor(self._bare(group, zero, strategy, away))
+                floor = self._floor(self._bare(group, zero, strategy, offload))
                 # Chunks that are held whole are gathered once for all microbatches.
                 held = floor.breakdown["data"] if zero == 3 else 0.0
                 bound = floor.seconds - held
                 ideal = sum(floor.breakdown[name] for name in GROUP_PARTS)
-                node = lambda z=zero, s=strategy, a=away, f=bound, i=ideal: self._schedules(group, z, s, a, f, i)
+                node = lambda z=zero, s=strategy, a=offload, f=bound, i=ideal: self._schedules(group, z, s, a, f, i)
                 yield bound, node
 
     def _schedules(
-        self, group: Group, zero: int, strategy: str, away: bool, floor: float, ideal: float
+        self, group: Group, zero: int, strategy: str, offload: bool, floor: float, ideal: float
     ) -> Iterator[tuple[float, Any]]:
         microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
         head = self._head(group)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
-            choice = Choice(schedule, virtual, zero, strategy, away)
+            choice = Choice(schedule, virtual, zero, strategy, offload)
             self.effort.bounded += 1
             yield (
                 floor + self._least_bubble(group, choice, ideal - head / group.pipe, head),
@@ -259,9 +259,9 @@ class Search:
                 continue
             self.effort.timed += 1
             time = self.time(kept.layout)
-            self.met.append(Candidate(kept.layout, time, kept.memory))
-            self._keys.add(self.met[-1].key)
-            yield time.seconds, self.met[-1]
+            self.evaluated.append(Candidate(kept.layout, time, kept.memory))
+            self._keys.add(self.evaluated[-1].key)
+            yield time.seconds, self.evaluated[-1]
 
     def activations(self, group: Group, choice: Choice) -> ActivationPlanner:
         """The activation planner of a choice."""
@@ -289,12 +289,12 @@ class Search:
         """Seconds of a pipeline that never waits; of another number of layers, where it is given."""
         return self.timer.floor(layout, layers)
 
-    def _bare(self, group: Group, zero: int, strategy: str, away: bool) -> Layout:
+    def _bare(self, group: Group, zero: int, strategy: str, offload: bool) -> Layout:
         """A layout of the group that recomputes nothing."""
-        return self._bare_planner(group, zero, strategy, away).layout("none")
+        return self._bare_planner(group, zero, strategy, offload).layout("none")
 
-    def _bare_planner(self, group: Group, zero: int, strategy: str, away: bool) -> ActivationPlanner:
-        return self.activations(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, away))
+    def _bare_planner(self, group: Group, zero: int, strategy: str, offload: bool) -> ActivationPlanner:
+        return self.activations(group, Choice("1f1b" if group.pipe > 1 else "one-stage", 1, zero, strategy, offload))
 
     @property
     def host_limit(self) -> int:

@@ -209,7 +209,7 @@ class Space:
 
         Without a pipeline all wait for the slowest kind.
         """
-        if not self.cluster.is_mixed:
+        if not self.cluster.is_heterogeneous:
             return None
         if self.cluster.gpus_per_host % sizes["tensor"]:
             return "tensor ranks within one host (hosts are of several kinds)"

@@ -45,7 +45,7 @@ class StagesOfGroup:
 
 def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:
     """Which hosts hold which stages, where hosts differ and each stage is on one kind; else nothing."""
-    groups = cluster.stage_groups(pipe) if cluster.is_mixed and pipe > 1 else None
+    groups = cluster.stage_groups(pipe) if cluster.is_heterogeneous and pipe > 1 else None
     if groups is None:
         return []
     layers = [sum(n for n, owner in zip(lengths, rank_of, strict=True) if owner == rank) for rank in range(pipe)]
@@ -59,7 +59,7 @@ def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths
 def check_stages(cluster: Cluster, fixed: Mapping[str, str]) -> None:
     """Raises `UserError` where the fixed number of stages does not divide the groups into whole stages."""
     stages = int(fixed.get("pipe", 1))
-    if stages == 1 or not cluster.is_mixed or cluster.stage_groups(stages) is not None:
+    if stages == 1 or not cluster.is_heterogeneous or cluster.stage_groups(stages) is not None:
         return
     each = cluster.gpus_per_host
     whole = [n for n in range(2, cluster.devices + 1) if cluster.stage_groups(n) is not None]

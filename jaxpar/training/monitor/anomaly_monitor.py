@@ -57,7 +57,7 @@ class AnomalyMonitor:
         self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
         self._slow, self._pace = SlowSteps(self._watch.slow_step), Pace(self._watch.slow_pace)
         self._episodes = Episodes(quiet=LAST, apart_s=dict.fromkeys(("slow_step", "slow_pace"), SLOW_APART_S))
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._rollbacks = 0
         self._warm_up()
         self._paces: deque[ProcessPace] = deque(maxlen=2)
@@ -75,7 +75,7 @@ class AnomalyMonitor:
         self._warm_up()
 
     def step(self, number: int, turn: Turn) -> None:
-        """Step `number` is done, and `turn` says where its time went."""
+        """Step `number` is done, and `turn` states where its time went."""
         self._warm += 1
         if self._warm <= WARMING_UP:
             return
@@ -85,12 +85,12 @@ class AnomalyMonitor:
             times = slow.seconds / slow.median
             median = f"{plain(times, 3)} times the median of {seconds(slow.median)}"
             text = f"Step {number} took {seconds(slow.seconds)}, {median}"
-            self._tell(number, "slow_step", f"{text}; {slow.where}.", seconds=slow.seconds, median=slow.median)
+            self._report(number, "slow_step", f"{text}; {slow.where}.", seconds=slow.seconds, median=slow.median)
         if pace is not None:
             times = pace.seconds / pace.best
             best = f"the {seconds(pace.best)} that they took at best"
             text = f"Steps take {seconds(pace.seconds)} now, {plain(times, 3)} times {best}"
-            self._tell(number, "slow_pace", f"{text}; {pace.where}.", seconds=pace.seconds, best=pace.best)
+            self._report(number, "slow_pace", f"{text}; {pace.where}.", seconds=pace.seconds, best=pace.best)
 
     def logged(self, number: int) -> float:
         """Step `number` was logged: judge the steps since the one before. Returns the share that waited for data."""
@@ -138,7 +138,7 @@ class AnomalyMonitor:
     def report(self, number: int, spike: Spike, *, because: str = "") -> None:
         """Report a spike after which the run continues."""
         text = f"{_words(number, spike)}; {because}training goes on."
-        self._tell(number, "loss_spike", text, **asdict(spike))
+        self._report(number, "loss_spike", text, **asdict(spike))
 
     def batches_to_leave_out(
         self, number: int, spike: Spike, newest: int, left_out: tuple[int, ...]
@@ -166,7 +166,7 @@ class AnomalyMonitor:
             f"(rollback {rollbacks} of {self._watch.max_rollbacks})."
         )
         self._episodes.begins("loss_spike", number)
-        self._speak(Anomaly(number, "loss_spike", text, {**asdict(spike), "rolled_back_to": to, "left_out": added}))
+        self._emit(Anomaly(number, "loss_spike", text, {**asdict(spike), "rolled_back_to": to, "left_out": added}))
 
     @property
     def rollbacks(self) -> int:
@@ -176,7 +176,7 @@ class AnomalyMonitor:
     def sum_up(self) -> None:
         """At the end: counts of the anomalies that occurred more often than they were reported."""
         counts = self._episodes.counts
-        if any(count > self._told.get(kind, 0) for kind, count in counts.items()):
+        if any(count > self._reported.get(kind, 0) for kind, count in counts.items()):
             words = ", ".join(f"{WORDS[kind]} {count}" for kind, count in counts.items())
             self._listeners.message(f"Some anomalies were not reported each time; in all: {words}.")
 
@@ -186,7 +186,7 @@ class AnomalyMonitor:
         ruined = [] if finite else broken_weights(weights)
         words = describe(broken, loss_is_finite=finite, weights=ruined, tied=self._config.model.tied)
         facts = {"loss_is_finite": finite, "gradients": broken, "weights": ruined}
-        self._speak(Anomaly(number, "not_finite", f"Step {number}: {words}.", facts))
+        self._emit(Anomaly(number, "not_finite", f"Step {number}: {words}.", facts))
 
     def _warm_up(self) -> None:
         self._warm, self._lap, self._wait = 0, Losses(), Losses()
@@ -199,7 +199,7 @@ class AnomalyMonitor:
             f"The devices wait for data: {percent(wait.batch_share, digits=0)} of the time of the {wait.steps} steps "
             f"up to {number}, {seconds(wait.batch / wait.steps)} a step."
         )
-        self._tell(number, "data_wait", text, share=wait.batch_share, seconds=wait.batch, steps=wait.steps)
+        self._report(number, "data_wait", text, share=wait.batch_share, seconds=wait.batch, steps=wait.steps)
 
     def _compare_processes(self, number: int, lap: Losses) -> None:
         """Report the pace of this process; as process 0, compare all processes once all have reported."""
@@ -207,9 +207,9 @@ class AnomalyMonitor:
         leave_note(PACE, json.dumps([asdict(pace) for pace in self._paces]))
         if jax.process_index() != 0:
             return
-        said = [pace for note in read_notes(PACE) for pace in map(_pace, json.loads(note))]
-        for step in sorted({pace.step for pace in said if pace.step > self._compared}):
-            paces = [pace for pace in said if pace.step == step]
+        noted = [pace for note in read_notes(PACE) for pace in map(_pace, json.loads(note))]
+        for step in sorted({pace.step for pace in noted if pace.step > self._compared}):
+            paces = [pace for pace in noted if pace.step == step]
             if len(paces) == jax.process_count():
                 self._compared = step
                 self._judge_processes(paces)
@@ -225,14 +225,14 @@ class AnomalyMonitor:
             f"it waited {seconds(losses.batch)} of that for batches."
         )
         facts = {"process": pace.process, "host": pace.host, "seconds": straggler.seconds, "share": straggler.share}
-        self._tell(pace.step, "straggler", text, **facts, batch_seconds=losses.batch)
+        self._report(pace.step, "straggler", text, **facts, batch_seconds=losses.batch)
 
-    def _tell(self, number: int, kind: AnomalyKind, text: str, **facts: Any) -> None:
+    def _report(self, number: int, kind: AnomalyKind, text: str, **facts: Any) -> None:
         if self._episodes.begins(kind, number):
-            self._speak(Anomaly(number, kind, text, facts))
+            self._emit(Anomaly(number, kind, text, facts))
 
-    def _speak(self, anomaly: Anomaly) -> None:
-        self._told[anomaly.kind] = self._told.get(anomaly.kind, 0) + 1
+    def _emit(self, anomaly: Anomaly) -> None:
+        self._reported[anomaly.kind] = self._reported.get(anomaly.kind, 0) + 1
         self._listeners.anomaly(anomaly)
 
 
@@ -243,5 +243,5 @@ def _words(number: int, spike: Spike) -> str:
     )
 
 
-def _pace(said: dict[str, Any]) -> ProcessPace:
-    return ProcessPace(**{**said, "losses": Losses(**said["losses"])})
+def _pace(noted: dict[str, Any]) -> ProcessPace:
+    return ProcessPace(**{**noted, "losses": Losses(**noted["losses"])})

@@ -143,7 +143,7 @@ class InitialWeight:
             own = lax.dynamic_slice_in_dim(jnp.asarray(layers, jnp.int32), place, rows, 1).ravel()
             piece = lax.with_sharding_constraint(self.rows(own), shardings(mesh, parts))
             before = None if state is None else parts
-            # Shapes alone do not say in which memory an array lies.
+            # Shapes alone do not say in which memory an array is.
             step = mapped(write, mesh, layout.plan.dtypes.compute, (before, parts, PartitionSpec()), parts)
             return step(to_host(state), piece, place)
 

@@ -166,7 +166,7 @@ class OnDisk(OnDevice):
         state, dtype = self.layout.abstract_state(self.mesh), self.layout.placements.storage.dtype
 
         def one(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            assert isinstance(leaf.sharding, NamedSharding), "a state lies on the mesh"
+            assert isinstance(leaf.sharding, NamedSharding), "a state is on the mesh"
             on_device = NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
             return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=on_device)
 

@@ -119,7 +119,7 @@ class OnHost(OnDevice):
 
     def placing(self, step: Any) -> Any:
         @wraps(step)
-        def placed(state: TrainState, batch: Batch) -> Any:  # shapes alone do not say in which memory an array lies
+        def placed(state: TrainState, batch: Batch) -> Any:  # shapes alone do not say in which memory an array is
             states = [
                 own if stays else to_host(own)
                 for own, stays in zip(weight_states(state.master, state.optimizer), self.layout.on_device, strict=True)
@@ -133,7 +133,7 @@ class OnHost(OnDevice):
 class HostGradient:
     """The gradient of a weight of all layers, of which the first rows are in host memory. A leaf of trees."""
 
-    host: Float[Array, "away *shard"]
+    host: Float[Array, "offloaded *shard"]
     """In gradient placement, as it accumulated."""
     device: Float[Array, "stay *shard"]
     """In optimizer placement."""

@@ -33,7 +33,7 @@ class SavedState:
 
     Args:
         abstract: shapes, dtypes and shardings of the state in memory.
-        order: where the layers lie in the stacks.
+        order: where the layers are in the stacks.
         folder: for the files of the arrays that are stored on disk.
     """
 
@@ -48,9 +48,9 @@ class SavedState:
             return self._in_order
 
         def place(path: Any, like: jax.ShapeDtypeStruct, saved: jax.ShapeDtypeStruct) -> Any:
-            assert like.sharding is not None, "a state lies on the mesh"
-            rests = like.sharding.memory_kind == PINNED
-            return self._rows(path, like, lambda: DiskArray(folder, like)) if rests else saved
+            assert like.sharding is not None, "a state is on the mesh"
+            on_host = like.sharding.memory_kind == PINNED
+            return self._rows(path, like, lambda: DiskArray(folder, like)) if on_host else saved
 
         return jax.tree_util.tree_map_with_path(place, self._abstract, self._in_order)
 
@@ -136,7 +136,7 @@ class SavedState:
             return leaf
         layers = len(order.layers)
         sharding = leaf.sharding
-        assert isinstance(sharding, NamedSharding), "a state lies on the mesh"
+        assert isinstance(sharding, NamedSharding), "a state is on the mesh"
         shape = (layers, *leaf.shape[1:])
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_fitting(sharding, shape))
 

@@ -76,16 +76,16 @@ class _Loop:
                 self.folder.release()
 
     def _run(self) -> Summary:
-        if self.config.run.init_from is not None and from_first(self.folder.begins_anew):
+        if self.config.run.init_from is not None and from_first(self.folder.starts_over):
             liveness.at("looking into run.init_from", busy=True)
             self.trainer.first_weights  # noqa: B018 (refused, where it does not fit, before a file is written)
         liveness.at("looking into its folder")
-        changes, told = from_first(self.folder.claim)
-        if told is not None:
-            self.listeners.message(told)
+        changes, notice = from_first(self.folder.claim)
+        if notice is not None:
+            self.listeners.message(notice)
         liveness.at("restoring a checkpoint")
         if not self._restore():
-            self._tell_first_weights()
+            self._report_first_weights()
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
             self.folder.check_nothing_else_asked(done, changes)
@@ -157,16 +157,16 @@ class _Loop:
         if "lookout" in facts:
             self.monitor.restore(facts["lookout"])
             self.trainer.left_out = tuple(facts["left_out"])
-        told = self.trainer.continue_data(facts)
-        if told is not None:
-            self.listeners.message(told)
+        notice = self.trainer.continue_data(facts)
+        if notice is not None:
+            self.listeners.message(notice)
         elif facts["data"] != self.trainer.data.description:
             self.listeners.message(
                 f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
             )
         return True
 
-    def _tell_first_weights(self) -> None:
+    def _report_first_weights(self) -> None:
         """Report where the weights of a new run come from, and what it changes of that model."""
         source = self.trainer.first_weights
         if source is not None:
@@ -224,7 +224,7 @@ class _Loop:
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
         if first == 1:
             self._compiling("the initial weights")
-            trainer.state  # noqa: B018 (made now, while the line above says so)
+            trainer.state  # noqa: B018 (made now, while the line above reports it)
 
     def _pauses(self, number: int) -> bool:
         """Whether an evaluation or a save comes before the next step."""
@@ -237,7 +237,7 @@ class _Loop:
         Returns the step that the run has reached: `number`, or that of the checkpoint to which it went back.
         """
         spike = self._account(number, metrics)
-        self.saves.tell_complete()
+        self.saves.report_complete()
         if spike is not None and (checkpoint := self._roll_back(number, spike)):
             return checkpoint
         if self.clock.looks(number):

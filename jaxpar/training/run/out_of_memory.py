@@ -18,10 +18,10 @@ from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, own_memory
 from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory, estimated_bytes, offloaded_bytes
 from jaxpar.layout.memory.host import check_offload
-from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, nearest_fit, told
+from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, describe_fit, nearest_fit
 from jaxpar.layout.memory.resident import host_gradient_bytes
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
-from jaxpar.layout.memory.state_storage import check_resting_state, less_on_the_host
+from jaxpar.layout.memory.state_storage import check_offloaded_state, less_on_the_host
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.units import size
 
@@ -45,7 +45,7 @@ def check_state_fits(layout: StepLayout, mesh: Mesh) -> None:
     if needed <= limit:
         return
     where = "each device" if sharing == 1 else f"this machine's {sharing} devices"
-    way_out = MORE_DEVICES if sharing > 1 else told(_search(layout, mesh, limit, None))
+    way_out = MORE_DEVICES if sharing > 1 else describe_fit(_search(layout, mesh, limit, None))
     raise UserError(
         f"parallel: weights and optimizer state take {size(needed, 2)} on {where}, and there are "
         f"{size(limit, 2)}; {way_out}"
@@ -94,7 +94,7 @@ def _too_large(layout: StepLayout, mesh: Mesh, bytes_each: int, compiled: int | 
     """The sentence about a step that takes `bytes_each` per device; `compiled` is XLA's number, if there is one."""
     limit, sharing = memory_limit(mesh)
     shared = f", {size(bytes_each * sharing, 2)} for this machine's {sharing} devices" if sharing > 1 else ""
-    way_out = told(_search(layout, mesh, limit // sharing, compiled))
+    way_out = describe_fit(_search(layout, mesh, limit // sharing, compiled))
     return (
         f"parallel: the step needs {'' if compiled else 'about '}{size(bytes_each, 2)} per device{shared}, and there "
         f"are {size(limit, 2)}; by shapes, {_by_class(estimate_memory(layout.config, layout.plan))}; {way_out}"
@@ -128,7 +128,7 @@ def _explanation(layout: StepLayout, mesh: Mesh, error: str, needed: int | None)
     return (
         f"parallel: XLA found no room {found} on a device; the step needs "
         f"{'' if needed else 'about '}{size(total, 2)} per device, and there are {size(each, 2)}; by shapes, "
-        f"{_by_class(estimate_memory(layout.config, layout.plan))}; {told(_search(layout, mesh, goal, needed))}"
+        f"{_by_class(estimate_memory(layout.config, layout.plan))}; {describe_fit(_search(layout, mesh, goal, needed))}"
     )
 
 
@@ -176,7 +176,7 @@ def _search(layout: StepLayout, mesh: Mesh, limit: int, needed: int | None) -> S
         plan = make_plan(config, devices[0], devices_per_node(devices), usable=limit)
         changed = StepLayout(config, plan)
         check_offload(changed, mesh)
-        check_resting_state(changed, mesh)
+        check_offloaded_state(changed, mesh)
         return changed
 
     return nearest_fit(layout, limit, rebuild, needed, own_memory=own_memory(mesh))

@@ -14,7 +14,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.layers.counting import factor_parameters, parameter_count
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
-from jaxpar.layout.memory.state_storage import resting_rows
+from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
 from jaxpar.mesh.axes import AXES, SHARD_AXES
@@ -66,7 +66,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_pipeline_rows(layout),
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(layout),
-        *resting_rows(layout, mesh.devices.flat[0].device_kind),
+        *offload_rows(layout, mesh.devices.flat[0].device_kind),
         ("loss", plan.loss.name, _why(plan.loss.reason, plan.loss.rejected)),
         _tiles_row(plan),
         *_attention_rows(plan),
@@ -154,7 +154,7 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     sizes = chunk_bytes(layout.config, plan)
     slots = layout.program.slots
     between = (slots["arrivals"] + slots["cotangents"] + slots["outputs"]) * sizes.sent
-    rooms = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
+    stash_bytes = slots["stash"] * sizes.stash + slots["kept"] * sizes.kept + between
     later = f", {slots['kept']} of {size(sizes.kept)} from B to W" if slots["kept"] else ""
     longest = sum(stack.rows_per_chunk for stack in layout.order.stacks.values())
     padding = f"; each has memory for {longest} layers" if layout.order.padded else ""
@@ -169,11 +169,11 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
             "bubble",
             f"{float(own.bubble_fraction):.0%} expected",
             f"{plan.pipe_ticks} ticks; {float(bubbles['async']):.0%} where ranks do not wait for ticks "
-            "(a backward taken for two forwards, the head for nothing)",
+            "(a backward taken for two forwards, the head not counted)",
         ),
         (
             "activations",
-            size(rooms),
+            size(stash_bytes),
             f"on each pipe rank: room for {slots['stash']} chunks of {size(sizes.stash)} from F to B{later}, and "
             f"{size(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
             f"to {plan.axes.pipe - 1}",

@@ -28,7 +28,7 @@ from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.memory.device import needed_bytes
 from jaxpar.layout.memory.host import check_offload
-from jaxpar.layout.memory.state_storage import check_resting_state
+from jaxpar.layout.memory.state_storage import check_offloaded_state
 from jaxpar.layout.stages import mask_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
@@ -105,7 +105,7 @@ class Run:
         self.plan = plan
         self.mesh = build_mesh(self.plan.axes, devices)
         self.layout = StepLayout(self.config, self.plan)
-        checks = check_state_fits, check_batch_fits, check_offload, check_resting_state, check_estimate_fits
+        checks = check_state_fits, check_batch_fits, check_offload, check_offloaded_state, check_estimate_fits
         for check in checks:
             check(self.layout, self.mesh)
         self.functions = TrainStep(self.layout, self.mesh)
@@ -273,7 +273,7 @@ class Run:
             return None
         return (
             f"The mixture changes from example {example} on, and each source continues where it was: epochs "
-            f"{self.data.epochs_told(example)}."
+            f"{self.data.epochs_text(example)}."
         )
 
     def _first_example(self, step: int) -> int:

@@ -18,7 +18,7 @@ class Trainer(Run):
         """Train to `run.steps`, evaluating and saving on the way; continues a run that its folder holds.
 
         Args:
-            listeners: what hears of the run; by default the screen and the files of the run's folder.
+            listeners: what is notified of the run; by default the screen and the files of the run's folder.
 
         Raises:
             UserError: the folder belongs to another run, or cannot be written.

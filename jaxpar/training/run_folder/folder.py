@@ -45,12 +45,12 @@ class RunFolder:
         """
         self.changes()  # Any other folder is refused before a file is put into it.
         try:
-            told = self._lock.take()
+            notice = self._lock.take()
             if self._lock.held:
                 remove_leftovers(self.path)
         except OSError as error:
             raise self._unwritable(error) from error
-        return self.changes(), told  # Another job may have run in it since.
+        return self.changes(), notice  # Another job may have run in it since.
 
     def release(self) -> None:
         """Release the folder to other jobs."""
@@ -101,7 +101,7 @@ class RunFolder:
                 f"{CONFIG}); choose another run.name or run.dir"
             )
 
-    def begins_anew(self) -> bool:
+    def starts_over(self) -> bool:
         """Whether no step has a checkpoint. False where that cannot be read: the restore reports why."""
         try:
             return not listed_steps(self.checkpoints)
@@ -133,14 +133,14 @@ class RunFolder:
         """The content of `summary.json`; None where the run has not reached its end, or the file is damaged.
 
         Args:
-            report: called with a message about damage. The run then ends once more, and writes the file anew.
+            report: called with a message about damage. The run then ends once more, and writes the file again.
         """
         file = self.path / SUMMARY_FILE
         if not file.exists():
             return None
         summary = read_summary(file)
         if summary is None:
-            report(f"{file} is damaged: it is not used, and written anew.")
+            report(f"{file} is damaged: it is not used, and is written again.")
             return None
         return summary if summary["steps"] >= self.config.run.steps else None
 

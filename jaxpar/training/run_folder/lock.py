@@ -1,7 +1,7 @@
 """One job in a run's folder at a time: a lock that the system releases when its holder ends, however it ends.
 
-The lock is `flock` on `.lock` in the folder, which says who holds it. On NFS the lock is known to all hosts, unless the
-folder is mounted with `local_lock`; on Lustre it takes the mount option `flock`.
+The lock is `flock` on `.lock` in the folder, which states who holds it. On NFS the lock is known to all hosts, unless
+the folder is mounted with `local_lock`; on Lustre it takes the mount option `flock`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunLock:
         Nothing is locked in a read-only folder, in which a finished run may be looked at.
 
         Raises:
-            UserError: another process holds it; the sentence says which.
+            UserError: another process holds it; the sentence states which.
             OSError: the folder or the file cannot be written.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,8 +108,8 @@ def _write_holder(descriptor: int) -> None:
 def _holder(descriptor: int) -> str:
     """Words for who holds the lock, read from the file; it may still be empty, or damaged."""
     try:
-        said = json.loads(os.pread(descriptor, LONGEST, 0))
-        host, pid, since = said["host"], said["pid"], datetime.fromisoformat(said["since"])
+        holder = json.loads(os.pread(descriptor, LONGEST, 0))
+        host, pid, since = holder["host"], holder["pid"], datetime.fromisoformat(holder["since"])
     except (ValueError, KeyError, TypeError, RecursionError, OSError):
         return "another job"
     if not isinstance(host, str) or not _HOST.match(host) or type(pid) is not int:

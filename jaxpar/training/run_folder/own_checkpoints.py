@@ -33,19 +33,19 @@ def check_checkpoints(run: Path, config: Config) -> None:
     """
     folder = run / CHECKPOINTS
     refusal = f"run.name is {config.run.name!r}: {folder}"
-    anew = f"choose another run.name or move {run} away to start over"
+    remedy = f"choose another run.name or move {run} away to start over"
     if folder.is_symlink():
         try:
             target = folder.resolve(strict=True)
         except (OSError, RuntimeError):  # A loop of symlinks is a RuntimeError before Python 3.13.
             raise UserError(
                 f"{refusal} is a symlink to {folder.readlink()}, which is not there; mount it, or let the symlink lead "
-                f"to where this run's checkpoints are now, or {anew}"
+                f"to where this run's checkpoints are now, or {remedy}"
             ) from None
         if not target.is_relative_to(run.resolve()) and (owner := _other_owner(target, run, config)):
             raise UserError(
                 f"{refusal} is a symlink to {target}, which belongs to {owner}; let it lead to this run's own "
-                f"checkpoints, or {anew}"
+                f"checkpoints, or {remedy}"
             )
     try:
         if _complete(folder):
@@ -55,7 +55,7 @@ def check_checkpoints(run: Path, config: Config) -> None:
     if save := _recorded_save(run):
         found = "has no complete checkpoint" if folder.exists() else "is missing"
         raise UserError(
-            f"{refusal} {found}, but {save}; mount the checkpoints or move them back to continue the run, or {anew}"
+            f"{refusal} {found}, but {save}; mount the checkpoints or move them back to continue the run, or {remedy}"
         )
 
 
@@ -72,13 +72,13 @@ def _recorded_save(run: Path) -> str | None:
             if b'"saved"' in line and type(step := _saved(line)) is int:
                 newest = step
     if newest is not None:
-        return f"{EVENTS_FILE} says that the checkpoint of step {newest} was saved"
+        return f"{EVENTS_FILE} states that the checkpoint of step {newest} was saved"
     # A run saves before it ends.
     summary = read_summary(run / SUMMARY_FILE) if (run / SUMMARY_FILE).exists() else None
     return (
         None
         if summary is None
-        else f"{SUMMARY_FILE} says that the run ended, with a checkpoint, at step {summary['steps']}"
+        else f"{SUMMARY_FILE} states that the run ended, with a checkpoint, at step {summary['steps']}"
     )
 
 

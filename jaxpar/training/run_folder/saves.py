@@ -19,7 +19,7 @@ from jaxpar.observe.events import Listener
 class Saves:
     """Saves and restores the state of a run; a save that fails costs that checkpoint and not the run.
 
-    All calls but `tell_complete` are collective over the processes of a job.
+    All calls but `report_complete` are collective over the processes of a job.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, listeners: Listener):
@@ -83,17 +83,17 @@ class Saves:
                 raise
             self._listeners.message(f"{error}; training goes on.")
 
-    def tell_complete(self) -> None:
+    def report_complete(self) -> None:
         """Report the checkpoint being written if it is complete. The call that waits for it reports a failure."""
         if self._coming not in (0, self._newest) and self._checkpointer.complete:
-            self._tell(self._coming)
+            self._report(self._coming)
 
     def finish(self) -> None:
         """Wait for the checkpoint being written. Raises `CheckpointError` when it failed."""
         coming, self._coming = self._coming, 0
         self._checkpointer.wait()
         if coming not in (0, self._newest):
-            self._tell(coming)
+            self._report(coming)
 
     def newest(self) -> str:
         """Words for where the newest complete checkpoint is, and the newest healthy one where that is another."""
@@ -119,7 +119,7 @@ class Saves:
         except CheckpointError as error:
             self._listeners.message(f"{error}; training goes on.")
 
-    def _tell(self, step: int) -> None:
+    def _report(self, step: int) -> None:
         self._newest = step
         self._listeners.saved(step, str(step_folder(self._folder, step)))
         if skipped := self._skipped[step]:

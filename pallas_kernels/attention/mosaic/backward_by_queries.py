@@ -1,7 +1,7 @@
 """Gradient of the queries: one tile of 128 queries at a time, over the blocks of keys that its mask keeps.
 
-Three matmuls a block: scores and probabilities anew from the saved log-sum-exp, their gradient, and its product with
-the keys (FlashAttention-2, arXiv:2307.08691, section 3.1). A tile is summed by one consumer in a fixed order.
+Three matmuls a block: scores and probabilities recomputed from the saved log-sum-exp, their gradient, and its product
+with the keys (FlashAttention-2, arXiv:2307.08691, section 3.1). A tile is summed by one consumer in a fixed order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backward as two kernels, one for dq and one for dk and dv, each of which makes the probabilities again.
+"""The backward as two kernels, one for dq and one for dk and dv, each of which recomputes the probabilities.
 
 A kernel of its own for each side needs seven matmuls for a block of pairs where a fused one needs five, and in return
 adds nothing up across thread blocks: no atomics, and the same bits in every run. The kernel for dk and dv adds up over

@@ -63,7 +63,7 @@ class Visited(NamedTuple):
     whole: jax.Array
     kept: jax.Array
     other: Callable[[jax.Array, bool], jax.Array]
-    """(index, cut) -> the number of the block that comes `index`th, of which it is said whether the mask cuts it."""
+    """(index, cut) -> the number of the block that comes `index`th, and whether the mask cuts it."""
 
     @classmethod
     def by(cls, visits: Any, row: jax.Array, block: jax.Array) -> Visited:

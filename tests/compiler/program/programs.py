@@ -42,7 +42,7 @@ def buffers(name: str) -> Buffers:
 
 
 def memory(name: str) -> dict[str, int]:
-    """What `memory_analysis` said of the same compile."""
+    """What `memory_analysis` reported of the same compile."""
     return json.loads((FIXTURES / f"{name}.memory.json").read_text())
 
 

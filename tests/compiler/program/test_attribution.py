@@ -45,7 +45,7 @@ X_BYTES = 16 * 32 * 2
         ("collective-permute", "source_target_pairs={{0,4},{4,0}}", "bf16[16,32]", ("fsdp",), X_BYTES),
     ],
 )  # fmt: skip
-def test_bytes_sent_follow_the_formulas_of_the_verbs(opcode, attributes, result, axes, sent):
+def test_bytes_sent_follow_the_formulas_of_the_collectives(opcode, attributes, result, axes, sent):
     move = one(f"{X}\n%y = {result}{{1,0}} {opcode}(%x), {attributes}")
     assert (move.kind, move.axes, move.operand_bytes, move.sent_bytes) == (opcode, axes, X_BYTES, sent)
     assert [part.dtype for part in move.parts] == ["bf16"]
@@ -110,7 +110,7 @@ def test_a_combined_collective_has_a_part_for_each_input():
     ]
 
 
-def test_parts_whose_names_do_not_match_their_number_share_the_common_verb():
+def test_parts_whose_names_do_not_match_their_number_share_the_common_collective():
     line = "%y = (bf16[64,32]{1,0}, bf16[64,32]{1,0}) all-gather(%x, %x), replica_groups=[2,4]<=[8]"
 
     def collectives(name: str) -> tuple[str | None, ...]:
@@ -138,11 +138,11 @@ def test_parts_whose_names_do_not_match_their_number_share_the_common_verb():
         ("", "all-reduce", None),
     ],
 )
-def test_the_verb_is_the_innermost_scope_or_its_dual(name: str, opcode: str, collective: str | None):
+def test_the_collective_is_the_innermost_scope_or_its_dual(name: str, opcode: str, collective: str | None):
     assert collective_of(name, opcode) == collective
 
 
-def test_every_verb_of_the_mesh_is_known():
+def test_every_collective_of_the_mesh_is_known():
     scopes = {
         name
         for source in (collectives, matrices)
@@ -159,7 +159,7 @@ def test_names_of_scopes_come_apart():
     assert combined_names("a/(b/c:d(e:f)/g)") == ["a/b/c", "a/d(e:f)/g"]
 
 
-def test_the_place_is_outside_the_files_that_hold_the_verbs():
+def test_the_place_is_outside_the_files_that_hold_the_collectives():
     collective, layer = Frame("gather", "jaxpar/mesh/collectives.py", 27), Frame("call", "jaxpar/layers/layer.py", 41)
     assert place((collective, layer)) == layer
     assert place((collective,)) == collective

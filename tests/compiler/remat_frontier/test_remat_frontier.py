@@ -54,7 +54,7 @@ def test_presets_have_the_bytes_of_their_closed_forms(capfd: pytest.CaptureFixtu
     assert best["seconds"] == 0 and best["runs"][0][1] == presets["none"]["runs"][0][1] | {"mlp_activated": "recompute"}
 
 
-def test_the_front_falls_in_time_as_bytes_rise(capfd: pytest.CaptureFixture[str]):
+def test_the_frontier_falls_in_time_as_bytes_rise(capfd: pytest.CaptureFixture[str]):
     frontier = found(capfd)
     for points in (frontier["points"], frontier["host_points"]):
         sizes, times = [p["total_bytes"] for p in points], [p["seconds"] for p in points]
@@ -64,7 +64,7 @@ def test_the_front_falls_in_time_as_bytes_rise(capfd: pytest.CaptureFixture[str]
     assert sum(frontier["parts"].values()) + frontier["room_bytes"] == frontier["usable_bytes"]
 
 
-def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFixture[str], tmp_path: Path):
+def test_the_cheapest_that_fits_is_printed_as_one_writes_it(capfd: pytest.CaptureFixture[str], tmp_path: Path):
     rows = ("--set", "data.sequence_length=16384")
     assert run(*rows) == 0
     out = capfd.readouterr().out
@@ -75,7 +75,7 @@ def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFi
     best = frontier["cheapest"]
     assert best["fits"]
     assert best["seconds"] < next(p["seconds"] for p in frontier["presets"] if p["name"] == "full")
-    # What was printed, in a file of its own, keeps what was said.
+    # What was printed, in a file of its own, keeps what was printed.
     written = out.split("Cheapest that fits:")[1].split("With ")[0].splitlines()[1:]
     lines = [line[2:] for line in written if line.startswith("  ")]
     file = tmp_path / "chosen.yaml"
@@ -86,7 +86,7 @@ def test_the_cheapest_that_fits_is_said_as_one_writes_it(capfd: pytest.CaptureFi
     assert [(one.layers, one.activations) for one in runs] == [(n, own) for n, own in best["runs"]]
 
 
-def test_the_front_of_two_kinds_has_what_the_layers_of_each_do(capfd: pytest.CaptureFixture[str]):
+def test_the_frontier_of_two_kinds_has_what_the_layers_of_each_do(capfd: pytest.CaptureFixture[str]):
     """Global layers take longer to attend, and so keep their attention where local ones do not."""
     few = (f"model.{key}" for key in ("layers=8", "embed=256", "mlp=1024", "vocab=1024"))
     tight = [f"--set={one}" for one in (*few, "parallel.pipe=2", "parallel.fsdp=4")]
@@ -122,7 +122,7 @@ def test_a_feed_forward_in_tiles_is_noted(capfd: pytest.CaptureFixture[str]):
     assert "Note: memory.mlp_tiles: 4 always recomputes" in capfd.readouterr().out
 
 
-def test_pipeline_ranks_are_told_with_their_units(capfd: pytest.CaptureFixture[str]):
+def test_pipeline_ranks_are_reported_with_their_units(capfd: pytest.CaptureFixture[str]):
     layout = ("parallel.pipe=4", "parallel.fsdp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2")
     frontier = found(capfd, *(part for key in layout for part in ("--set", key)))
     assert frontier["units_of_ranks"] == [11, 9, 7, 5]
@@ -141,8 +141,8 @@ def test_the_picture_names_the_presets(form: str, tmp_path: Path, capfd: pytest.
         assert (width, height) == (1440, 864)
         return
     text = " ".join(ElementTree.parse(picture).getroot().itertext())
-    for said in ("gemm_last", "selective", "full", "none", "left for activations", "GiB"):
-        assert said in text
+    for expected in ("gemm_last", "selective", "full", "none", "left for activations", "GiB"):
+        assert expected in text
 
 
 @pytest.mark.parametrize("close", [0.0, 0.002, 0.01, 0.1])
@@ -165,7 +165,7 @@ def test_names_of_presets_that_are_close_do_not_overlap(close: float):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--picture", "frontier.jpg"], "--picture frontier.jpg: expected a name that ends in .svg or .png"),
         (["--picture", "nowhere/frontier.svg"], "the folder nowhere does not exist"),
@@ -176,8 +176,8 @@ def test_names_of_presets_that_are_close_do_not_overlap(close: float):
         (["--set", "memory.offload_fraction=1.0"], "memory.offload_fraction: 1"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]):
-    refused_by_command(run(*arguments), *capfd.readouterr(), said)
+def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]):
+    refused_by_command(run(*arguments), *capfd.readouterr(), expected)
 
 
 def test_a_picture_of_a_compiled_step_is_not_this_one(capfd: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""The report of one small step, and how it is told."""
+"""The report of one small step, and how it is shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WEIGHTS_OF_A_LAYER = 4 * 128 * 128 + 3 * 128 * 256
 TABLE = 512 * 128
 
 
-def told(report: Report) -> str:
+def shown_text(report: Report) -> str:
     screen = io.StringIO()
     print_report(report, Console(file=screen, width=120))
     return screen.getvalue()
@@ -115,7 +115,7 @@ def test_json_holds_the_keys_that_are_promised():
     assert set(of_each.split()) <= set(plain["collectives"][0])
 
 
-def test_one_layer_waits_as_long_as_the_schedule_says():
+def test_one_layer_waits_as_long_as_the_schedule_states():
     analysis, _ = hsdp()
     schedules = layer_schedules(analysis)
     assert [schedule.title for schedule in schedules] == ["Forward", "Backward"]
@@ -154,7 +154,7 @@ def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_th
     report = make_report(lenient, "small")
     note = "that this release does not know"
     assert [one for one in report.notes if note in one and one.endswith("as memory traffic: frobnicate")]
-    for shown in (told(report), report.to_json(), html_page(lenient, report)):
+    for shown in (shown_text(report), report.to_json(), html_page(lenient, report)):
         assert shown.count(note) == 1
     assert (report.flops, report.collectives) == (before.flops, before.collectives)
     assert not any(note in one for one in before.notes)
@@ -162,17 +162,17 @@ def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_th
 
 def test_the_screen_answers_first_whether_it_fits():
     _, report = hsdp()
-    assert "It fits: " in told(report).splitlines()[1]
+    assert "It fits: " in shown_text(report).splitlines()[1]
     too_much = replace(report, fits=False, margin_bytes=-3 * 2**30, way_out="the nearest that fits: memory.remat: full")
-    assert "It does NOT fit: " in told(too_much).splitlines()[1]
-    assert "3.0 GiB too much; the nearest that fits: memory.remat: full." in told(too_much)
+    assert "It does NOT fit: " in shown_text(too_much).splitlines()[1]
+    assert "3.0 GiB too much; the nearest that fits: memory.remat: full." in shown_text(too_much)
     assert report.margin_bytes == pool_bytes(report.device_bytes) - report.allocated_bytes
 
 
-def test_what_the_compiler_repeats_of_its_own_accord_is_said():
+def test_what_the_compiler_repeats_of_its_own_accord_is_reported():
     _, report = hsdp()
-    assert "memory was short" not in told(report)
-    assert "memory was short" in told(replace(report, compiler_recomputes=7))
+    assert "memory was short" not in shown_text(report)
+    assert "memory was short" in shown_text(replace(report, compiler_recomputes=7))
 
 
 def test_a_difference_names_what_changed_and_only_that():

@@ -41,7 +41,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_device_sends_what_the_formula_of_its_strategy_says(name: str):
+def test_a_device_sends_what_the_formula_of_its_strategy_states(name: str):
     strategy = name.split(",")[0]
     sections = LAYOUTS[name]
     config = wide(**sections | {"parallel": sections["parallel"] | {"context_strategy": strategy}})

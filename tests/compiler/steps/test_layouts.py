@@ -34,7 +34,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_program_moves_what_the_verbs_say_and_multiplies_what_the_model_says(name: str):
+def test_the_program_moves_what_the_collectives_state_and_multiplies_what_the_model_states(name: str):
     config, plan = plan_for(wide(**LAYOUTS[name]), parse_cluster(CLUSTER))
     analysis, report = inspected(wide(**LAYOUTS[name]))
 

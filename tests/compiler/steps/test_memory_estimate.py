@@ -69,7 +69,7 @@ def test_the_estimate_of_gemma_is_within_a_twentieth_of_what_xla_allocates():
 
 
 def drawn(preset: str, layers: int, parallel: str, *others: str) -> list[str]:
-    """What is set over configs/llama3_8b.yaml; axes that nothing is said of are 1."""
+    """What is set over configs/llama3_8b.yaml; axes that are not given are 1."""
     axes = dict.fromkeys(("pipe", "replica", "fsdp", "context", "tensor"), "1")
     chosen = axes | dict(pair.split("=") for pair in parallel.split())
     model = [f"model.preset={preset}", f"model.layers={layers}", "data.batch_size=32", "attention.backend=xla"]

@@ -69,7 +69,7 @@ def expected_flops(layout: StepLayout) -> float:
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_pipeline_runs_sends_and_keeps_what_its_table_says(name: str):
+def test_a_pipeline_runs_sends_and_keeps_what_its_table_states(name: str):
     layout = layout_of(name)
     _, report = inspected(config_of(name))
     assert report.flops - report.recompute_flops == pytest.approx(expected_flops(layout), rel=0.02)

@@ -63,7 +63,7 @@ def test_gemm_last_keeps_less_than_none_by(model: str, saved: float):
 
 @pytest.mark.long(every=2)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_program_keeps_as_much_as_the_closed_form_says(model: str):
+def test_the_program_keeps_as_much_as_the_closed_form_states(model: str):
     layout, (_, report) = layout_of(model, "gemm_last"), compiled(model)
     kept = layout.program.slots["stash"] * layout.order.layers_per_chunk * closed_form("gemm_last", layout)
     assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
@@ -71,7 +71,7 @@ def test_the_program_keeps_as_much_as_the_closed_form_says(model: str):
 
 @pytest.mark.long(every=2)
 @pytest.mark.parametrize("model", MODELS)
-def test_each_class_of_memory_is_what_shapes_say(model: str):
+def test_each_class_of_memory_is_what_shapes_state(model: str):
     """Temporaries are not among them: XLA fuses and orders them as it likes, and they are a tenth at most."""
     layout, (analysis, report) = layout_of(model, "gemm_last"), compiled(model)
     estimate = estimate_memory(layout.config, layout.plan)

@@ -56,7 +56,7 @@ def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: 
     assert known_elsewhere(key) == meant or section in SECTIONS
 
 
-def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_line(tmp_path: Path):
+def test_all_mistakes_of_a_file_are_reported_at_once_each_with_its_line(tmp_path: Path):
     file = tmp_path / "run.yaml"
     file.write_text("model:\n  hidden_size: 8\n  layers: many\noptimizer: {lr: 1.0}\ntraining:\n  steps: 5\nrun: 3\n")
     with pytest.raises(UserError) as refusal:
@@ -72,7 +72,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_each_with_its_line(tmp_path: Pa
         assert line.startswith(f"{file}{place}") and all(part in line for part in parts), line
 
 
-def test_of_many_mistakes_the_first_are_told_and_the_others_counted(tmp_path: Path):
+def test_of_many_mistakes_the_first_are_reported_and_the_others_counted(tmp_path: Path):
     file = tmp_path / "run.yaml"
     file.write_text("run:\n" + "".join(f"  key{number}: 1\n" for number in range(25)))
     with pytest.raises(UserError) as refusal:

@@ -1,4 +1,4 @@
-"""A file and overrides become a configuration, or one sentence that says what to put right."""
+"""A file and overrides become a configuration, or one sentence that states what to put right."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_overrides_of_a_configuration_leave_the_rest_alone():
     assert with_overrides(config, []) == config
 
 
-def test_a_preset_over_a_configuration_sets_the_model_anew():
+def test_a_preset_over_a_configuration_replaces_the_model():
     config = load_config(None, ["model.preset=llama3-8b", "model.layers=3"])
     changed = with_overrides(config, ["model.window=8", "model.preset=gpt2-124m"])
     assert changed.model == replace(PRESETS["gpt2-124m"], window=8)

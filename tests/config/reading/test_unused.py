@@ -77,11 +77,11 @@ def test_a_setting_that_is_used_or_has_its_default_passes(overrides):
     validate(load_config(None, overrides))
 
 
-def test_an_override_may_make_settings_of_a_file_idle_and_says_so(tmp_path):
+def test_an_override_may_make_settings_of_a_file_idle_and_reports_it(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("optimizer:\n  name: muon\n  muon_momentum: 0.9\n")
-    said = r"^optimizer\.muon_momentum: 0\.9 is not used under the override optimizer\.name=adamw$"
-    with pytest.warns(UserWarning, match=said):
+    expected = r"^optimizer\.muon_momentum: 0\.9 is not used under the override optimizer\.name=adamw$"
+    with pytest.warns(UserWarning, match=expected):
         config = load_config(file, ["optimizer.name=adamw"])
     validate(config)
     assert config.optimizer.muon_momentum == 0.95

@@ -23,7 +23,7 @@ def marked(source: str, conversation: Conversation = TALK) -> list[str]:
     return [text[first:last] for first, last in ranges]
 
 
-def said(source: str, conversation: Conversation = TALK) -> list[str]:
+def printed(source: str, conversation: Conversation = TALK) -> list[str]:
     """What the assistant says, by a template."""
     renderer = Renderer(template(source))
     try:
@@ -54,15 +54,15 @@ def said(source: str, conversation: Conversation = TALK) -> list[str]:
         (TEMPLATE + "{% if not add_generation_prompt %}\n{% endif %}", ["b<|im_end|>", "d<|im_end|>"]),
     ],
 )
-def test_what_the_assistant_says_is_found(source, wanted):
+def test_what_the_assistant_states_is_found(source, wanted):
     assert marked(source) == wanted
 
 
 def test_a_template_that_renders_earlier_turns_otherwise_is_refused():
     forgetful = "{% for m in messages %}{{ m.content if loop.revindex < 3 else '...' }};{% endfor %}"
-    assert said(forgetful, Conversation(turns("a", "b"))) == ["b;"]
+    assert printed(forgetful, Conversation(turns("a", "b"))) == ["b;"]
     with pytest.raises(Unusable, match=r"first 2 messages .* generation"):
-        said(forgetful)
+        printed(forgetful)
 
 
 def test_templates_see_what_transformers_gives_them():
@@ -95,14 +95,14 @@ HOSTILE = {
 def test_a_hostile_template_is_refused_in_a_sentence(name):
     source, why = HOSTILE[name]
     with pytest.raises(Unusable, match=f"(?i)chat template .*{why}"):
-        said(source)
+        printed(source)
 
 
 def test_a_template_that_does_not_end_is_ended(monkeypatch):
     monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with refused("--chat-template 'a'", "0.3 seconds of processor time"):
-        said(loops)
+        printed(loops)
 
 
 def test_what_is_no_template_is_refused_before_anything_is_written():

@@ -106,7 +106,7 @@ BROKEN_LINES = {
 
 
 @pytest.mark.parametrize("compression", ["", ".gz"])
-def test_a_broken_line_is_told_by_file_and_line(tmp_path, compression):
+def test_a_broken_line_is_reported_by_file_and_line(tmp_path, compression):
     path = tmp_path / f"a.jsonl{compression}"
     lines = ['{"text": "good"}', "", *BROKEN_LINES, '{"text": "good"}']
     raw = "\n".join(lines).encode() + b'\n{"text": "\xff"}\n'
@@ -120,7 +120,7 @@ def test_a_broken_line_is_told_by_file_and_line(tmp_path, compression):
     assert places == [f"{path}:{line}" for line in [*range(3, last), last + 1]]
 
 
-def test_a_broken_row_or_file_is_told(tmp_path):
+def test_a_broken_row_or_file_is_reported(tmp_path):
     table = arrow.table({"text": arrow.array([b"a", None, b"\xff", b"b"], arrow.binary())})
     arrow.parquet.write_table(table, tmp_path / "a.parquet")
     found = read(tmp_path / "a.parquet")
@@ -167,7 +167,7 @@ def test_text_columns_of_every_kind_are_read(tmp_path):
         assert [found.text for found in read(tmp_path / "a.parquet")] == ["a", "é", "a"], kind
 
 
-def test_text_of_a_column_that_is_not_utf_8_is_told(tmp_path):
+def test_text_of_a_column_that_is_not_utf_8_is_reported(tmp_path):
     for kind, raw in ((arrow.string(), arrow.binary()), (arrow.large_string(), arrow.large_binary())):
         broken = arrow.array([b"a", b"\xff", b"b"], raw).view(kind)
         arrow.parquet.write_table(arrow.table({"text": broken}), tmp_path / "a.parquet")
@@ -184,7 +184,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize(("pattern", "parts"), PATTERNS.items())
-def test_a_pattern_without_files_says_what_there_is(tmp_path, pattern, parts):
+def test_a_pattern_without_files_states_what_there_is(tmp_path, pattern, parts):
     (tmp_path / "notes.json").touch()
     (tmp_path / "x.weird").touch()
     (tmp_path / ".sub").mkdir()

@@ -32,7 +32,7 @@ from tests.sentences import refused
 ROOT = Path(__file__).parents[3]
 
 
-def said_by(asked):
+def printed_by(asked):
     """What a preparation prints, and the folder that it makes."""
     console = quiet()
     folder = prepare(asked, console)
@@ -134,8 +134,8 @@ def test_a_finished_unit_is_never_made_again(tmp_path, monkeypatch):
     interrupted(tmp_path / "out", source, after=4)
     made, original = [], tokenize._make_unit
     monkeypatch.setattr(tokenize, "_make_unit", lambda job, *others: made.append(others[1]) or original(job, *others))
-    said, folder = said_by(options(tmp_path / "out", source))
-    assert "4 units finished before" in said
+    printed, folder = printed_by(options(tmp_path / "out", source))
+    assert "4 units finished before" in printed
     assert made == list(range(4, 4 + len(made))) and len(made) > 5
     assert sorted(chain(*decoded(folder))) == sorted(texts(100))
 
@@ -163,8 +163,8 @@ def test_a_folder_that_is_finished_is_left_as_it_is(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(40))
     prepare(options(tmp_path / "out", source), quiet())
     before = contents(tmp_path / "out")
-    said, _ = said_by(options(tmp_path / "out", source))
-    assert "is prepared already; nothing was changed." in said
+    printed, _ = printed_by(options(tmp_path / "out", source))
+    assert "is prepared already; nothing was changed." in printed
     assert contents(tmp_path / "out") == before
 
 
@@ -233,10 +233,11 @@ def test_a_large_vocabulary_has_wide_tokens(tmp_path):
 def test_what_is_left_out_is_counted_and_named(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", ["good", "", "", "fine"])
     source.write_text(source.read_text() + "oops\n" + '{"text": "\\ud800"}\n')
-    said, folder = said_by(options(tmp_path / "out", source, max_broken=2, heldout_fraction=0.0))
+    printed, folder = printed_by(options(tmp_path / "out", source, max_broken=2, heldout_fraction=0.0))
     assert folder.index.skipped == {"broken": 2, "empty": 2}
     assert (
-        f"2 broken documents were left out: {source}:5: not JSON (Expecting value, column 1), {source}:6: half" in said
+        f"2 broken documents were left out: {source}:5: not JSON (Expecting value, column 1), {source}:6: half"
+        in printed
     )
     assert decoded(folder)[0] == ["good", "fine"]
 
@@ -246,8 +247,8 @@ def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
     source.write_text(source.read_text() + "oops\n" * 3)
     with refused("3 documents", "--max-broken is 2", f"{source}:101: not JSON"):
         prepare(options(tmp_path / "out", source, max_broken=2), quiet())
-    said, folder = said_by(options(tmp_path / "out", source, max_broken=3))
-    assert "units finished before" in said
+    printed, folder = printed_by(options(tmp_path / "out", source, max_broken=3))
+    assert "units finished before" in printed
     assert folder.index.skipped["broken"] == 3
 
 
@@ -259,14 +260,14 @@ def test_broken_documents_are_named_in_their_order_also_when_it_goes_on(tmp_path
             prepare(options(tmp_path / "out", source, max_broken=1), quiet())
 
 
-def test_that_nothing_was_held_out_is_told(tmp_path):
+def test_that_nothing_was_held_out_is_reported(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(3))
     hint = "No document fell into --heldout-fraction 1e-09, so a run cannot evaluate; "
-    assert hint in said_by(options(tmp_path / "few", source, heldout_fraction=1e-9))[0]
-    assert "fell into" not in said_by(options(tmp_path / "none", source, heldout_fraction=0.0))[0]
+    assert hint in printed_by(options(tmp_path / "few", source, heldout_fraction=1e-9))[0]
+    assert "fell into" not in printed_by(options(tmp_path / "none", source, heldout_fraction=0.0))[0]
 
 
-def test_two_preparations_of_one_folder_do_not_meet(tmp_path):
+def test_two_preparations_of_one_folder_do_not_interfere(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(20))
     asked = options(tmp_path / "out", source)
     interrupted(tmp_path / "out", source, after=1)
@@ -296,7 +297,7 @@ def test_a_full_disk_is_one_sentence_and_the_same_command_goes_on(tmp_path):
     assert contents(tmp_path / "out") == contents(whole.path)
 
 
-def test_a_worker_that_is_killed_is_said_to_be(tmp_path):
+def test_a_worker_that_is_killed_is_reported_as_killed(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", texts(3000))
     program = (
         "import os, signal, sys, threading, time\n"
@@ -338,7 +339,7 @@ def test_a_worker_that_is_killed_is_said_to_be(tmp_path):
     )
 
 
-def test_the_record_says_what_was_prepared(tmp_path):
+def test_the_record_states_what_was_prepared(tmp_path):
     folder = prepared(tmp_path / "out", texts(20))
     record = json.loads((folder.path / "prepare.json").read_text())
     assert record["options"]["heldout_fraction"] == 0.2

@@ -24,7 +24,7 @@ INT64 = np.dtype("<i8")
 
 
 def shard(path: Path, starts: np.ndarray, tokens: int, *, count: int | None = None) -> ShardStarts:
-    """The shard of `tokens` tokens whose documents are said to start there; the header names `count` of them."""
+    """The shard of `tokens` tokens whose documents are stated to start there; the header names `count` of them."""
     header = npy_header(INT64, count or len(starts))
     content = header + starts.astype(INT64).tobytes()
     path.unlink(missing_ok=True)  # Another shard may have it open.
@@ -98,7 +98,7 @@ def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("starts", "count", "said"),
+    ("starts", "count", "expected"),
     [
         ([1, 2, 3], None, "not in order"),
         ([0, 2, 2], None, "not in order"),
@@ -107,6 +107,6 @@ def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(tmp_path: P
         ([0, 5, 7], 4, "is not a .npy file of 3 numbers"),
     ],
 )
-def test_a_file_of_other_contents_is_refused(tmp_path: Path, starts: list[int], count: int | None, said: str):
-    with refused("a.npy", said):
+def test_a_file_of_other_contents_is_refused(tmp_path: Path, starts: list[int], count: int | None, expected: str):
+    with refused("a.npy", expected):
         DocumentStarts([shard(tmp_path / "a.npy", np.array(starts), 10, count=count)]).check()

@@ -101,9 +101,9 @@ def test_a_cut_or_missing_file_is_named(made, folder):
             continue
         for kept in {0, len(raw) // 2, len(raw) - 1}:
             (folder / name).write_bytes(raw[:kept])
-            said = sentence_of(folder)
-            assert str(folder / name) in said, (name, kept)
-            assert "bytes" in said or "damaged" in said
+            printed = sentence_of(folder)
+            assert str(folder / name) in printed, (name, kept)
+            assert "bytes" in printed or "damaged" in printed
         (folder / name).unlink()
         assert name in sentence_of(folder)
         (folder / name).write_bytes(raw)
@@ -127,10 +127,10 @@ def test_links_that_leave_the_folder_are_not_followed(made, folder):
     inside = folder / "train-00000.npy"
     inside.unlink()
     inside.symlink_to(made.path / "train-00000.npy")
-    assert "train-00000.npy" in (said := sentence_of(folder)) and "links" in said
+    assert "train-00000.npy" in (printed := sentence_of(folder)) and "links" in printed
     inside.unlink()
     os.mkdir(inside)
-    assert "train-00000.npy" in (said := sentence_of(folder)) and "not a file" in said
+    assert "train-00000.npy" in (printed := sentence_of(folder)) and "not a file" in printed
 
 
 def test_the_folder_itself_may_be_a_link(folder, tmp_path):
@@ -179,8 +179,8 @@ def test_a_folder_has_more_shards_than_a_process_may_open_files_at_first(made, m
     assert asked == [2 * sum(len(made.index.shards(split)) for split in ("train", "heldout"))]
 
 
-def test_a_folder_that_was_not_finished_or_is_another_is_said_to_be_no_token_folder(tmp_path):
-    assert "no index.json" in (said := sentence_of(tmp_path)) and "preparation" in said
+def test_a_folder_that_was_not_finished_or_is_another_is_reported_as_no_token_folder(tmp_path):
+    assert "no index.json" in (printed := sentence_of(tmp_path)) and "preparation" in printed
     (tmp_path / INDEX).write_text(json.dumps({"files": {}}))
     assert "not the index of a token folder" in sentence_of(tmp_path)
 

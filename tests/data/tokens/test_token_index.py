@@ -98,16 +98,16 @@ def test_no_index_whatsoever_shows_a_traceback(folder, tmp_path):
     draw = random.Random(7)
     raw = (folder / INDEX).read_bytes()
     plain = json.loads(raw)
-    said = []
+    messages = []
     for case in range(CASES):
         changed = scrambled(raw, draw) if case % 4 == 0 else sealed(mutated(plain, draw))
         (target / INDEX).write_bytes(changed)
         try:
             open_token_folder(target, key="data.path")
         except UserError as error:
-            said.append(str(error))
-    assert len(said) > CASES * 0.9, "nearly every change matters"
-    for sentence in said:
+            messages.append(str(error))
+    assert len(messages) > CASES * 0.9, "nearly every change matters"
+    for sentence in messages:
         assert sentence.startswith(f"data.path='{target}': ")
         assert sentence.isprintable() and len(sentence) < 1000, sentence
     assert contents(target) | {INDEX: b""} == contents(folder) | {INDEX: b""}, "opening writes nothing"

@@ -11,7 +11,7 @@ import pytest
 
 from jaxpar.config import UserError
 from jaxpar.distributed.rendezvous.meeting import meet
-from tests.distributed.rendezvous.guests import call, greeting
+from tests.distributed.rendezvous.clients import call, hello
 from tests.patience import seconds
 
 LONG = seconds(20)
@@ -29,16 +29,16 @@ def outcome(*call: object) -> str:
     try:
         peers = meet(*call)  # pyright: ignore[reportArgumentType]
     except UserError as error:
-        said = str(error)
+        result = str(error)
     else:
         for peer in peers.values():
             peer.connection.close()
         assert all(peer.host == socket.gethostname() for peer in peers.values())
         return f"met {' '.join(map(str, sorted(peers)))}".rstrip()
-    assert said.startswith(
+    assert result.startswith(
         f"distributed.coordinator is {call[0]!r}: process {call[2]} of {call[1]} could not join within "
     )
-    return said.split(" (", 1)[1].rstrip(")")
+    return result.split(" (", 1)[1].rstrip(")")
 
 
 def together(*calls: Callable[[], str]) -> list[str]:
@@ -61,7 +61,7 @@ def test_all_go_on_once_everybody_is_there_whoever_comes_first(address: str):
     assert time.monotonic() - began >= 0.6
 
 
-def test_one_process_meets_itself(address: str):
+def test_a_single_process_joins_at_once(address: str):
     assert outcome(address, 1, 0, 5) == "met"
 
 
@@ -72,39 +72,39 @@ def test_the_port_is_free_again_at_once(address: str):
             pass
 
 
-def test_everybody_hears_who_is_missing(address: str):
+def test_all_processes_are_sent_who_is_missing(address: str):
     calls = [lambda i=i, t=t: outcome(address, 5, i, t) for i, t in ((0, 1), (2, 20), (4, 20))]
     assert together(*calls) == ["not there: process 1, 3"] * 3
 
 
-def test_without_process_0_the_others_say_so_in_time(address: str):
+def test_without_process_0_the_others_report_it_in_time(address: str):
     assert outcome(address, 2, 1, 0.5) == "process 0 is not there"
 
 
-def test_one_that_cannot_wait_any_longer_says_that_others_were_missing(address: str):
+def test_one_that_cannot_wait_any_longer_states_that_others_were_missing(address: str):
     calls = [lambda: outcome(address, 3, 0, 2), lambda: outcome(address, 3, 1, 0.5)]
     assert together(*calls) == ["not there: process 1, 2", "process 0 was there, and others were missing"]
 
 
 def test_a_restarted_process_takes_its_own_place(address: str):
     def restart() -> str:
-        call(address, greeting(1, 2)).close()
+        call(address, hello(1, 2)).close()
         return outcome(address, 2, 1, LONG)
 
     assert together(lambda: outcome(address, 2, 0, LONG), restart) == ["met 1", "met 0"]
 
 
-def test_a_taken_port_and_an_unknown_host_are_told(address: str):
+def test_a_port_in_use_and_an_unknown_host_are_reported(address: str):
     port = int(address.split(":")[1])
     with socket.create_server(("", port)):
         assert outcome(address, 2, 0, 5) == "Address already in use"
     assert "'no-such-host.invalid'" in outcome("no-such-host.invalid:1234", 2, 1, 1)
 
 
-def test_process_0_says_when_the_address_is_that_of_another_machine(address: str):
+def test_process_0_states_when_the_address_is_that_of_another_machine(address: str):
     port = address.split(":")[1]
-    said = outcome(f"203.0.113.7:{port}", 2, 0, 0.2)  # An address that documents use and nobody has.
-    assert all(part in said for part in ("not there: process 1", "203.0.113.7", socket.gethostname(), "process 0"))
+    result = outcome(f"203.0.113.7:{port}", 2, 0, 0.2)  # An address that documents use and nobody has.
+    assert all(part in result for part in ("not there: process 1", "203.0.113.7", socket.gethostname(), "process 0"))
 
 
 def test_the_connections_stay_and_carry_what_follows(address: str):

@@ -14,7 +14,7 @@ from jaxpar.config import DistributedConfig, UserError
 from jaxpar.distributed.job import find_job
 from jaxpar.distributed.rendezvous.meeting import meet
 from jaxpar.distributed.rendezvous.secret import find_secret
-from tests.distributed.rendezvous.guests import call, greeting, hear, line
+from tests.distributed.rendezvous.clients import call, hello, line, receive
 from tests.patience import seconds
 from tests.sentences import refused
 
@@ -33,7 +33,7 @@ def address() -> str:
 def joined(address: str, process: int, secret: bytes | None, timeout_s: float) -> str:
     """`met`, or why not."""
     try:
-        peers = meet(address, 2, process, timeout_s, secret, say=lambda _: None)
+        peers = meet(address, 2, process, timeout_s, secret, report=lambda _: None)
     except UserError as error:
         return str(error).split(" (", 1)[1].removesuffix(")")
     for peer in peers.values():
@@ -48,7 +48,7 @@ def both(address: str, first: bytes | None, second: bytes | None, timeout_s: flo
         return [each.result() for each in found]
 
 
-def test_processes_that_know_the_secret_meet(address: str):
+def test_processes_that_know_the_secret_connect(address: str):
     assert both(address, b"one \xff", b"one \xff", seconds(20)) == ["met", "met"]
 
 
@@ -60,7 +60,7 @@ def test_processes_that_know_the_secret_meet(address: str):
         (None, b"one", f"process 1 on {HERE} has a secret and process 0 has none{ALIKE}"),
     ],
 )
-def test_a_process_without_the_secret_is_refused_and_both_say_so(
+def test_a_process_without_the_secret_is_refused_and_both_report_it(
     address: str, first: bytes | None, second: bytes | None, why: str
 ):
     assert both(address, first, second, seconds(1.5)) == [f"not there: process 1; refused: {why}", why]
@@ -70,25 +70,25 @@ def test_a_process_without_the_secret_is_refused_and_both_say_so(
 def test_a_guessed_proof_is_refused(address: str, proof: object):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(joined, address, 0, b"one", seconds(20))
-        with call(address, greeting(1, 2, nonce=NONCE)) as listener:
-            assert len(hear(listener)["challenge"]) == 64
+        with call(address, hello(1, 2, nonce=NONCE)) as listener:
+            assert len(receive(listener)["challenge"]) == 64
             listener.sendall(line({"proof": proof}))
-            assert hear(listener) == {"refused": f"process 1 on node-b has another secret than process 0{ALIKE}"}
+            assert receive(listener) == {"refused": f"process 1 on node-b has another secret than process 0{ALIKE}"}
         assert joined(address, 1, b"one", seconds(20)) == first.result() == "met"
 
 
-def test_a_proof_that_was_heard_before_is_refused(address: str):
+def test_a_replayed_proof_is_refused(address: str):
     """A relay passes the meeting on and hears everything; then it says the same again."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as relay:
 
         def pass_on() -> None:
-            guest = relay.accept()[0]
-            with guest, call(address) as listener:
-                for _ in range(2):  # The greeting and its challenge, the proof and its welcome.
-                    heard.append(guest.makefile("rb").readline())
-                    listener.sendall(heard[-1])
-                    guest.sendall(line(hear(listener)))
+            client = relay.accept()[0]
+            with client, call(address) as listener:
+                for _ in range(2):  # The hello and its challenge, the proof and its confirmation.
+                    received.append(client.makefile("rb").readline())
+                    listener.sendall(received[-1])
+                    client.sendall(line(receive(listener)))
 
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(joined, address, 0, b"one", seconds(20))
@@ -96,16 +96,16 @@ def test_a_proof_that_was_heard_before_is_refused(address: str):
             beside = f"127.0.0.1:{relay.getsockname()[1]}"
             threading.Thread(target=joined, args=(beside, 1, b"one", seconds(5)), daemon=True).start()
             passed.result()
-            assert not any(b"one" in said for said in heard)
-            with call(address, heard[0]) as listener:
-                hear(listener)
-                listener.sendall(heard[1])
-                assert "has another secret" in hear(listener)["refused"]
+            assert not any(b"one" in sent for sent in received)
+            with call(address, received[0]) as listener:
+                receive(listener)
+                listener.sendall(received[1])
+                assert "has another secret" in receive(listener)["refused"]
             assert joined(address, 1, b"one", seconds(20)) == first.result() == "met"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         [{"welcome": True}],
         [{"welcome": True, "proof": NONCE}],
@@ -113,19 +113,19 @@ def test_a_proof_that_was_heard_before_is_refused(address: str):
         [{"challenge": NONCE}, "its own proof"],
     ],
 )
-def test_somebody_who_does_not_prove_the_secret_is_not_taken_for_process_0(said: list[object]):
+def test_what_does_not_prove_the_secret_is_not_accepted_as_process_0(sent: list[object]):
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         joining = pool.submit(joined, f"127.0.0.1:{server.getsockname()[1]}", 1, b"one", seconds(20))
         listener = server.accept()[0]
         with listener:
             proof = None
-            for message in said:
+            for message in sent:
                 if message == "its own proof":  # Sent back to it.
                     message = {"welcome": True, "proof": proof}
                 listener.sendall(line(message))
                 if isinstance(message, dict) and "challenge" in message:
-                    assert "nonce" in hear(listener)
-                    proof = hear(listener)["proof"]
+                    assert "nonce" in receive(listener)
+                    proof = receive(listener)["proof"]
             why = joining.result()
     assert "secret" in why and f"process 1 on {HERE}" in why and "process 0" in why
 

@@ -7,7 +7,7 @@ from tests.faults.fault import Fault, parity, pipeline_parity
 COMMUNICATION = (
     Fault(
         name="dropped_sum_of_partial_outputs",
-        says="Tensor ranks keep their own partial sum of a block's output.",
+        description="Tensor ranks keep their own partial sum of a block's output.",
         file="jaxpar/mesh/collectives.py",
         old='return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)',
         new='part = x.shape[1] // lax.axis_size("tensor"); '
@@ -16,7 +16,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="dropped_sum_of_gradient_shards",
-        says="Under ZeRO-2 and 3 a rank keeps its shard of its own gradient alone.",
+        description="Under ZeRO-2 and 3 a rank keeps its shard of its own gradient alone.",
         file="jaxpar/mesh/collectives.py",
         old="return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)",
         new="part = x.shape[dim] // lax.axis_size(tuple(axes)); "
@@ -25,7 +25,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="dropped_sum_over_replicas",
-        says="Gradients are not summed over replicas.",
+        description="Gradients are not summed over replicas.",
         file="jaxpar/mesh/materialize.py",
         old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
         new='rest = tuple(axis for axis in unreduced_axes(compute) if axis not in (*done, "replica"))',
@@ -34,7 +34,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="doubled_sum_of_gradient_shards",
-        says="Gradients that were summed and scattered are summed once more over the same axes.",
+        description="Gradients that were summed and scattered are summed once more over the same axes.",
         file="jaxpar/mesh/materialize.py",
         old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
         new="rest = unreduced_axes(compute)",
@@ -42,7 +42,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="doubled_loss",
-        says="The reported loss is also summed over the ranks that split the vocabulary.",
+        description="The reported loss is also summed over the ranks that split the vocabulary.",
         file="jaxpar/training/step/forward_backward.py",
         old="return reduce_sum(nll, [axis for axis in AXES if axis not in alike])",
         new='import jax; return reduce_sum(jax.lax.pcast(nll, alike, to="varying"), AXES)',
@@ -50,7 +50,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="norm_gradient_reduced_twice",
-        says="The gradients of norms are summed over tensor in the backward, and again at the step's end.",
+        description="The gradients of norms are summed over tensor in the backward, and again at the step's end.",
         file="jaxpar/mesh/materialize.py",
         old="return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
         new="grad = vary(reduce_sum(grad, ('tensor',))) if grad.ndim == 1 else grad; "
@@ -59,7 +59,7 @@ COMMUNICATION = (
     ),
     Fault(
         name="output_bias_on_every_rank",
-        says="The MLP's output bias counts once per tensor rank.",
+        description="The MLP's output bias counts once per tensor rank.",
         file="jaxpar/layers/layer.py",
         old="return scatter_sequence(part.project_out(x))",
         new="return scatter_sequence(part.add_bias(part.project_out(x)) if part is self.mlp else part.project_out(x))",

@@ -10,7 +10,7 @@ REPORTS = "tests/training/parity/test_kinds.py::test_what_layers_report_is_count
 KINDS = (
     Fault(
         name="kinds_swapped_in_the_unit",
-        says="The kinds of a unit come in the other order.",
+        description="The kinds of a unit come in the other order.",
         file="jaxpar/config/kinds.py",
         old="return pattern.prefix + pattern.unit * units + pattern.suffix",
         new="return pattern.prefix + pattern.unit[::-1] * units + pattern.suffix",
@@ -18,7 +18,7 @@ KINDS = (
     ),
     Fault(
         name="units_run_the_first_ones_weights",
-        says="The weights prefetched for the next kind of a unit are those of that kind's first layer.",
+        description="The weights prefetched for the next kind of a unit are those of that kind's first layer.",
         file="jaxpar/model/loop/walk.py",
         old="runs[place + 1].site.fetch(rows[place + 1][0])",
         new="runs[place + 1].site.fetch(0 * rows[place + 1][0])",
@@ -26,7 +26,7 @@ KINDS = (
     ),
     Fault(
         name="local_layers_see_everything",
-        says="The attention of every kind has the window of the whole model.",
+        description="The attention of every kind has the window of the whole model.",
         file="jaxpar/layout/stages.py",
         old="mask_of(config, model),",
         new="mask_of(config, config.model),",
@@ -34,7 +34,7 @@ KINDS = (
     ),
     Fault(
         name="local_layers_turn_like_global_ones",
-        says="The rotary tables of every kind have the base of the whole model.",
+        description="The rotary tables of every kind have the base of the whole model.",
         file="jaxpar/model/decoder.py",
         old="frequencies(kind_model(self.model, kind), head_dim(self.model))",
         new="frequencies(self.model, head_dim(self.model))",
@@ -42,7 +42,7 @@ KINDS = (
     ),
     Fault(
         name="padding_reports",
-        says="An idle rank counts what the layers of its forward report.",
+        description="An idle rank counts what the layers of its forward report.",
         file="jaxpar/pipeline/execution/executor.py",
         old="total + jnp.where(counts, new[name], 0)",
         new="total + new[name]",
@@ -50,7 +50,7 @@ KINDS = (
     ),
     Fault(
         name="auxiliary_loss_counted_per_rank",
-        says="Every tensor rank has the gradient of the auxiliary loss of all of them.",
+        description="Every tensor rank has the gradient of the auxiliary loss of all of them.",
         file="jaxpar/model/loop/layer_loop.py",
         old="AUXILIARY_LOSS or seed is None else seed)",
         new='AUXILIARY_LOSS or seed is None else seed * lax.axis_size("tensor"))',

@@ -9,7 +9,7 @@ LOOP = "tests/model/loop/test_layer_loop.py"
 LAYERS = (
     Fault(
         name="same_layer_prefetched_again",
-        says="The layer loop gathers the weights of the running layer instead of the next one's.",
+        description="The layer loop gathers the weights of the running layer instead of the next one's.",
         file="jaxpar/model/loop/walk.py",
         old="coming = site.fetch(following)",
         new="coming = site.fetch(row)",
@@ -17,7 +17,7 @@ LAYERS = (
     ),
     Fault(
         name="residuals_of_another_layer",
-        says="The backward of every layer reads the activations that the first layer saved.",
+        description="The backward of every layer reads the activations that the first layer saved.",
         file="jaxpar/model/loop/layer_loop.py",
         old="x, residuals = in_order(at(stash, slot, row - first, instead=fetched))",
         new="x, residuals = at(stash.inputs, slot, row - first), in_order(at(stash.residuals, slot, 0))",
@@ -25,7 +25,7 @@ LAYERS = (
     ),
     Fault(
         name="layers_counted_from_the_chunks_first",
-        says="Layers that keep other activations write them to rows counted from the chunk's first layer.",
+        description="Layers that keep other activations write them to rows counted from the chunk's first layer.",
         file="jaxpar/model/loop/layer_loop.py",
         old="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row - first)",
         new="own = put(all_own[place], in_order(_kept(keep, x, pullback)), slot, row)",
@@ -33,7 +33,7 @@ LAYERS = (
     ),
     Fault(
         name="next_layer_gathered_late",
-        says="The next layer's weights are gathered only when it begins.",
+        description="The next layer's weights are gathered only when it begins.",
         file="jaxpar/model/loop/walk.py",
         old="if not _has_arrays(lambda: site.fetch(rows[0])) and not _has_arrays(after):",
         new="if True:",
@@ -41,7 +41,7 @@ LAYERS = (
     ),
     Fault(
         name="ring_merged_without_its_maximum",
-        says="Blocks of a ring are merged without subtracting the greater log-sum-exp.",
+        description="Blocks of a ring are merged without subtracting the greater log-sum-exp.",
         file="jaxpar/attention/ring.py",
         old="base = jnp.where(peak == -jnp.inf, 0.0, peak)  # -inf - -inf would be NaN",
         new="base = jnp.zeros_like(peak)",
@@ -49,7 +49,7 @@ LAYERS = (
     ),
     Fault(
         name="stale_block_in_the_ring",
-        says="A rank of a ring attends again over the block that it sends.",
+        description="A rank of a ring attends again over the block that it sends.",
         file="jaxpar/attention/ring.py",
         old="return (following, merge(found, attend(kv, step))), None",
         new="return (kv, merge(found, attend(kv, step))), None",
@@ -57,7 +57,7 @@ LAYERS = (
     ),
     Fault(
         name="mask_off_by_one_rank",
-        says="Keys of a ring are masked as those of the rank after their own.",
+        description="Keys of a ring are masked as those of the rank after their own.",
         file="jaxpar/attention/ring.py",
         old="source = (self.rank - step) % self.size",
         new="source = (self.rank - step + 1) % self.size",
@@ -65,15 +65,15 @@ LAYERS = (
     ),
     Fault(
         name="gradients_of_keys_stay_behind",
-        says="Gradients of keys and values stay on the last rank of a ring.",
+        description="Gradients of keys and values stay on the last rank of a ring.",
         file="jaxpar/attention/ring.py",
-        old="home = ring.shift(travelling, 1 - ring.steps, wrap=True)",
-        new="home = travelling",
+        old="returned = ring.shift(travelling, 1 - ring.steps, wrap=True)",
+        new="returned = travelling",
         caught_by=(context(strategy="ring", ranks=2),),
     ),
     Fault(
         name="tokens_not_in_the_ranks_order",
-        says="Rows are permuted for the context ranks, but the labels stay where they were.",
+        description="Rows are permuted for the context ranks, but the labels stay where they were.",
         file="jaxpar/training/step/batches.py",
         old="return mine if per_row else mine[..., self.order[index[2]]]",
         new='return mine if per_row else mine[..., index[2] if name == "labels" else self.order[index[2]]]',
@@ -81,7 +81,7 @@ LAYERS = (
     ),
     Fault(
         name="softcap_without_derivative",
-        says="Attention's backward forgets the derivative of the scores' soft-cap.",
+        description="Attention's backward forgets the derivative of the scores' soft-cap.",
         file="pallas_kernels/attention/reference.py",
         old="ds = ds * (1.0 - jnp.square(scores / settings.softcap))",
         new="ds = ds * 1.0",

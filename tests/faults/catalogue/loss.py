@@ -11,7 +11,7 @@ TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_
 LOSS = (
     Fault(
         name="labels_shifted_after_the_split",
-        says="Labels are made from a rank's own tokens, so the last one of each part is wrong.",
+        description="Labels are made from a rank's own tokens, so the last one of each part is wrong.",
         file="jaxpar/model/decoder.py",
         old='x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles',
         new='x, table, jnp.roll(batch["tokens"], -1, axis=1), batch["mask"], self.model, self.vocab_axes, '
@@ -20,7 +20,7 @@ LOSS = (
     ),
     Fault(
         name="mean_of_the_ranks_means",
-        says="Gradients are divided by a rank's own count of unmasked tokens.",
+        description="Gradients are divided by a rank's own count of unmasked tokens.",
         file="jaxpar/training/step/forward_backward.py",
         old="seed = scale / jnp.maximum(count, 1.0)",
         new='import jax; seed = scale / jnp.maximum(batch["mask"].sum() * jax.lax.axis_size(TOKEN_AXES), 1.0)',
@@ -28,7 +28,7 @@ LOSS = (
     ),
     Fault(
         name="padded_vocabulary_counts",
-        says="Columns that only pad the vocabulary take part in the softmax.",
+        description="Columns that only pad the vocabulary take part in the softmax.",
         file="jaxpar/model/embedding.py",
         old="return jnp.where(columns < model.vocab, logits, -jnp.inf)",
         new="return logits",
@@ -36,7 +36,7 @@ LOSS = (
     ),
     Fault(
         name="z_loss_without_gradient",
-        says="The z-loss is added to the objective, but its gradient is left out.",
+        description="The z-loss is added to the objective, but its gradient is left out.",
         file="jaxpar/model/loss.py",
         old="return (of_nll + of_lse)[..., None] * probability",
         new="return of_nll[..., None] * probability",
@@ -44,7 +44,7 @@ LOSS = (
     ),
     Fault(
         name="labels_of_another_ranks_tokens",
-        says="In tiles of a split sequence, labels are in another order than the ranks' tokens.",
+        description="In tiles of a split sequence, labels are in another order than the ranks' tokens.",
         file="jaxpar/model/tiled_loss.py",
         old="x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)",
         new="x.reshape(ranks, -1)",
@@ -52,7 +52,7 @@ LOSS = (
     ),
     Fault(
         name="remainder_counted_again",
-        says="Copies of the last token that fill the last tile of the loss count.",
+        description="Copies of the last token that fill the last tile of the loss count.",
         file="jaxpar/layers/tiles.py",
         old="x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))",
         new='x = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1), mode="edge")',
@@ -60,7 +60,7 @@ LOSS = (
     ),
     Fault(
         name="tiles_gradients_summed_in_half_precision",
-        says="The head's gradients of all tiles are added up in compute dtype.",
+        description="The head's gradients of all tiles are added up in compute dtype.",
         file="jaxpar/model/tiled_loss.py",
         old="d_table = d_table + new",
         new="d_table = (d_table + new).astype(x.dtype).astype(jnp.float32)",
@@ -70,7 +70,7 @@ LOSS = (
     ),
     Fault(
         name="last_tile_alone_counts",
-        says="The weights of a feed-forward in tiles have the gradient of the last tile alone.",
+        description="The weights of a feed-forward in tiles have the gradient of the last tile alone.",
         file="jaxpar/layers/tiles.py",
         old="lambda a, b: a + b.astype(jnp.float32)",
         new="lambda a, b: b.astype(jnp.float32)",
@@ -78,7 +78,7 @@ LOSS = (
     ),
     Fault(
         name="microbatch_dropped",
-        says="The last of several microbatches is never run.",
+        description="The last of several microbatches is never run.",
         file="jaxpar/pipeline/schedules/one_forward_one_backward.py",
         old="return (tuple(Action(kind, m) for m in range(microbatches) for kind in (F, B)),)",
         new="return (tuple(Action(kind, m) for m in range(max(1, microbatches - 1)) for kind in (F, B)),)",
@@ -86,7 +86,7 @@ LOSS = (
     ),
     Fault(
         name="microbatch_counted_twice",
-        says="The first of several microbatches runs in the place of the second.",
+        description="The first of several microbatches runs in the place of the second.",
         file="jaxpar/pipeline/execution/program.py",
         old='row = {"counts": 1, "microbatch": action.microbatch, "chunk": chunk}',
         new='row = {"counts": 1, "microbatch": max(0, action.microbatch - 1), "chunk": chunk}',

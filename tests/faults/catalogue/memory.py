@@ -14,15 +14,15 @@ DISK_ROWS = (
 MEMORY = (
     Fault(
         name="host_bytes_for_nothing",
-        says="The frontier drops a choice for one that takes more host memory.",
+        description="The frontier drops a choice for one that takes more host memory.",
         file="jaxpar/memory/pareto.py",
         old="if not (kept[own : len(found), 1:] <= block[i, 1:]).all(axis=1).any():",
         new="if not (kept[own : len(found), 1:2] <= block[i, 1:2]).all(axis=1).any():",
-        caught_by=(f"{PARETO}::test_the_front_of_a_layer_is_what_trying_everything_leaves",),
+        caught_by=(f"{PARETO}::test_the_frontier_of_a_layer_is_what_trying_everything_leaves",),
     ),
     Fault(
         name="half_a_log_sum_exp",
-        says="Attention's log-sum-exp is counted in 16 bits.",
+        description="Attention's log-sum-exp is counted in 16 bits.",
         file="jaxpar/memory/layer_shape.py",
         old="width = lambda one: FLOAT32_BYTES if one.float32 else self.item_bytes",
         new="width = lambda one: self.item_bytes",
@@ -30,7 +30,7 @@ MEMORY = (
     ),
     Fault(
         name="a_weight_counted_twice",
-        says="A weight's bytes are counted twice in the estimate of memory.",
+        description="A weight's bytes are counted twice in the estimate of memory.",
         file="jaxpar/layout/memory/weights.py",
         old="weights = tuple(weights)",
         new="weights = (*(own := tuple(weights)), own[0])",
@@ -38,7 +38,7 @@ MEMORY = (
     ),
     Fault(
         name="small_second_moments_vanish",
-        says="An 8-bit second moment far below its block's largest becomes zero.",
+        description="An 8-bit second moment far below its block's largest becomes zero.",
         file="jaxpar/optim/moments.py",
         old="jnp.where(moment > 0, jnp.maximum(index, 1), 0)",
         new="jnp.where(moment > 0, index, 0)",
@@ -46,7 +46,7 @@ MEMORY = (
     ),
     Fault(
         name="moments_rounded_to_the_nearest",
-        says="8-bit moments are rounded to the nearest code, so small changes are lost.",
+        description="8-bit moments are rounded to the nearest code, so small changes are lost.",
         file="jaxpar/optim/moments.py",
         old="relative - below > _threshold(step) * (above - below)",
         new="relative - below > 0.5 * (above - below)",
@@ -54,7 +54,7 @@ MEMORY = (
     ),
     Fault(
         name="layers_restored_from_the_next",
-        says="Each layer on disk is restored with what was saved of the next one.",
+        description="Each layer on disk is restored with what was saved of the next one.",
         file="jaxpar/training/residency/disk_rows.py",
         old="read((slice(number, number + count), *region[1:]))",
         new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",

@@ -9,7 +9,7 @@ EXECUTOR = "tests/pipeline/execution/test_executor.py::test_gradients_and_report
 PIPELINE = (
     Fault(
         name="slot_reused_too_early",
-        says="A slot of the stash is reused in the tick that reads it last, whose forward comes first.",
+        description="A slot of the stash is reused in the tick that reads it last, whose forward comes first.",
         file="jaxpar/pipeline/execution/slots.py",
         old="while busy and busy[0][0] < lifetimes[name].first:",
         new="while busy and busy[0][0] <= lifetimes[name].first:",
@@ -17,7 +17,7 @@ PIPELINE = (
     ),
     Fault(
         name="transfer_a_tick_late",
-        says="What a rank receives is stored a tick late, when something else has arrived.",
+        description="What a rank receives is stored a tick late, when something else has arrived.",
         file="jaxpar/pipeline/execution/executor.py",
         old="tables = {name: table[ticks] for name, table in self.program.rows.items()}",
         new='late = lambda name, table: jnp.roll(table, 1, axis=0) if name[:2] in ("y_", "g_") else table; '
@@ -26,7 +26,7 @@ PIPELINE = (
     ),
     Fault(
         name="weight_gradient_dropped",
-        says="The matrices' gradients of the first microbatch are computed and not added.",
+        description="The matrices' gradients of the first microbatch are computed and not added.",
         file="jaxpar/pipeline/execution/program.py",
         old='row = {"counts": 1, "chunk": chunk, "kept": slot("kept")}',
         new='row = {"counts": int(action.microbatch > 0), "chunk": chunk, "kept": slot("kept")}',
@@ -34,7 +34,7 @@ PIPELINE = (
     ),
     Fault(
         name="every_rank_feeds_the_embedding",
-        says="Every pipeline rank sends the gradient of a chunk's input to the embedding.",
+        description="Every pipeline rank sends the gradient of a chunk's input to the embedding.",
         file="jaxpar/pipeline/execution/executor.py",
         old='into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)',
         new="into_embedding = jnp.where(counts, dx, 0)",
@@ -42,7 +42,7 @@ PIPELINE = (
     ),
     Fault(
         name="every_rank_counts_its_loss",
-        says="Every pipeline rank counts a loss, not the last one alone.",
+        description="Every pipeline rank counts a loss, not the last one alone.",
         file="jaxpar/pipeline/execution/executor.py",
         old="mine = True if self._shares_ends else counts",
         new="mine = True",
@@ -50,7 +50,7 @@ PIPELINE = (
     ),
     Fault(
         name="labels_of_another_microbatch",
-        says="With a shared head, the last rank's output meets the labels of the first rank's microbatch.",
+        description="With a shared head, the last rank's output meets the labels of the first rank's microbatch.",
         file="jaxpar/pipeline/execution/executor.py",
         old='"last": self.program.last_rank}',
         new='"last": self.program.schedule.rank_of[0]}',
@@ -58,7 +58,7 @@ PIPELINE = (
     ),
     Fault(
         name="layers_numbered_by_row",
-        says="Layers are numbered by their row in the stack, so dropout differs in a pipeline.",
+        description="Layers are numbered by their row in the stack, so dropout differs in a pipeline.",
         file="jaxpar/mesh/layer_order.py",
         old="numbers = jnp.asarray(self.numbers, jnp.int32)",
         new="numbers = jnp.arange(self.rows).reshape(self.numbers.shape)",
@@ -66,7 +66,7 @@ PIPELINE = (
     ),
     Fault(
         name="repeated_forward_overwrites",
-        says="An idle rank without a free slot repeats a forward on another input.",
+        description="An idle rank without a free slot repeats a forward on another input.",
         file="jaxpar/pipeline/execution/executor.py",
         old='x = jnp.where(row["f_source"] == STASHED, stashed, x)',
         new="pass",

@@ -7,7 +7,7 @@ from tests.faults.fault import Fault
 PLAN = (
     Fault(
         name="stale_plan_version_accepted",
-        says="A plan.json of an unknown version is read.",
+        description="A plan.json of an unknown version is read.",
         file="jaxpar/config/plan.py",
         old="if type(version) is not int or version != PLAN_VERSION:",
         new="if type(version) is not int or version < PLAN_VERSION:",
@@ -15,7 +15,7 @@ PLAN = (
     ),
     Fault(
         name="the_given_plan_is_derived_again",
-        says="A run makes its plan from the configuration though one is given.",
+        description="A run makes its plan from the configuration though one is given.",
         file="jaxpar/training/run/run.py",
         old="self.plan = plan\n",
         new="self.plan = make_plan(self.config, devices[0], devices_per_node(devices))\n",
@@ -23,10 +23,10 @@ PLAN = (
     ),
     Fault(
         name="residency_of_the_plan_ignored",
-        says="A step keeps no state on the device where its plan does.",
+        description="A step keeps no state on the device where its plan does.",
         file="jaxpar/layout/step_layout.py",
         old="tuple(name in plan.resident_weights for name in self.weight_names)",
         new="(False,) * len(self.weight_names)",
-        caught_by=("tests/layout/test_step_layout.py::test_the_state_stays_where_the_plan_says_weight_by_weight",),
+        caught_by=("tests/layout/test_step_layout.py::test_the_state_stays_where_the_plan_states_weight_by_weight",),
     ),
 )

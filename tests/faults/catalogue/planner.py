@@ -9,7 +9,7 @@ KINDS = "tests/planner/search/test_kinds.py"
 PLANNER = (
     Fault(
         name="a_padded_layer_counted",
-        says="The planner counts the time of padding that a branch leaves out.",
+        description="The planner counts the time of padding that a branch leaves out.",
         file="jaxpar/planner/step_time/step.py",
         old="run = slots if why not in (None, GATHERED) else own",
         new="run = slots",
@@ -17,7 +17,7 @@ PLANNER = (
     ),
     Fault(
         name="a_padded_row_without_memory",
-        says="The planner leaves padding rows out of a chunk's weights and activations.",
+        description="The planner leaves padding rows out of a chunk's weights and activations.",
         file="jaxpar/planner/step_time/chunks.py",
         old="return common_sequence(chunk_kinds(model, lengths))",
         new="return max(chunk_kinds(model, lengths), key=len)",
@@ -25,7 +25,7 @@ PLANNER = (
     ),
     Fault(
         name="a_local_layer_priced_with_the_global_window",
-        says="The planner times layers of every kind as those of the model without kinds.",
+        description="The planner times layers of every kind as those of the model without kinds.",
         file="jaxpar/planner/step_time/layer_times.py",
         old="for kind, own in kind_models(model).items()",
         new="for kind, own in dict.fromkeys(kind_models(model), model).items()",
@@ -33,7 +33,7 @@ PLANNER = (
     ),
     Fault(
         name="copies_of_both_directions_in_turn",
-        says="In compiled programs, copies from the host wait for copies to it.",
+        description="In compiled programs, copies from the host wait for copies to it.",
         file="jaxpar/compiler/program/attribution.py",
         old='return self.kind if self.transfer.channel == "host" else "wire"',
         new='return "to_host" if self.transfer.channel == "host" else "wire"',

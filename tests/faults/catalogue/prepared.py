@@ -7,7 +7,7 @@ from tests.faults.fault import Fault
 PREPARED = (
     Fault(
         name="tokens_not_checked",
-        says="A block of tokens is not compared with its sum before it is used.",
+        description="A block of tokens is not compared with its sum before it is used.",
         file="jaxpar/data/tokens/sharded_tokens.py",
         old="if block_sum(content) != self._sums[block].tobytes():",
         new="if len(block_sum(content)) != len(self._sums[block].tobytes()):",
@@ -17,7 +17,7 @@ PREPARED = (
     ),
     Fault(
         name="counted_tokens_shifted",
-        says="A label counts where the token before it is counted.",
+        description="A label counts where the token before it is counted.",
         file="jaxpar/data/packing.py",
         old="same & (counted[1:] != 0)",
         new="same & (counted[:-1] != 0)",
@@ -25,7 +25,7 @@ PREPARED = (
     ),
     Fault(
         name="sources_begin_anew",
-        says="When the weights of a mixture change, each source begins at its first row.",
+        description="When the weights of a mixture change, each source begins at its first row.",
         file="jaxpar/data/mixture.py",
         old="used[identity] = used.get(identity, 0) + now[identity] - before[identity]",
         new="used[identity] = 0",
@@ -33,7 +33,7 @@ PREPARED = (
     ),
     Fault(
         name="first_line_of_a_unit_lost",
-        says="A line that begins where a unit of work begins belongs to neither unit.",
+        description="A line that begins where a unit of work begins belongs to neither unit.",
         file="jaxpar/data/prepare/input/documents.py",
         old="content.seek(first - 1)\n            place = first - 1 +",
         new="content.seek(first)\n            place = first +",

@@ -10,7 +10,7 @@ MASKS = "tests/pallas_kernels/test_masks.py"
 TOKENS = (
     Fault(
         name="window_off_by_one",
-        says="A window of n tokens sees n + 1.",
+        description="A window of n tokens sees n + 1.",
         file="pallas_kernels/masks.py",
         old="kept &= q_index - kv_index < mask.window",
         new="kept &= q_index - kv_index <= mask.window",
@@ -18,7 +18,7 @@ TOKENS = (
     ),
     Fault(
         name="segments_ignored_by_the_mask",
-        says="Attention reaches from one packed document into another.",
+        description="Attention reaches from one packed document into another.",
         file="pallas_kernels/masks.py",
         old="kept &= (q_segment == kv_segment) & (kv_segment != 0)",
         new="kept &= (q_segment != 0) & (kv_segment != 0)",
@@ -29,7 +29,7 @@ TOKENS = (
     ),
     Fault(
         name="segments_ignored_by_the_step",
-        says="The step asks for attention without segments although the data is packed.",
+        description="The step asks for attention without segments although the data is packed.",
         file="jaxpar/layout/stages.py",
         old="segmented=config.data.packed",
         new="segmented=False",
@@ -37,7 +37,7 @@ TOKENS = (
     ),
     Fault(
         name="positions_from_the_ranks_first_token",
-        says="Rotary positions start at 0 on every context rank.",
+        description="Rotary positions start at 0 on every context rank.",
         file="jaxpar/model/decoder.py",
         old='rotary_tables(batch["positions"], own)',
         new='rotary_tables(batch["positions"] - batch["positions"][:, :1], own)',
@@ -45,7 +45,7 @@ TOKENS = (
     ),
     Fault(
         name="dropout_by_local_row",
-        says="Dropout is keyed by the row's number on its rank.",
+        description="Dropout is keyed by the row's number on its rank.",
         file="jaxpar/layers/dropout.py",
         old="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)",
         new="rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples - examples[0])",
@@ -53,7 +53,7 @@ TOKENS = (
     ),
     Fault(
         name="same_dropout_in_every_layer",
-        says="All layers drop the same elements.",
+        description="All layers drop the same elements.",
         file="jaxpar/layers/layer.py",
         old="x = x + self._drop(h, 2 * index + 1, tokens, train)",
         new="x = x + self._drop(h, 0 * index + 1, tokens, train)",
@@ -63,7 +63,7 @@ TOKENS = (
     ),
     Fault(
         name="wrong_key_value_head",
-        says="With fewer key and value heads than tensor ranks, a rank uses the head of other query heads.",
+        description="With fewer key and value heads than tensor ranks, a rank uses the head of other query heads.",
         file="jaxpar/layers/attention.py",
         old='lax.axis_index("tensor") * self.kv_heads // ranks, 1, axis)',
         new='lax.axis_index("tensor") % self.kv_heads, 1, axis)',
@@ -71,7 +71,7 @@ TOKENS = (
     ),
     Fault(
         name="projection_normalised_by_rank",
-        says="A norm over all query or key heads divides by the mean square of a tensor rank's own.",
+        description="A norm over all query or key heads divides by the mean square of a tensor rank's own.",
         file="jaxpar/layers/norm.py",
         old="squares = sum_over_heads(jnp.stack(",
         new='squares = lax.axis_size("tensor") * (jnp.stack(',
@@ -79,7 +79,7 @@ TOKENS = (
     ),
     Fault(
         name="tokens_of_other_ranks_looked_up",
-        says="A rank looks up tokens whose embeddings other ranks hold.",
+        description="A rank looks up tokens whose embeddings other ranks hold.",
         file="jaxpar/model/embedding.py",
         old="jnp.where((local >= 0) & (local < rows), local, rows)",
         new="local",
@@ -87,7 +87,7 @@ TOKENS = (
     ),
     Fault(
         name="hosts_read_the_same_rows",
-        says="Every host loads the first rows of the batch.",
+        description="Every host loads the first rows of the batch.",
         file="jaxpar/data/loader.py",
         old="examples = [step * batch_size + int(row) for row in rows]",
         new="examples = [step * batch_size + place for place, _ in enumerate(rows)]",

@@ -10,7 +10,7 @@ OFFLOADED = "tests/training/residency/test_optimizer_offload.py::test_the_state_
 UPDATE = (
     Fault(
         name="gradients_rounded",
-        says="Each microbatch's gradients are rounded to bfloat16 before they are added up.",
+        description="Each microbatch's gradients are rounded to bfloat16 before they are added up.",
         file="jaxpar/mesh/materialize.py",
         old="grad = vary(grad.astype(dtype))",
         new="grad = vary(grad.astype(jnp.bfloat16).astype(dtype))",
@@ -18,7 +18,7 @@ UPDATE = (
     ),
     Fault(
         name="embedding_gradients_summed_in_half_precision",
-        says="The gradients of an embedding's row are added up in compute dtype.",
+        description="The gradients of an embedding's row are added up in compute dtype.",
         file="jaxpar/model/embedding.py",
         old="cotangent = cotangent.astype(jnp.float32)",
         new='cotangent = jnp.zeros(table.shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
@@ -29,7 +29,7 @@ UPDATE = (
     ),
     Fault(
         name="loss_scale_left_in",
-        says="Under float16 gradients are not divided by the loss scale.",
+        description="Under float16 gradients are not divided by the loss scale.",
         file="jaxpar/training/residency/on_device.py",
         old="jax.tree.map(lambda g: g / scale, to_optimizer(accumulated, self.layout.placements))",
         new="to_optimizer(accumulated, self.layout.placements)",
@@ -39,7 +39,7 @@ UPDATE = (
     ),
     Fault(
         name="step_without_numbers_applied",
-        says="A step whose gradients are not finite is applied.",
+        description="A step whose gradients are not finite is applied.",
         file="jaxpar/training/residency/weight_update.py",
         old="jnp.where(facts.finite, a, b)",
         new="a",
@@ -47,7 +47,7 @@ UPDATE = (
     ),
     Fault(
         name="piece_not_written_back",
-        says="The last piece of each weight in host memory stays as it was.",
+        description="The last piece of each weight in host memory stays as it was.",
         file="jaxpar/memory/streaming.py",
         old="    state = _write(state, new, first)",
         new="    state = _write(state, piece[0], first)",
@@ -55,7 +55,7 @@ UPDATE = (
     ),
     Fault(
         name="moments_of_another_piece",
-        says="Of a weight on disk, every piece is updated with the moments of the first.",
+        description="Of a weight on disk, every piece is updated with the moments of the first.",
         file="jaxpar/training/residency/on_disk.py",
         old="    return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)",
         new="    read = lambda first: jax.tree.map(lambda leaf: leaf.read(first, piece.rows), weight)\n"
@@ -64,7 +64,7 @@ UPDATE = (
     ),
     Fault(
         name="clipping_by_the_local_norm",
-        says="Gradients are clipped by the norm of one rank's shards.",
+        description="Gradients are clipped by the norm of one rank's shards.",
         file="jaxpar/optim/norm.py",
         old="flat = reduce_sum(jnp.concatenate([value.ravel() for value in values.values()]), sorted(axes))",
         new="flat = jax.lax.pmean(jnp.concatenate([value.ravel() for value in values.values()]), tuple(sorted(axes)))",
@@ -72,7 +72,7 @@ UPDATE = (
     ),
     Fault(
         name="weight_decay_on_norms",
-        says="Norms and biases are pulled towards zero like matrices.",
+        description="Norms and biases are pulled towards zero like matrices.",
         file="jaxpar/optim/optimizer.py",
         old="decay = config.weight_decay if spec.decay else 0.0",
         new="decay = config.weight_decay",
@@ -80,7 +80,7 @@ UPDATE = (
     ),
     Fault(
         name="adafactor_means_of_a_shard",
-        says="Adafactor's means are those of a rank's shards.",
+        description="Adafactor's means are those of a rank's shards.",
         file="jaxpar/optim/adafactor.py",
         old="return total / prod(spec.shape[dim] for dim in dims)",
         new="return total / prod(x.shape[dim] for dim in dims)",
@@ -88,9 +88,9 @@ UPDATE = (
     ),
     Fault(
         name="own_sleep_blamed_on_others",
-        says="A process that was stopped itself reports the others as silent.",
+        description="A process that was stopped itself reports the others as silent.",
         file="jaxpar/distributed/watch.py",
-        old="self._forgive(now - woke)",
+        old="self._leave_out_pause(now - woke)",
         new="woke = now",
         caught_by=(
             "tests/distributed/test_watch.py::"
@@ -99,7 +99,7 @@ UPDATE = (
     ),
     Fault(
         name="those_who_wait_are_blamed",
-        says="The processes that wait are named, and not the one that they wait for.",
+        description="The processes that wait are named, and not the one that they wait for.",
         file="jaxpar/distributed/verdicts.py",
         old="return [sign for sign in signs if sign.mark.count == first]",
         new="return [sign for sign in signs if sign.age_s > sign.mark.limit_s]",
@@ -109,7 +109,7 @@ UPDATE = (
     ),
     Fault(
         name="savers_are_hurried",
-        says="A process that still saves is allowed only the time of a step.",
+        description="A process that still saves is allowed only the time of a step.",
         file="jaxpar/distributed/verdicts.py",
         old="return mark.waiting_limit_s if pausing and mark.waiting_limit_s is not None else mark.limit_s",
         new="return mark.limit_s",
@@ -117,7 +117,7 @@ UPDATE = (
     ),
     Fault(
         name="coordinators_end_passed_on",
-        says="JAX's client learns at once that process 0 is gone, and aborts.",
+        description="JAX's client learns at once that process 0 is gone, and aborts.",
         file="jaxpar/distributed/rendezvous/relay.py",
         old="while _read(client):  # The service is gone, and the client must not notice.",
         new="while False:",
@@ -127,7 +127,7 @@ UPDATE = (
     ),
     Fault(
         name="launcher_over_what_is_written",
-        says="JAX's variables win over what the user wrote.",
+        description="JAX's variables win over what the user wrote.",
         file="jaxpar/distributed/job.py",
         old="_variable(environment, key) if value is None else value",
         new="_variable(environment, key) or value",
@@ -135,7 +135,7 @@ UPDATE = (
     ),
     Fault(
         name="left_out_batches_come_back",
-        says="A continued run uses the batches again that a rollback skipped.",
+        description="A continued run uses the batches again that a rollback skipped.",
         file="jaxpar/training/run/loop.py",
         old='self.trainer.left_out = tuple(facts["left_out"])',
         new="self.trainer.left_out = ()",
@@ -146,7 +146,7 @@ UPDATE = (
     ),
     Fault(
         name="average_not_evaluated",
-        says="The weights are evaluated where the moving average of them is asked for.",
+        description="The weights are evaluated where the moving average of them is asked for.",
         file="jaxpar/training/run/run.py",
         old="self.state.optimizer.average if average else self.state.master",
         new="self.state.master",
@@ -154,7 +154,7 @@ UPDATE = (
     ),
     Fault(
         name="damage_not_noticed",
-        says="A checkpoint's files are not compared with the digests in its manifest.",
+        description="A checkpoint's files are not compared with the digests in its manifest.",
         file="jaxpar/checkpoint/manifest.py",
         old="if found[name].digest != files[name].digest:",
         new="if len(found[name].digest) != len(files[name].digest):",

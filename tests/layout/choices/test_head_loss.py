@@ -44,7 +44,7 @@ def test_auto_takes_the_kernel_where_it_was_right():
     assert choose_loss(run(loss_backend="xla"), H100).name == "xla"
 
 
-def test_a_kernel_that_is_named_runs_unverified_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
     found = choose_loss(run(loss_backend="fused"), H100)
     assert found.name == "fused" and "unverified on such a device" in found.reason

@@ -1,4 +1,4 @@
-"""The plan takes as many tiles as memory asks for, says why, and refuses what cannot be."""
+"""The plan takes as many tiles as memory asks for, states why, and refuses what cannot be."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("preset", CLOSED_FORMS)
-def test_a_chunk_keeps_what_the_closed_form_says(preset: str, layout: str):
+def test_a_chunk_keeps_what_the_closed_form_states(preset: str, layout: str):
     file, cluster, overrides = LAYOUTS[layout]
     asked = (*overrides, "attention.backend=xla", "memory.mlp_tiles=1", f"memory.remat={preset}")
     config, plan = plan_for(load_config(CONFIGS / f"{file}.yaml", asked), parse_cluster(cluster))

@@ -45,9 +45,9 @@ def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(m
     monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (56 * 2**30, 8))
     with refused("parallel: the step needs about ", "for this machine's 8 devices", "there are 56.00 GiB") as raised:
         Trainer("configs/llama3_1b.yaml", overrides=["parallel.tensor=2"], devices=jax.devices()[:8])
-    said = str(raised.value)
-    assert "of saved activations" in said and "the nearest that fits: " in said
-    assert "host" not in said, "these devices use the host's memory"
+    message = str(raised.value)
+    assert "of saved activations" in message and "the nearest that fits: " in message
+    assert "host" not in message, "these devices use the host's memory"
 
 
 def test_an_estimate_refuses_only_what_is_beyond_its_error(monkeypatch: pytest.MonkeyPatch):
@@ -199,7 +199,7 @@ HOST_ERROR = (
 )
 
 
-def test_host_memory_that_runs_out_is_told_from_a_devices():
+def test_host_memory_that_runs_out_is_distinguished_from_a_devices():
     step = SmallRun(small(memory={"optimizer_offload": "host"})).step
     state = size(offloaded_state_bytes(step.layout), 2)
     with (

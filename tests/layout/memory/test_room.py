@@ -31,9 +31,9 @@ def test_the_estimate_is_near_the_peak_of_the_compiled_step(file: str, cluster: 
     config, plan = plan_for(load_config(CONFIGS / f"{file}.yaml", [f"memory.remat={remat}"]), on)
     room = memory_room(config, plan, on.device_bytes)
     kept = CLOSED_FORMS[remat](layer_shape(config, plan.axes, plan.microbatch_rows)) * config.model.layers
-    assert (room.taken_bytes + kept) / GIB == pytest.approx(peak, rel=0.1)
+    assert (room.used_bytes + kept) / GIB == pytest.approx(peak, rel=0.1)
     assert room.units == 1
-    assert room.unit_bytes == on.device_bytes - room.taken_bytes
+    assert room.unit_bytes == on.device_bytes - room.used_bytes
 
 
 def test_a_pipeline_keeps_as_many_units_as_its_stash_has_slots():
@@ -42,4 +42,4 @@ def test_a_pipeline_keeps_as_many_units_as_its_stash_has_slots():
     config, plan = plan_for(load_config(CONFIGS / "llama3_8b.yaml", overrides), on)
     room = memory_room(config, plan, on.device_bytes)
     assert room.units >= 11  # of the published schedule on the first rank; ticks of all ranks take more
-    assert room.unit_bytes == (on.device_bytes - room.taken_bytes) // room.units
+    assert room.unit_bytes == (on.device_bytes - room.used_bytes) // room.units

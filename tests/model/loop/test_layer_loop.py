@@ -273,7 +273,7 @@ PADDED = LayerOrder.of_chunks((0, 1), (1, 3))
 
 @dataclass(frozen=True)
 class Rows:
-    """A layer of two groups of matmuls, that says on which rank it runs forward, backward and for its weights."""
+    """A layer of two groups of matmuls, that states on which rank it runs forward, backward and for its weights."""
 
     ran: Counter[tuple[str, int]]
     permutes: bool = False
@@ -286,7 +286,7 @@ class Rows:
 
     def apply(self, w: Any, x: jax.Array, index: Any, tokens: TokenContext, tap: Tap) -> Output:
         @jax.custom_vjp
-        def said(x: jax.Array) -> jax.Array:
+        def recorded(x: jax.Array) -> jax.Array:
             self._say("run")
             return x
 
@@ -298,9 +298,9 @@ class Rows:
             self._say("forward")
             return x, None
 
-        said.defvjp(forward, backward)
+        recorded.defvjp(forward, backward)
         group = lambda name, x: x @ w[name]
-        x = said(jax.lax.ppermute(x, "context", [(0, 0)]) if self.permutes else x)
+        x = recorded(jax.lax.ppermute(x, "context", [(0, 0)]) if self.permutes else x)
         return x + tap("down", group, jnp.tanh(tap("up", group, x * w["scale"]))), {}
 
     def _say(self, what: str) -> None:

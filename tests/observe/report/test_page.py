@@ -23,7 +23,7 @@ def words(page: str) -> str:
 
 
 def test_the_page_has_every_part_of_a_run(tmp_path: Path) -> None:
-    told = words(page_of(write_run(tmp_path / "first")))
+    reported = words(page_of(write_run(tmp_path / "first")))
     for part in (
         "trained to step 60 of 60", f"{loss_at(60):.4f}", f"{loss_at(60) + 0.1:.4f}", "246k",
         "fsdp 2, tensor 2", "not cudnn: it needs <an NVIDIA GPU> & the platform is cpu",
@@ -32,7 +32,7 @@ def test_the_page_has_every_part_of_a_run(tmp_path: Path) -> None:
         "packages: jax", "Compiled in 4.5 s; the step needs 87.9 MiB per device.", "saved checkpoints/00000040",
         "came to its end", "information </script><b>", "optimizer.weight_decay",
     ):  # fmt: skip
-        assert part in told, part
+        assert part in reported, part
 
 
 def test_a_run_shows_the_models_from_which_it_came(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
     assert rows["training loss, last"][2] == f"{change:+.4f} ({100 * change / first:+.1f}%)"
     assert rows["baseline"] == (f"{BASELINE:.4f}", f"{BASELINE:.4f}", "the same")
     assert rows["steps"][2] == "-20 (-33.3%)"
-    told = words(html_page(runs))
-    difference = told[told.index("What differs in the configuration") : told.index("Curves")].split()
+    reported = words(html_page(runs))
+    difference = reported[reported.index("What differs in the configuration") : reported.index("Curves")].split()
     assert difference[-8:] == ["a", "b", "run.steps", "60", "40", "optimizer.name", "adamw", "muon"]
 
 
@@ -70,21 +70,21 @@ def test_a_held_out_loss_of_an_earlier_step_has_its_step_beside_it(tmp_path: Pat
     assert rows["step of the last held-out loss"] == ("40",)
 
 
-def test_mixtures_that_differ_are_told_source_by_source(tmp_path: Path) -> None:
+def test_mixtures_that_differ_are_reported_source_by_source(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", sources={"web": 1.0, "code": 3.0})
     second, third = write_run(tmp_path / "b", sources={"web": 1.0, "books": 2.0}), write_run(tmp_path / "c")
 
     def difference(*folders: Path) -> list[str]:
-        told = words(page_of(*folders))
-        return told[told.index("What differs in the configuration") : told.index("Curves")].split()
+        reported = words(page_of(*folders))
+        return reported[reported.index("What differs in the configuration") : reported.index("Curves")].split()
 
     assert difference(first, second)[-7:] == ["key", "a", "b", "data.sources.code", "3.0", "data.sources.books", "2.0"]
     assert {"data.sources", "data.sources.web"} <= set(difference(third, first))
 
 
-def test_runs_alike_are_said_to_be(tmp_path: Path) -> None:
-    told = words(page_of(write_run(tmp_path / "a"), write_run(tmp_path / "b")))
-    assert "The two runs have the same configuration." in told
+def test_runs_alike_are_reported_as_alike(tmp_path: Path) -> None:
+    reported = words(page_of(write_run(tmp_path / "a"), write_run(tmp_path / "b")))
+    assert "The two runs have the same configuration." in reported
 
 
 def test_a_number_that_one_run_lacks_is_left_empty(tmp_path: Path) -> None:
@@ -110,25 +110,25 @@ def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
     assert "No step was logged." in words(page_of(write_run(tmp_path / "run", until=0)))
 
 
-def test_a_run_that_failed_is_said_to_have(tmp_path: Path) -> None:
+def test_a_run_that_failed_is_reported_as_failed(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", until=20)
     with (folder / "events.jsonl").open("a") as file:
         file.write('{"time": "2026-01-01T00:00:00+00:00", "event": "close", "step": 20, "ended": false}\n')
-    told = words(page_of(folder))
-    assert "failed after step 20 of 60" in told
+    reported = words(page_of(folder))
+    assert "failed after step 20 of 60" in reported
 
 
-def test_what_was_noticed_is_told_and_marked(tmp_path: Path) -> None:
+def test_what_was_noticed_is_reported_and_marked(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", epochs={"code": 0.25, "<books>": 1.5}, data_wait=0.125)
     with (folder / "events.jsonl").open("a") as file:
         file.write('{"event": "anomaly", "step": 14, "kind": "loss_spike", "text": "Loss spike at step 14: 5.3."}\n')
         file.write('{"event": "rewound", "step": 14, "to": 12}\n')
     page = page_of(folder)
-    told = words(page)
-    assert "Loss spike at step 14: 5.3." in told and "went back to the checkpoint of step 12" in told
+    reported = words(page)
+    assert "Loss spike at step 14: 5.3." in reported and "went back to the checkpoint of step 12" in reported
     assert '"anomalies":[[14,"Loss spike at step 14: 5.3."]]' in page
     assert "Devices waiting for data" in page
-    numbers = " ".join(told[told.index("Numbers") : told.index("Environment")].split())
+    numbers = " ".join(reported[reported.index("Numbers") : reported.index("Environment")].split())
     assert "epochs of code 0.25" in numbers and "epochs of <books> 1.5" in numbers
     assert "Devices waiting" not in page_of(write_run(tmp_path / "other", data_wait=0.0))
 
@@ -142,7 +142,7 @@ def test_the_learning_rate_of_muons_matrices_is_a_chart_of_its_own(tmp_path: Pat
 def test_many_events_are_cut_in_the_middle(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", until=2)
     with (folder / "events.jsonl").open("a") as file:
-        file.writelines(f'{{"event": "message", "step": {n}, "text": "told {n}."}}\n' for n in range(2000))
-    told = words(page_of(folder))
-    assert "events between are left out" in told
-    assert "told 0." in told and "told 1999." in told and "told 1000." not in told
+        file.writelines(f'{{"event": "message", "step": {n}, "text": "reported {n}."}}\n' for n in range(2000))
+    reported = words(page_of(folder))
+    assert "events between are left out" in reported
+    assert "reported 0." in reported and "reported 1999." in reported and "reported 1000." not in reported

@@ -1,4 +1,4 @@
-"""A run is told from its folder, whatever state its files are in."""
+"""A run is reported from its folder, whatever state its files are in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_whole_run_has_nothing_missing(tmp_path: Path) -> None:
     assert (run.label, run.last_step, len(run.metrics), run.baseline) == ("whole", 60, 30, BASELINE)
 
 
-def test_a_run_that_goes_on_is_told_as_far_as_it_came(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_reported_up_to_its_last_step(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", until=30)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 32, "lo')
@@ -75,10 +75,10 @@ def test_a_missing_file_is_named_unless_the_run_just_has_not_ended(tmp_path: Pat
 def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str, content: bytes) -> None:
     folder = write_run(tmp_path / "run")
     (folder / name).write_bytes(content)
-    told = notes(folder)
+    reported = notes(folder)
     unfinished = name.endswith("jsonl") and not content.endswith(b"\n")
-    assert (name in told) is not unfinished
-    assert "Traceback" not in told and "\n" not in told
+    assert (name in reported) is not unfinished
+    assert "Traceback" not in reported and "\n" not in reported
 
 
 def test_a_damaged_line_is_counted_and_the_others_are_used(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "sentence"),
     [
         ("run", "there is no such folder; did you mean runs?"),
         ("runs", "no run of jaxpar, because it has neither config.yaml nor metrics.jsonl; it holds the runs a, b"),
@@ -111,13 +111,13 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         ("a\0b", "there is no such folder"),
     ],
 )
-def test_what_is_no_run_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:
+def test_what_is_no_run_is_one_sentence(tmp_path: Path, name: str, sentence: str) -> None:
     for run in "ab":
         write_run(tmp_path / "runs" / run, steps=4)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError) as error:
         read_runs([tmp_path / name])
-    assert str(error.value).startswith(f"{tmp_path / name}: {said}".replace("\0", r"\x00"))
+    assert str(error.value).startswith(f"{tmp_path / name}: {sentence}".replace("\0", r"\x00"))
 
 
 def test_runs_of_one_name_are_called_by_their_paths_and_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:

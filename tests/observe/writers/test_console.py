@@ -47,7 +47,7 @@ def test_without_a_terminal_there_are_only_plain_lines(tmp_path: Path) -> None:
     assert set(re.findall(r"[^ -~]", printed)) == {"\n"}
 
 
-def test_the_run_is_told_whole(tmp_path: Path) -> None:
+def test_the_whole_run_is_reported(tmp_path: Path) -> None:
     shown, screen = view()
     whole_run(shown, tmp_path)
     printed = text(screen)
@@ -130,7 +130,7 @@ def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -
     assert re.search(r" host mem .*\n.* 1\.0 GiB ", text(screen))
 
 
-def test_a_sample_cannot_move_the_cursor_or_be_taken_for_markup(tmp_path: Path) -> None:
+def test_a_sample_cannot_move_the_cursor_or_be_interpreted_as_markup(tmp_path: Path) -> None:
     shown, screen = view(terminal=True)
     shown.sample("x = [bold]", "\x1b[2J\x07\ry")
     printed = text(screen)

@@ -27,17 +27,17 @@ def test_every_event_has_its_time_its_name_and_the_step_before_it(tmp_path: Path
     log.sample("def", " main")
     log.end(summary())
     log.close()
-    told = events(tmp_path)
-    assert [(e["event"], e["step"]) for e in told] == [
+    reported = events(tmp_path)
+    assert [(e["event"], e["step"]) for e in reported] == [
         ("start", 0), ("message", 0), ("message", 10), ("saved", 10), ("sample", 10), ("end", 10), ("close", 10),
     ]  # fmt: skip
-    assert told[0]["plan"][0] == ["mesh", "fsdp 2 x tensor 4", "as written"]
-    assert (told[0]["steps"], told[0]["baseline_loss"]) == (20, 2.5)
-    assert told[2]["text"] == "Step 11 skipped"
-    assert (told[3]["checkpoint"], told[3]["path"]) == (10, "checkpoints/10")
-    assert (told[4]["prompt"], told[4]["continuation"]) == ("def", " main")
-    assert told[6]["ended"] is True
-    times = [datetime.fromisoformat(e["time"]) for e in told]
+    assert reported[0]["plan"][0] == ["mesh", "fsdp 2 x tensor 4", "as written"]
+    assert (reported[0]["steps"], reported[0]["baseline_loss"]) == (20, 2.5)
+    assert reported[2]["text"] == "Step 11 skipped"
+    assert (reported[3]["checkpoint"], reported[3]["path"]) == (10, "checkpoints/10")
+    assert (reported[4]["prompt"], reported[4]["continuation"]) == ("def", " main")
+    assert reported[6]["ended"] is True
+    times = [datetime.fromisoformat(e["time"]) for e in reported]
     assert times == sorted(times)
     assert abs((times[0] - began).total_seconds()) < 60
 

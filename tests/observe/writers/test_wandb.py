@@ -31,7 +31,7 @@ folder = Path(sys.argv[1])
 
 
 def alone(folder: Path, program: str, **environment: str) -> str:
-    """What `program` prints in a process of its own: W&B starts a service, and tells later processes of it."""
+    """What `program` prints in a process of its own: W&B starts a service, and announces it to later processes."""
     elsewhere = {f"WANDB_{name}_DIR": str(folder.parent) for name in ("CACHE", "CONFIG", "DATA")}
     done = subprocess.run(
         [sys.executable, "-c", OPENING + program, str(folder)],
@@ -133,7 +133,7 @@ for first_step, project in ((1, "a-project"), (11, "a-project"), (21, "another")
     assert first == second != third
 
 
-def test_when_it_dies_the_others_hear_of_it_once_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_when_it_dies_the_others_are_notified_once_and_the_run_goes_on(tmp_path: Path) -> None:
     printed = alone(
         run_folder(tmp_path),
         """
@@ -153,10 +153,10 @@ everyone.end(summary())
 everyone.close()
 """,
     )
-    told, *steps = printed.splitlines()
+    reported, *steps = printed.splitlines()
     assert steps == ["step 1", "step 2", "step 3"]
-    assert told.startswith("WeightsAndBiases: nothing more is sent to run.wandb (")
-    assert told.endswith("training goes on.")
+    assert reported.startswith("WeightsAndBiases: nothing more is sent to run.wandb (")
+    assert reported.endswith("training goes on.")
 
 
 def test_a_damaged_identity_is_named(tmp_path: Path) -> None:
@@ -167,14 +167,14 @@ def test_a_damaged_identity_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "expected"),
     [
         ({"WANDB_API_KEY": "", "NETRC": "/nowhere"}, "No API key configured"),
         ({"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "deadline exceeded"),
     ],
 )
 def test_a_refusal_or_a_server_that_does_not_answer_is_one_sentence(
-    tmp_path: Path, environment: dict[str, str], said: str
+    tmp_path: Path, environment: dict[str, str], expected: str
 ) -> None:
     program = """
 jaxpar.observe.writers.wandb.INIT_PATIENCE_S = 3
@@ -185,7 +185,7 @@ except UserError as error:
 """
     printed = alone(run_folder(tmp_path), program, WANDB_MODE="online", **environment)
     assert printed.startswith("run.wandb: 'a-project' cannot be used (")
-    assert said in printed
+    assert expected in printed
     assert printed.count("\n") == 1
 
 

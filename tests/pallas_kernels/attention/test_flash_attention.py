@@ -226,7 +226,7 @@ def test_a_scale_that_is_not_above_0_is_not_left_to_cudnn(scale: float) -> None:
         choose("cudnn", replace(HOPPER, scale=scale))
 
 
-def test_one_line_of_the_log_says_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_of_the_log_states_what_ran_and_why(caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = arrays(queries=3)
     with caplog.at_level(logging.INFO, "pallas_kernels"):
         for _ in range(2):

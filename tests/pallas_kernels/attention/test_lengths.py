@@ -39,7 +39,7 @@ def named(tokens: Tokens) -> KernelTokens:
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_blocks_of_queries_say_what_all_pairs_at_once_say(mask: Mask) -> None:
+def test_blocks_of_queries_agree_with_all_pairs_at_once(mask: Mask) -> None:
     tokens, rng = random_tokens(0), np.random.default_rng(0)
     q, d_out = rng.normal(size=(2, 2, 9, 2, 4))
     k, v = rng.normal(size=(2, 2, 11, 2, 4))
@@ -96,7 +96,7 @@ def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
     length: int, mask: Mask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both ways to say what a tile visits, against every pair: none is missed, none comes twice, none that is cut is
-    called whole, and an interval says what a list says."""
+    called whole, and an interval states what a list says."""
     tokens, kind = tokens_of(length, length // 9), kind_of(mask)
     kept, gpus = blocks64.pairs(mask, tokens), (9.0,) if length > 4000 else (8.0, 9.0)
     if length == 1024:

@@ -85,8 +85,8 @@ def _assembler() -> Iterator[tuple[Path, dict[str, str]]]:
         script.write_text(
             "#!/bin/sh\n"
             f'for word in "$@"; do grep -qs "^.target sm_" "$word" && cp "$word" {here}/$$.ptx; done\n'
-            f'{shlex.quote(str(toolkit / "bin" / "ptxas"))} -v "$@" 2> {here}/$$.said\n'
-            f"code=$?; cat {here}/$$.said >&2; exit $code\n"
+            f'{shlex.quote(str(toolkit / "bin" / "ptxas"))} -v "$@" 2> {here}/$$.log\n'
+            f"code=$?; cat {here}/$$.log >&2; exit $code\n"
         )
         script.chmod(0o755)
         yield folder, {"xla_gpu_cuda_data_dir": str(folder / "toolkit"), "xla_dump_to": str(folder / "dump")}
@@ -97,11 +97,11 @@ def _reports(folder: Path) -> dict[str, dict[str, int]]:
     found = {}
     (thunks,) = (folder / "dump").glob("*thunk_sequence.txt")
     for file in folder.glob("*.ptx"):
-        text, said = file.read_text(), file.with_suffix(".said").read_text()
+        text, printed = file.read_text(), file.with_suffix(".log").read_text()
         for kernel in KERNELS:
             if f".entry {kernel}" not in text:
                 continue
-            number = lambda pattern, text=said: sum(map(int, re.findall(pattern, text)))
+            number = lambda pattern, text=printed: sum(map(int, re.findall(pattern, text)))
             found[kernel] = {
                 "registers": number(r"Used (\d+) registers"),
                 "spilled": number(r"(\d+) bytes spill"),

@@ -217,7 +217,7 @@ def test_the_loss_never_has_logits_of_more_than_a_chunk():
 GPU = Request("gpu", "bfloat16", 16384, 4096, 152064, 9.0)
 
 
-def test_auto_takes_a_kernel_only_where_a_record_says_that_it_was_right(monkeypatch: pytest.MonkeyPatch):
+def test_auto_takes_a_kernel_only_where_a_record_states_that_it_was_right(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
     assert choose("auto", GPU).name == "xla"
     assert "not been verified" in choose("auto", GPU).rejected["triton"]
@@ -257,7 +257,7 @@ def test_what_the_kernel_refuses_plain_jax_takes(change: dict[str, Any], parts: 
         ({"implementation": "triton"}, ("'triton'", "3 x 4 by 9 columns in float32 on cpu")),
     ],
 )
-def test_what_does_not_fit_is_said_in_one_sentence(change: dict[str, Any], parts: tuple[str, ...]):
+def test_what_does_not_fit_is_reported_in_one_sentence(change: dict[str, Any], parts: tuple[str, ...]):
     arguments = {"x": np.zeros((3, 4)), "table": np.zeros((4, 9)), "labels": np.zeros(3, np.int32)} | change
     arguments |= {name: jnp.asarray(arguments[name]) for name in ("x", "table", "labels")}
     with refused(*parts, error=ValueError):

@@ -24,11 +24,11 @@ def drawn(simulation: Simulation) -> dict[str, tuple[float, float, float, str | 
     found = {}
     for group in ElementTree.fromstring(picture(simulation)).iter(f"{SVG}g"):
         path, number = group.find(f"{SVG}path"), group.find(f"{SVG}text")
-        said = path.find(f"{SVG}title") if path is not None else None
-        if path is None or said is None or said.text is None:
+        message = path.find(f"{SVG}title") if path is not None else None
+        if path is None or message is None or message.text is None:
             continue  # the legend
         left, top, right = map(float, re.findall(r"[\d.]+", path.attrib["d"])[:3])
-        found[said.text.split(":")[0]] = left, right, top, None if number is None else number.text
+        found[message.text.split(":")[0]] = left, right, top, None if number is None else number.text
     return found
 
 

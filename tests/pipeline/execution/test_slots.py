@@ -37,15 +37,15 @@ def test_there_are_as_few_slots_as_values_ever_live_at_once(lives: dict[int, Lif
 
 @settings(deadline=None, max_examples=200)
 @given(lifetimes, st.integers(0, 30))
-def test_a_free_slot_holds_nothing_in_that_tick_and_there_is_one_unless_all_are_taken(
+def test_a_free_slot_holds_nothing_in_that_tick_and_there_is_one_unless_all_are_used(
     lives: dict[int, Lifetime], tick: int
 ):
     slots = assign_slots(lives)
     count = slot_count(slots.values())
-    taken = {slots[name] for name in alive(lives, tick)}
+    used = {slots[name] for name in alive(lives, tick)}
     slot = free_slot(slots, lives, tick, count)
-    assert (slot is None) == (len(taken) == count)
-    assert slot is None or (slot not in taken and 0 <= slot < count)
+    assert (slot is None) == (len(used) == count)
+    assert slot is None or (slot not in used and 0 <= slot < count)
 
 
 def test_a_slot_is_free_in_the_tick_after_the_last():

@@ -89,7 +89,7 @@ def test_v_half_has_half_of_1f1bs_bubble_and_memory(p: int):
 
 @pytest.mark.parametrize("p", [2, 3, 4, 6])
 @pytest.mark.parametrize("times", [(2, 3, 2), (3, 2, 2), (3, 4, 3), (4, 3, 3)])
-def test_v_half_has_no_bubble_in_its_steady_state_where_its_paper_says_so(p: int, times: tuple[int, int, int]):
+def test_v_half_has_no_bubble_in_its_steady_state_where_its_paper_states_it(p: int, times: tuple[int, int, int]):
     """W + 2 B >= 2 F and W + 2 F >= 2 B (arXiv:2405.15362): more microbatches then do not lengthen the bubble."""
     f, b, w = times
     bubbles = [

@@ -63,10 +63,10 @@ def test_a_comparison_has_every_schedule_or_the_reason_against_it():
     assert {entry.published.ideal for entry in made.values()} == {18}
 
 
-def test_json_says_what_the_simulations_found():
-    said = Summary(PLAIN, Workload(transfer=Fraction(1, 10), sent=3)).to_dict()
+def test_json_states_what_the_simulations_found():
+    message = Summary(PLAIN, Workload(transfer=Fraction(1, 10), sent=3)).to_dict()
     simulation = simulate(PLAIN, Workload(transfer=Fraction(1, 10)).durations(PLAIN))
-    assert said["bubble_fraction"] == pytest.approx((said["makespan"] - said["ideal"]) / said["ideal"])
-    assert said["makespan"] == float(simulation.makespan)
-    assert (said["peak_in_flight"], said["transfers"], sum(said["bytes_sent"])) == ([4, 3, 2, 1], 48, 144)
-    assert said["modes"]["lockstep"]["peak_in_flight"] == [7, 5, 3, 1]
+    assert message["bubble_fraction"] == pytest.approx((message["makespan"] - message["ideal"]) / message["ideal"])
+    assert message["makespan"] == float(simulation.makespan)
+    assert (message["peak_in_flight"], message["transfers"], sum(message["bytes_sent"])) == ([4, 3, 2, 1], 48, 144)
+    assert message["modes"]["lockstep"]["peak_in_flight"] == [7, 5, 3, 1]

@@ -67,7 +67,7 @@ def row(source: str, **wanted: object) -> Run:
     )  # fmt: skip
 
 
-def test_a_row_says_what_its_columns_say():
+def test_a_row_holds_what_its_columns_state():
     run = row("kwai_fig9")
     assert (run.model.layers, run.model.heads, run.sequence, run.batch) == (96, 96, 4096, 256)
     layout = run.layouts[0]

@@ -66,7 +66,7 @@ def test_every_figure_cites_its_source():
     assert all(run.citation for path in (PUBLISHED, HELD_OUT) for run in read_runs(path))
 
 
-def test_the_report_says_the_same_as_json_and_as_a_table(fitted: Report):
+def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
     written = fitted.as_json()
     assert set(written) == {"overall", "sources", "assumed"}
     keys = {
@@ -79,7 +79,7 @@ def test_the_report_says_the_same_as_json_and_as_a_table(fitted: Report):
     assert f"{100 * written['overall']['median_error']:.1f}%" in lines[-1]
 
 
-def test_a_worse_model_of_the_hardware_is_told():
+def test_a_worse_model_of_the_hardware_is_reported():
     """The judge can fail: a GPU that is taken to be a fifth slower is off by about as much."""
     runs = [run for run in read_runs(PUBLISHED) if run.source == "kwai_7b" and run.tokens_per_s_per_gpu]
     slow = lambda gpu: replace(hardware_of(gpu), matmul_share=0.6 * hardware_of(gpu).matmul_share)
@@ -156,7 +156,7 @@ PIPELINED = next(line for line in PUBLISHED.read_text().splitlines() if line.sta
 
 
 @pytest.mark.parametrize("vpp", ["x", "4.0001", "0", "99", "3"])
-def test_virtual_stages_that_cannot_be_are_told(tmp_path: Path, vpp: str):
+def test_virtual_stages_that_cannot_be_are_reported(tmp_path: Path, vpp: str):
     cells = next(csv.reader([PIPELINED]))
     cells[HEADER.split(",").index("vpp")] = vpp
     cells[HEADER.split(",").index("micro_batch_seqs")] = "1" if vpp != "3" else "3"
@@ -164,7 +164,7 @@ def test_virtual_stages_that_cannot_be_are_told(tmp_path: Path, vpp: str):
         read_runs(written(tmp_path, HEADER, ",".join(f'"{cell}"' for cell in cells)))
 
 
-def test_software_that_is_not_known_is_taken_for_another_and_the_report_says_so(tmp_path: Path):
+def test_software_that_is_not_known_is_treated_as_another_and_the_report_states_it(tmp_path: Path):
     found = validate(written(tmp_path, HEADER, with_cell("framework", "Colossal-AI")))
     (assumed,) = found.assumed.values()
     assert assumed["Colossal-AI does what megatron-core does"] == 1
@@ -184,7 +184,7 @@ def test_every_generation_of_software_has_an_attention_that_is():
             assert mechanisms_of(framework, row, "H100-80GB").attention in legal
 
 
-def test_a_file_without_measurements_is_told(tmp_path: Path):
+def test_a_file_without_measurements_is_reported(tmp_path: Path):
     cells = {"step_time_s": "", "tokens_per_s_per_gpu": "", "peak_memory_gib": ""}
     row = ROW.split(",")
     for column in cells:
@@ -193,6 +193,6 @@ def test_a_file_without_measurements_is_told(tmp_path: Path):
         validate(written(tmp_path, HEADER, ",".join(row)))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path):
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path):
     with refused(str(tmp_path / "none.csv"), "no such file"):
         validate(tmp_path / "none.csv")

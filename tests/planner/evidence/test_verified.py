@@ -39,10 +39,10 @@ def sent(axis: str, collective: str, *, exposed: float, of: float = 2e-3, crosse
 def test_the_program_decides_the_order(plans: list[Planned]):
     first, second = plans
     slow = [sent("fsdp", "gather_weight", exposed=1e-3)]
-    told = ranked([judged(first, HOPPER, GIB, True, slow), judged(second, HOPPER, GIB, True, [])])
-    assert [one.predicted for one in told] == [second, first]
-    told = ranked([judged(first, HOPPER, GIB, False, []), judged(second, HOPPER, GIB, True, slow)])
-    assert [one.predicted for one in told] == [second, first], "what does not fit comes last, however fast"
+    reported = ranked([judged(first, HOPPER, GIB, True, slow), judged(second, HOPPER, GIB, True, [])])
+    assert [one.predicted for one in reported] == [second, first]
+    reported = ranked([judged(first, HOPPER, GIB, False, []), judged(second, HOPPER, GIB, True, slow)])
+    assert [one.predicted for one in reported] == [second, first], "what does not fit comes last, however fast"
 
 
 def test_memory_and_waiting_are_those_of_the_program(plans: list[Planned]):

@@ -33,7 +33,7 @@ def one_slow_link(a: int, b: int) -> np.ndarray:
     return matrix
 
 
-def test_nodes_that_are_alike_take_what_the_search_says(tmp_path: Path):
+def test_nodes_that_are_alike_take_what_the_search_states(tmp_path: Path):
     nodes = measured_on(tmp_path, np.full((4, 4), float(FAST)))
     search = Search(Space(CONFIG, nodes.cluster, {"context": "1"}))
     for planned in search.best(4):

@@ -37,7 +37,7 @@ def plans(search: Search) -> list[Planned]:
 
 @pytest.fixture(scope="module")
 def page(search: Search, plans: list[Planned]) -> str:
-    return html_page(plans, search.met, search.timer)
+    return html_page(plans, search.evaluated, search.timer)
 
 
 def test_the_table_has_every_layout_with_its_interval_and_numbers_to_sort_by(
@@ -46,7 +46,7 @@ def test_the_table_has_every_layout_with_its_interval_and_numbers_to_sort_by(
     rows = re.findall(r"<tr>(.*?)</tr>", page, re.S)
     heads = re.findall(r"<th[^>]*>(.*?)</th>", rows[0])
     cells = [dict(zip(heads, re.findall(r"<td([^>]*)>(.*?)</td>", row), strict=True)) for row in rows[1:]]
-    assert len(cells) == len({one.layout for one in search.met} | {one.candidate.layout for one in plans})
+    assert len(cells) == len({one.layout for one in search.evaluated} | {one.candidate.layout for one in plans})
     assert [one[""][1] for one in cells[:4]] == ["1", "2", "3", ""]
     order = [float(re.findall(r'data-order="([^"]+)"', one["step"][0])[0]) for one in cells]
     assert order[:3] == [one.candidate.seconds for one in plans]
@@ -70,7 +70,7 @@ def test_the_width_of_intervals_is_the_error_that_the_documentation_reports() ->
 def test_no_name_can_break_the_page_and_nothing_comes_from_elsewhere(search: Search, plans: list[Planned]) -> None:
     config = plans[0].config
     named = replace(plans[0], config=replace(config, run=replace(config.run, name=HOSTILE)))
-    page = html_page([named], search.met, search.timer)
+    page = html_page([named], search.evaluated, search.timer)
     assert HOSTILE not in page
     assert f"<title>{html.escape(HOSTILE).replace('&#x27;', '&#39;')}" in page
     assert page.replace("http://www.w3.org/2000/svg", "").count("://") == 0
@@ -119,7 +119,7 @@ def test_without_a_pipeline_there_is_no_schedule() -> None:
     search = search_of(model_of(), pipe=1)
     plans = search.best(1)
     assert simulated(plans[0], search.timer) is None
-    assert "<h2>Schedules</h2>" not in html_page(plans, search.met, search.timer)
+    assert "<h2>Schedules</h2>" not in html_page(plans, search.evaluated, search.timer)
 
 
 def close(best: Candidate, count: int) -> list[Candidate]:
@@ -160,7 +160,7 @@ def test_an_inline_picture_has_no_style_of_its_own(search: Search, plans: list[P
 @pytest.mark.long
 def test_a_browser_sorts_colors_and_describes(search: Search, plans: list[Planned], tmp_path: Path) -> None:
     page = tmp_path / "plans.html"
-    write_page(page, plans, search.met, search.timer)
+    write_page(page, plans, search.evaluated, search.timer)
     with browser() as shown:
         shown.open(page)
         first = "document.querySelector('table.sortable tbody tr').cells"

@@ -73,7 +73,7 @@ def test_stages_are_as_long_as_their_devices_are_fast():
     assert all(slowest <= max(first / 3.0, (32 - first) / 5.0) for first in range(1, 32))
 
 
-def test_twice_the_speed_is_twice_the_layers_and_saves_what_the_simulator_says():
+def test_twice_the_speed_is_twice_the_layers_and_saves_what_the_simulator_states():
     timer = clock_of(cluster_of(2.0))
     layout = replace(LAYOUT, fsdp=4, tensor=1)
     lengths, step = in_proportion(timer, layout)
@@ -102,14 +102,14 @@ def test_one_kind_may_be_slowest_in_layers_and_another_in_the_loss(schedule: str
     fast, slow = (timer.parts(2 * layers, layout, group).pieces for layers, group in kinds)
     assert 24 * fast.forward > 8 * slow.forward and fast.head < slow.head
     both = lambda name: (24 * getattr(fast, name), 8 * getattr(slow, name))
-    said = simulate(
+    message = simulate(
         make_schedule(schedule, ranks=2, microbatches=32),
         Durations(both("forward"), both("backward"), both("weight"), slow.head, max(fast.transfer, slow.transfer)),
         mode="lockstep",
     )
     step = timer.step(layout)
     after = sum(step.breakdown[name] for name in ("data", "optimizer", "stragglers"))
-    assert step.seconds - after == pytest.approx(said.makespan, rel=1e-9)
+    assert step.seconds - after == pytest.approx(message.makespan, rel=1e-9)
     alone = [timer.of_kind(2 * layers, layout, group) for layers, group in kinds]
     assert step.seconds > 1.02 * max(time.seconds for time in alone)
 
@@ -156,7 +156,7 @@ def test_padded_stages_gain_nothing_and_stay_equal():
 
 def test_alike_kinds_take_what_one_kind_takes():
     alike = cluster_of(1.0)
-    assert not alike.is_mixed
+    assert not alike.is_heterogeneous
     one = clock_of(parse_cluster("h100:2x4"))
     assert clock_of(alike).step(LAYOUT) == one.step(LAYOUT)
     assert clock_of(alike).in_proportion(LAYOUT) is None
@@ -198,12 +198,12 @@ def test_the_search_finds_what_timing_every_layout_finds(padded: bool, words: in
             planners = [even, *([search.activations(group, replace(choice, stage_layers=uneven))] if uneven else [])]
             found += [Candidate(o.layout, search.time(o.layout), o.memory) for k in planners for o in k.options()]
     wanted = sorted(found, key=lambda one: one.seconds)[:20]
-    met = list(islice(search.by_time(), 20))
-    assert [one.seconds for one in met] == pytest.approx([one.seconds for one in wanted], rel=1e-9)
-    assert any(one.layout.stage_layers for one in met) is (not padded and words == 8192)
+    first_found = list(islice(search.by_time(), 20))
+    assert [one.seconds for one in first_found] == pytest.approx([one.seconds for one in wanted], rel=1e-9)
+    assert any(one.layout.stage_layers for one in first_found) is (not padded and words == 8192)
 
 
-def test_who_holds_which_stages_is_said():
+def test_who_holds_which_stages_is_reported():
     words = stages_by_group(cluster_of(2.0), 4, (0, 1, 2, 3, 0, 1, 2, 3), (4, 4, 2, 2, 4, 4, 2, 2))
     assert [(one.first, one.ranks, one.layers) for one in words] == [(0, 2, (8, 8)), (2, 2, (4, 4))]
     assert str(words[0]) == "stages 0 to 1: fast (1 host, H100-SXM-80GB), 8 layers each"

@@ -20,11 +20,11 @@ def cluster(folder: Path, host_memory: float) -> str:
     return str(file)
 
 
-def test_a_layout_that_needs_the_host_says_how_much_and_of_what(tmp_path: Path):
+def test_a_layout_that_needs_the_host_states_how_much_and_of_what(tmp_path: Path):
     best = search_of(model_of(model=MODEL), cluster(tmp_path, 1.5), NEEDS_HOST).best(1)[0]
     assert best.candidate.layout.optimizer_offload
-    said = host_words(best)
-    assert said.startswith("On the host: 1.3 GiB of the 1.5 GiB that each GPU may use (1.5 GiB a host: host_memory")
+    message = host_words(best)
+    assert message.startswith("On the host: 1.3 GiB of the 1.5 GiB that each GPU may use (1.5 GiB a host: host_memory")
     asked = model_of(model=MODEL, memory={"host_limit": 2 * GIB})
     best = search_of(asked, cluster(tmp_path, 1.0), NEEDS_HOST).best(1)[0]
     assert host_words(best) == "On the host: 1.3 GiB of the 2.0 GiB that each GPU may use (memory.host_limit)"

@@ -98,7 +98,7 @@ def test_what_is_held_fast_stays():
     assert (planned.plan.axes.tensor, planned.plan.axes.pipe, planned.plan.schedule) == (2, 2, "1f1b")
 
 
-def test_a_model_that_fits_nowhere_is_told_with_what_it_needs():
+def test_a_model_that_fits_nowhere_is_reported_with_what_it_needs():
     config = model_of(model={"layers": 64, "embed": 16384, "heads": 64, "kv_heads": 64, "mlp": 65536})
     with refused("h100:1x8", " GiB of a GPU", "of its 79.1 GiB", "would fit", " GPUs"):
         search_of(config).best(1)
@@ -114,13 +114,13 @@ def test_an_empty_space_names_what_emptied_it():
 
 
 def test_every_layout_that_a_rule_alone_stands_against_is_allowed_without_it():
-    told = search_of(model_of(), tensor=5, schedule="1f1b", microbatch=2).space.nearest()
+    reported = search_of(model_of(), tensor=5, schedule="1f1b", microbatch=2).space.nearest()
     allowed, _ = search_of(model_of(), schedule="1f1b", microbatch=2).space.groups()
-    assert told == {frozenset({"--fix tensor=5"}): len(allowed)}
+    assert reported == {frozenset({"--fix tensor=5"}): len(allowed)}
 
 
 def test_the_least_memory_is_just_enough():
-    """One byte less, and the sentence says that number; at as many GPUs as it names, there is a layout."""
+    """One byte less, and the sentence states that number; at as many GPUs as it names, there is a layout."""
     config = model_of(**FEW)
     with refused("h100:1x1", "of a GPU, and 102.4 MiB", "would fit", " GPUs"):
         search_of(config, "h100:1x1", limit=GIB // 10).best(1)
@@ -128,9 +128,9 @@ def test_the_least_memory_is_just_enough():
     least = min(smallest for activations in planners for smallest in activations.smallest())
     found = search_of(config, "h100:1x1", limit=least).best(1)[0]
     assert found.candidate.memory.device <= least
-    with refused("h100:1x1", f"at least {size(least)} of a GPU", " GPUs") as said:
+    with refused("h100:1x1", f"at least {size(least)} of a GPU", " GPUs") as message:
         search_of(config, "h100:1x1", limit=least - 1).best(1)
-    number = int(str(said.value).rsplit(" ", 2)[1])
+    number = int(str(message.value).rsplit(" ", 2)[1])
     assert search_of(config, f"h100:{number}x1", limit=least - 1).best(1)
 
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_held_fast_is_a_sentence(given: str, sentence: str):
         parse_fixed([given])
 
 
-def test_every_split_is_met_once():
+def test_every_split_is_visited_once():
     found = list(splits(12, 3))
     assert len(found) == len(set(found)) == 18
     assert all(a * b * c == 12 for a, b, c in found)

@@ -165,7 +165,7 @@ def test_overlap_is_never_faster_than_its_parts_nor_slower_than_their_sum():
     [("1f1b", 1, 8), ("1f1b", 1, 21), ("interleaved", 2, 24), ("gpipe", 1, 9), ("zb-h1", 1, 12)],
 )
 @pytest.mark.parametrize("overlap", [True, False])
-def test_pipelines_take_as_long_as_the_simulator_says(schedule: str, virtual: int, microbatches: int, overlap: bool):
+def test_pipelines_take_as_long_as_the_simulator_states(schedule: str, virtual: int, microbatches: int, overlap: bool):
     """Also those that are too long to be simulated each time, of which a part repeats itself."""
     pieces = Pieces(forward=1.0, backward=2.1, weight=1.0, head=0.7, transfer=0.1)
     stages = Stages(schedule, 4, microbatches, virtual, 8, False, overlap)
@@ -191,7 +191,7 @@ def test_every_gpu_of_the_catalogue_has_a_model_within_its_datasheet():
         hardware_of(replace(gpu_named("h100"), short="x100", name="X100"))
 
 
-def test_every_parameter_says_what_it_means():
+def test_every_parameter_states_what_it_means():
     rows = described(AMPERE)
     assert len(rows) <= 16 and all(meaning for _, _, _, meaning in rows)
     assert {name for name, *_ in rows} == set(HardwareModel.__dataclass_fields__)

@@ -23,7 +23,7 @@ from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.observe.writers.tensorboard import TensorBoard
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
-from tests.training.runs import Heard, folder_of, losses, make_trainer, run_config, write_config
+from tests.training.runs import Recorder, folder_of, losses, make_trainer, run_config, write_config
 
 STEPS, SAVED = 6, 4
 
@@ -123,15 +123,15 @@ def file_of(config: Config, name: str) -> Path:
 
 
 def outcome(config: Config) -> tuple[str, list[str]]:
-    """What the command says when it refuses or stops, and what it said before."""
-    heard = Heard()
+    """What the command states when it refuses or stops, and what it printed before."""
+    recorded = Recorder()
     try:
-        make_trainer(config).fit([JsonLines(), EventLog(), TensorBoard(), LossPlot(), SummaryFile(), heard])
-        return "", heard.messages
+        make_trainer(config).fit([JsonLines(), EventLog(), TensorBoard(), LossPlot(), SummaryFile(), recorded])
+        return "", recorded.messages
     except (UserError, TrainingError) as error:
-        said = str(error)
-        assert said.isprintable() and len(said) < 1500, said
-        return said, heard.messages
+        message = str(error)
+        assert message.isprintable() and len(message) < 1500, message
+        return message, recorded.messages
 
 
 @pytest.mark.matrix(ci=3)
@@ -146,18 +146,18 @@ def test_a_damaged_file_is_no_trouble_or_named(tmp_path: Path, whole: Config, na
             assert name == "summary.json" and not finished
             continue
         damage(file)
-        said, told = outcome(config)
-        if said:
-            assert str(folder_of(config)) in said, (kind, said)
-            assert outcome(config)[0] == said, "the same again, until it is mended"
+        message, reported = outcome(config)
+        if message:
+            assert str(folder_of(config)) in message, (kind, message)
+            assert outcome(config)[0] == message, "the same again, until it is mended"
         elif finished and name != "summary.json":
-            assert "already has its 6 steps" in told[-1], (kind, told)
+            assert "already has its 6 steps" in reported[-1], (kind, reported)
         else:
             assert json.loads((folder_of(config) / "summary.json").read_text())["steps"] == STEPS, kind
             if name != "metrics.jsonl":
                 assert losses(config) == losses(whole), kind
-            again, told = outcome(config)
-            assert not again and "already has its 6 steps" in told[-1], (kind, again, told)
+            again, reported = outcome(config)
+            assert not again and "already has its 6 steps" in reported[-1], (kind, again, reported)
         shutil.rmtree(tmp_path / str(number))
 
 
@@ -183,30 +183,30 @@ SENTENCES: dict[tuple[str, str], str] = {
 def test_what_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, whole: Config, name: str, kind: str):
     config = copy_of(whole, tmp_path, finished=False)
     DAMAGES[kind](file_of(config, name))
-    said, _ = outcome(config)
-    assert re.search(SENTENCES[name, kind], said), said
+    message, _ = outcome(config)
+    assert re.search(SENTENCES[name, kind], message), message
 
 
 @pytest.mark.parametrize("kind", ["empty", "cut", "of another kind", "nested"])
-def test_a_damaged_summary_is_told_of_and_written_anew(tmp_path: Path, whole: Config, kind: str):
+def test_a_damaged_summary_is_reported_and_written_again(tmp_path: Path, whole: Config, kind: str):
     config = copy_of(whole, tmp_path, finished=True)
     summary = folder_of(config) / "summary.json"
     wanted = json.loads(summary.read_text())
     DAMAGES[kind](summary)
-    _, told = outcome(config)
-    assert told[0] == f"{summary} is damaged: it is not used, and written anew."
-    assert told[-1] == "All 6 steps are done; only the end of the run was left undone."
+    _, reported = outcome(config)
+    assert reported[0] == f"{summary} is damaged: it is not used, and is written again."
+    assert reported[-1] == "All 6 steps are done; only the end of the run was left undone."
     found = json.loads(summary.read_text())
     assert [found[key] for key in ("steps", "loss", "eval_loss")] == [wanted[k] for k in ("steps", "loss", "eval_loss")]
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("empty", "is empty or missing"), ("cut at a line", "ends with step 2")])
-def test_metrics_that_do_not_reach_the_checkpoint_are_told_of(tmp_path: Path, whole: Config, kind: str, ends: str):
+def test_metrics_that_do_not_reach_the_checkpoint_are_reported(tmp_path: Path, whole: Config, kind: str, ends: str):
     config = copy_of(whole, tmp_path, finished=False)
     metrics = folder_of(config) / "metrics.jsonl"
     DAMAGES[kind](metrics)
-    said, told = outcome(config)
-    assert (said, told[0]) == (
+    message, reported = outcome(config)
+    assert (message, reported[0]) == (
         "",
         f"{metrics} {ends}, and the checkpoint is of step 4: what lies between is lost to the record.",
     )
@@ -234,7 +234,7 @@ def test_the_command_gives_the_sentence_and_exit_code_2(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_report_of_a_damaged_folder_says_what_is_wrong_and_shows_the_rest(
+def test_a_report_of_a_damaged_folder_states_what_is_wrong_and_shows_the_rest(
     tmp_path: Path, whole: Config, name: str, capsys: pytest.CaptureFixture[str]
 ):
     for number, (kind, damage) in enumerate(DAMAGES.items()):

@@ -78,7 +78,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_skipped(
     assert (newest.parent / "00000006.broken-1").is_dir(), "the damaged one is kept for a person to look at"
 
 
-def test_a_run_with_no_usable_checkpoint_does_not_begin_anew_over_its_record(tmp_path: Path, whole: Config):
+def test_a_run_with_no_usable_checkpoint_does_not_overwrite_its_record(tmp_path: Path, whole: Config):
     config = interrupted(whole, tmp_path)
     for step in ("00000003", "00000006"):
         flip_a_bit(folder_of(config) / "checkpoints" / step)
@@ -88,12 +88,12 @@ def test_a_run_with_no_usable_checkpoint_does_not_begin_anew_over_its_record(tmp
     assert (folder_of(config) / "metrics.jsonl").read_text() == before
 
 
-def test_a_run_killed_in_its_first_save_begins_anew(tmp_path: Path, whole: Config):
+def test_a_run_killed_in_its_first_save_starts_over(tmp_path: Path, whole: Config):
     config = interrupted(whole, tmp_path)
     shutil.rmtree(folder_of(config) / "checkpoints" / "00000006")
     delete_the_manifest(folder_of(config) / "checkpoints" / "00000003")
-    _, heard = fit(config)
-    assert heard.records[0].step == 1
+    _, recorded = fit(config)
+    assert recorded.records[0].step == 1
     assert losses(config) == losses(whole)
 
 

@@ -40,20 +40,20 @@ def report_of(program: str, folder: Path, *, kills: int, seed: int) -> str:
 )
 def test_kills_of_training(tmp_path: Path, kills: int, seed: int):
     """Exactness is checked by the program itself; here, that the kills fell where they should."""
-    said = report_of("tests.training.damage.killed", tmp_path, kills=kills, seed=seed)
-    hit = {place: int(number) for number, place in re.findall(r"^ *(\d+) ([a-z][a-z ]+)$", said, re.MULTILINE)}
-    assert sum(hit.values()) == kills, said
+    message = report_of("tests.training.damage.killed", tmp_path, kills=kills, seed=seed)
+    hit = {place: int(number) for number, place in re.findall(r"^ *(\d+) ([a-z][a-z ]+)$", message, re.MULTILINE)}
+    assert sum(hit.values()) == kills, message
     if kills < 40:
         return
-    assert min(hit.get("in step", 0), hit.get("saving step", 0), hit.get("evaluating after step", 0)) >= 2, said
-    [half_written, starts] = re.findall(r" (\d+) in the middle of a save.* (\d+) starts went on behind", said)[0]
-    assert int(half_written) >= 5 and int(starts) >= 20, said
+    assert min(hit.get("in step", 0), hit.get("saving step", 0), hit.get("evaluating after step", 0)) >= 2, message
+    [half_written, starts] = re.findall(r" (\d+) in the middle of a save.* (\d+) starts went on behind", message)[0]
+    assert int(half_written) >= 5 and int(starts) >= 20, message
 
 
 @pytest.mark.parametrize(
     "kills", [pytest.param(6, marks=pytest.mark.long(every=2)), pytest.param(30, marks=pytest.mark.release)]
 )
 def test_kills_of_preparation(tmp_path: Path, kills: int):
-    said = report_of("tests.data.prepare.killed", tmp_path, kills=kills, seed=4)
-    [found] = re.findall(r"^(\d+) kills, \d+ folders finished, all alike$", said, re.MULTILINE)
+    message = report_of("tests.data.prepare.killed", tmp_path, kills=kills, seed=4)
+    [found] = re.findall(r"^(\d+) kills, \d+ folders finished, all alike$", message, re.MULTILINE)
     assert int(found) >= kills

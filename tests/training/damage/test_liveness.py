@@ -76,34 +76,34 @@ def hit(config: Config, victim: int, number: signal.Signals, *more: str, within_
 
 @pytest.mark.long(every=2)
 def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config):
-    code, said = hit(config, 1, signal.SIGKILL, within_s=seconds(10))
+    code, message = hit(config, 1, signal.SIGKILL, within_s=seconds(10))
     assert code == 1
-    assert said.startswith(f"jaxpar: process 1 on {HOST} died (it was ")
-    assert " step " in said and said.endswith(ENDS)
+    assert message.startswith(f"jaxpar: process 1 on {HOST} died (it was ")
+    assert " step " in message and message.endswith(ENDS)
 
 
 @pytest.mark.long(every=2)
 def test_process_0_killed_in_a_step_is_named_by_the_other(config: Config):
     """JAX's coordination service dies with it, which ends the others with SIGABRT where nothing prevents it."""
-    code, said = hit(config, 0, signal.SIGKILL, within_s=seconds(10))
+    code, message = hit(config, 0, signal.SIGKILL, within_s=seconds(10))
     assert code == 1
-    assert said.startswith(f"jaxpar: process 0 on {HOST} died (it was ") and said.endswith(ENDS)
+    assert message.startswith(f"jaxpar: process 0 on {HOST} died (it was ") and message.endswith(ENDS)
 
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim: int):
-    code, said = hit(config, victim, signal.SIGSTOP, "distributed.heartbeat_timeout_s=8", within_s=seconds(30))
+    code, message = hit(config, victim, signal.SIGSTOP, "distributed.heartbeat_timeout_s=8", within_s=seconds(30))
     assert code == 1
     silent = (
         f"jaxpar: process {victim} on {HOST} gave no sign of life for 8 s (distributed.heartbeat_timeout_s; it was "
     )
-    assert said.startswith(silent) and said.endswith(ENDS)
+    assert message.startswith(silent) and message.endswith(ENDS)
 
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize(
-    ("sleeps_at", "said"),
+    ("sleeps_at", "message"),
     [
         (
             "9",
@@ -113,7 +113,7 @@ def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim:
         ("data", f"process 1 on {HOST} did nothing for 45 s, and the others wait for it (it was opening its data)"),
     ],
 )
-def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_at: str, said: str):
+def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_at: str, message: str):
     file, port, bell = (
         write_config(config, Path(config.run.dir) / "job.yaml"),
         free_port(),
@@ -128,11 +128,11 @@ def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_
     finally:
         for process in (awake, asleep):
             process.kill()
-    assert words == [(1, f"jaxpar: {said}{ENDS}")] * 2
+    assert words == [(1, f"jaxpar: {message}{ENDS}")] * 2
     assert took > 45, "the limit of a step is kept, and not cut short"
 
 
-def guest(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
+def client(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
     """Process 1 as far as the meeting, and `then`."""
 
     def join() -> None:
@@ -147,11 +147,13 @@ def guest(port: int, then: Callable[[socket.socket], None]) -> threading.Thread:
 def test_a_process_that_dies_while_the_job_starts_is_named(config: Config):
     port = free_port()
     first = start(write_config(config, Path(config.run.dir) / "job.yaml"), *overrides(port, 0), devices=4)
-    thread = guest(port, socket.socket.close)
-    code, said = last_words(first, PATIENCE_S)
+    thread = client(port, socket.socket.close)
+    code, message = last_words(first, PATIENCE_S)
     thread.join()
     assert code == 1
-    assert said.startswith(f"jaxpar: process 1 on {HOST} died (it was starting, last heard of ") and said.endswith(ENDS)
+    assert message.startswith(
+        f"jaxpar: process 1 on {HOST} died (it was starting, last heard of "
+    ) and message.endswith(ENDS)
 
 
 @pytest.mark.long(every=2)
@@ -164,27 +166,27 @@ def test_a_process_that_stops_while_the_job_starts_is_named(config: Config):
         with connection:
             over.wait(PATIENCE_S)
 
-    thread = guest(port, hold)
+    thread = client(port, hold)
     try:
-        code, said = last_words(first, PATIENCE_S)
+        code, message = last_words(first, PATIENCE_S)
     finally:
         over.set()
         thread.join()
     assert code == 1
-    assert said.startswith(f"jaxpar: process 1 on {HOST} gave no sign of life for 4 s")
+    assert message.startswith(f"jaxpar: process 1 on {HOST} gave no sign of life for 4 s")
 
 
 @pytest.mark.long(every=2)
-def test_a_process_that_comes_late_and_with_a_mistake_tells_the_others(config: Config, tmp_path: Path):
+def test_a_process_that_comes_late_and_with_a_mistake_sends_it_to_the_others(config: Config, tmp_path: Path):
     file, port = write_config(config, tmp_path / "job.yaml"), free_port()
     first = start(file, *overrides(port, 0), devices=4)
     time.sleep(8)
     second = start(file, *overrides(port, 1, "data.source=tokens", "data.path=/nowhere"), devices=4)
-    mistake, told = last_words(second, PATIENCE_S), last_words(first, PATIENCE_S)
+    mistake, reported = last_words(second, PATIENCE_S), last_words(first, PATIENCE_S)
     assert mistake[0] == 2 and "/nowhere" in mistake[1]
-    assert told[0] == 1
-    said = mistake[1].removeprefix("jaxpar: ")
-    assert told[1] == f"jaxpar: process 1 on {HOST} stopped (it was opening its data) and said: {said}"
+    assert reported[0] == 1
+    message = mistake[1].removeprefix("jaxpar: ")
+    assert reported[1] == f"jaxpar: process 1 on {HOST} stopped (it was opening its data) and reported: {message}"
 
 
 @pytest.mark.long(every=2)
@@ -192,9 +194,9 @@ def test_another_number_of_devices_than_the_layout_takes_is_one_sentence(config:
     file, port = write_config(config, tmp_path / "job.yaml"), free_port()
     job = [start(file, *overrides(port, rank), devices=1) for rank in range(2)]
     for rank, process in enumerate(job):
-        code, said = last_words(process, PATIENCE_S)
+        code, message = last_words(process, PATIENCE_S)
         assert code == 2
-        assert said.startswith(
+        assert message.startswith(
             "jaxpar: parallel: the layout takes 8 devices, 4 in each of 2 processes, and process "
             f"{rank} of 2 on {HOST} sees 1, which makes 2; "
         )

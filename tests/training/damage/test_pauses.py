@@ -16,7 +16,7 @@ from jaxpar.training.monitor import anomaly_monitor as anomaly_monitor
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.run_folder.saves import Saves
 from tests.training.monitor.test_anomaly_monitor import ROLLBACK, Rows, fit_with, scrambled, watched
-from tests.training.runs import Heard, make_trainer, run_config
+from tests.training.runs import Recorder, make_trainer, run_config
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_evaluations_saves_and_profiles_are_pauses(tmp_path: Path, places: Calla
         evaluation={"batches": 1, "every": 2},
         checkpoint={"every": 4},
     )
-    make_trainer(config).fit([Heard()])
+    make_trainer(config).fit([Recorder()])
     assert steps == [(f"in step {step}", True) for step in range(1, 6)]
     assert evaluations == [(f"evaluating after step {step}", False) for step in (2, 4, 5)]
     assert saves == [(f"saving step {step}", False) for step in (4, 5)]
@@ -73,8 +73,8 @@ def test_a_look_into_a_broken_step_and_a_rollback_are_pauses(
             {**rows, "mask": np.where(rows["mask"] > 0, np.float32(np.inf), 0)} if batch == 6 else disturb(batch, rows)
         )
 
-    ears = fit_with(watched(tmp_path, 15, **ROLLBACK), change)
-    assert [anomaly.kind for anomaly in ears.anomalies] == ["not_finite", "loss_spike"]
+    recorded = fit_with(watched(tmp_path, 15, **ROLLBACK), change)
+    assert [anomaly.kind for anomaly in recorded.anomalies] == ["not_finite", "loss_spike"]
     assert looks == [("looking into step 6", False)]
     assert restores == [("restoring a checkpoint", False)] * 2
     assert restarts == [("restoring a checkpoint", False)]

@@ -1,4 +1,4 @@
-"""What a run notices while it trains: injected spikes, infinities and slow loaders, each told once."""
+"""What a run notices while it trains: injected spikes, infinities and slow loaders, each reported once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
-    Heard,
+    Recorder,
     folder_of,
     losses,
     make_trainer,
@@ -35,8 +35,8 @@ from tests.training.runs import (
 type Rows = dict[str, np.ndarray]
 
 
-class Ears(Heard):
-    """Hears anomalies apart from messages."""
+class AnomalyRecorder(Recorder):
+    """Records anomalies separately from messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Ears(Heard):
         self.rewinds.append(step)
 
 
-def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> Ears:
+def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> AnomalyRecorder:
     """Fit with `change(batch number from 1, rows)` in place of the rows of each batch."""
     trainer = make_trainer(config)
     place = trainer.placer
@@ -63,9 +63,9 @@ def fit_with(config: Config, change: Callable[[int, Rows], Rows]) -> Ears:
             return place(change(int(rows["examples"][0]) // len(rows["examples"]) + 1, rows))
 
     trainer.placer = Changed()  # pyright: ignore[reportAttributeAccessIssue]
-    ears = Ears()
-    trainer.fit([JsonLines(), EventLog(), ears])
-    return ears
+    recorded = AnomalyRecorder()
+    trainer.fit([JsonLines(), EventLog(), recorded])
+    return recorded
 
 
 def scrambled(*numbers: int) -> Callable[[int, Rows], Rows]:
@@ -78,7 +78,7 @@ def scrambled(*numbers: int) -> Callable[[int, Rows], Rows]:
 
 
 QUIET = {"slow_step": None, "slow_pace": None, "data_wait": None}
-"""Nothing is said of times, which others on this machine have a part in."""
+"""Nothing is asserted of times, which others on this machine have a part in."""
 SPIKES = {"spike_window": 10, "spike": 4.0, **QUIET}
 
 
@@ -107,45 +107,45 @@ def events(config: Config, kind: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if line["event"] == kind]
 
 
-def test_a_spike_is_told_once_and_stands_in_the_events(tmp_path: Path):
+def test_a_spike_is_reported_once_and_stands_in_the_events(tmp_path: Path):
     config = watched(tmp_path, 20)
-    ears = fit_with(config, scrambled(12, 13))
-    assert [(anomaly.kind, anomaly.step) for anomaly in ears.anomalies] == [("loss_spike", 12)]
-    assert ears.anomalies[0].text.startswith("Loss spike at step 12: ")
-    assert ears.anomalies[0].text.endswith(" standard deviations above it); training goes on.")
-    assert ears.messages[-1] == "Some anomalies were not reported each time; in all: loss spikes 2."
+    recorded = fit_with(config, scrambled(12, 13))
+    assert [(anomaly.kind, anomaly.step) for anomaly in recorded.anomalies] == [("loss_spike", 12)]
+    assert recorded.anomalies[0].text.startswith("Loss spike at step 12: ")
+    assert recorded.anomalies[0].text.endswith(" standard deviations above it); training goes on.")
+    assert recorded.messages[-1] == "Some anomalies were not reported each time; in all: loss spikes 2."
     (line,) = events(config, "anomaly")
     assert (line["kind"], line["step"], line["losses"]) == ("loss_spike", 12, 10)
     assert line["loss"] == losses(config)[12]
     assert line["median"] == np.median([losses(config)[step] for step in range(2, 12)])
 
 
-def test_slow_steps_on_a_busy_machine_are_told_once_an_hour():
-    ears = Ears()
-    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_one_rank(2), ears)
+def test_slow_steps_on_a_busy_machine_are_reported_once_an_hour():
+    recorded = AnomalyRecorder()
+    monitor = anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_one_rank(2), recorded)
     for number in range(1, 1001):
         seconds = 9.0 if number % 150 == 0 else 0.1  # more than 100 quiet steps in between
         monitor.step(number, Turn(seconds, 0.0, 0.0, seconds))
-    assert [(anomaly.kind, anomaly.step) for anomaly in ears.anomalies] == [("slow_step", 150)]
+    assert [(anomaly.kind, anomaly.step) for anomaly in recorded.anomalies] == [("slow_step", 150)]
     monitor.sum_up()
-    assert "slow steps 6" in ears.messages[-1]
+    assert "slow steps 6" in recorded.messages[-1]
 
 
-def test_a_run_without_anomalies_tells_none(tmp_path: Path):
-    ears = fit_with(watched(tmp_path, 20), scrambled())
-    assert ears.anomalies == []
-    assert not any("in all: " in message for message in ears.messages)
+def test_a_run_without_anomalies_reports_none(tmp_path: Path):
+    recorded = fit_with(watched(tmp_path, 20), scrambled())
+    assert recorded.anomalies == []
+    assert not any("in all: " in message for message in recorded.messages)
 
 
 @pytest.mark.long(every=2)
 def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spike(tmp_path: Path):
     config = watched(tmp_path / "spiked", 18, **ROLLBACK)
-    ears = fit_with(config, scrambled(14))
-    (spike,) = ears.anomalies
-    assert (spike.kind, spike.step, ears.rewinds) == ("loss_spike", 14, [12])
+    recorded = fit_with(config, scrambled(14))
+    (spike,) = recorded.anomalies
+    assert (spike.kind, spike.step, recorded.rewinds) == ("loss_spike", 14, [12])
     assert (spike.facts["rolled_back_to"], spike.facts["left_out"]) == (12, [12, 13])
     assert "went back to the checkpoint of step 12, and the batches of steps 13 to 14 are left out" in spike.text
-    assert [record.step for record in ears.records] == [*range(1, 14), *range(13, 19)]
+    assert [record.step for record in recorded.records] == [*range(1, 14), *range(13, 19)]
     assert list(losses(config)) == list(range(1, 19)), "each step once"
     assert [event["to"] for event in events(config, "rewound")] == [12]
 
@@ -153,7 +153,7 @@ def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spik
     clean = watched(tmp_path / "clean", 18, **ROLLBACK)
     trainer = make_trainer(clean)
     trainer.left_out = (12, 13)
-    trainer.fit([JsonLines(), Heard()])
+    trainer.fit([JsonLines(), Recorder()])
     assert losses(config) == losses(clean)
     assert_same_bits(saved_state(config, 18), saved_state(clean, 18))
 
@@ -163,8 +163,8 @@ def test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses
     whole, parts = (watched(tmp_path / name, 20, **ROLLBACK) for name in ("whole", "parts"))
     fit_with(whole, scrambled(11, 18))
     for steps in (12, 16, 20):
-        ears = fit_with(watched(tmp_path / "parts", steps, **ROLLBACK), scrambled(11, 18))
-    assert [anomaly.step for anomaly in ears.anomalies] == [], "the second spike came before step 17"
+        recorded = fit_with(watched(tmp_path / "parts", steps, **ROLLBACK), scrambled(11, 18))
+    assert [anomaly.step for anomaly in recorded.anomalies] == [], "the second spike came before step 17"
     assert losses(parts) == losses(whole)
     assert_same_bits(saved_state(parts, 20), saved_state(whole, 20))
     facts = json.loads((folder_of(parts) / "checkpoints" / "00000020" / "facts.json").read_text())
@@ -182,9 +182,9 @@ def test_one_rollback_too_many_stops_the_run(tmp_path: Path):
 
 
 def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
-    ears = fit_with(watched(tmp_path, 12, **{**ROLLBACK, "checkpoint": {"every": 12}}), scrambled(10))
-    assert ears.rewinds == []
-    assert ears.anomalies[0].text.endswith("nothing is saved yet to go back to, and training goes on.")
+    recorded = fit_with(watched(tmp_path, 12, **{**ROLLBACK, "checkpoint": {"every": 12}}), scrambled(10))
+    assert recorded.rewinds == []
+    assert recorded.anomalies[0].text.endswith("nothing is saved yet to go back to, and training goes on.")
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def infinite_mask(number: int, rows: Rows) -> Rows:
 
 
 def test_a_loss_that_is_not_finite_is_traced_to_its_batch_once(tmp_path: Path):
-    ears = fit_with(watched(tmp_path, 7), infinite_mask)
-    assert len([message for message in ears.messages if "skipped" in message]) == 3
-    (anomaly,) = ears.anomalies
+    recorded = fit_with(watched(tmp_path, 7), infinite_mask)
+    assert len([message for message in recorded.messages if "skipped" in message]) == 3
+    (anomaly,) = recorded.anomalies
     assert (anomaly.kind, anomaly.step) == ("not_finite", 3)
     assert anomaly.text == (
         "Step 3: the loss itself is not finite, though all weights are: look at its batch, or for an overflow forward."
@@ -234,8 +234,8 @@ def test_a_gradient_that_is_not_finite_is_named_by_weight_and_layer(tmp_path: Pa
         mlp[name] = jax.device_put(scaled, mlp[name].sharding)
     layers = {**trainer.state.master["layers"], "mlp": mlp}
     trainer.state = trainer.state._replace(master={**trainer.state.master, "layers": layers})
-    trainer.fit([ears := Ears()])
-    (anomaly,) = ears.anomalies
+    trainer.fit([recorded := AnomalyRecorder()])
+    (anomaly,) = recorded.anomalies
     assert anomaly.facts["gradients"] == {"layers/mlp/up": [2]}
     assert anomaly.text == (
         "Step 1: the loss is finite, but not the gradient of mlp/up in layer 2; the backward pass comes from the last "
@@ -243,31 +243,34 @@ def test_a_gradient_that_is_not_finite_is_named_by_weight_and_layer(tmp_path: Pa
     )
 
 
-def test_a_slow_batch_is_told_as_a_slow_step_that_waited_for_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_batch_is_reported_as_a_slow_step_that_waited_for_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def slow(number: int, rows: Rows) -> Rows:
         time.sleep(1.5 if number == 17 else 0)
         return rows
 
     monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
-    ears = fit_with(watched(tmp_path, 19, watch={"slow_pace": None}), slow)
-    (anomaly,) = ears.anomalies  # and no second one about data: it was a single wait
+    recorded = fit_with(watched(tmp_path, 19, watch={"slow_pace": None}), slow)
+    (anomaly,) = recorded.anomalies  # and no second one about data: it was a single wait
     # Batches are placed one step ahead.
     assert (anomaly.kind, anomaly.step) in {("slow_step", 15), ("slow_step", 16)}
     assert anomaly.text.endswith("s of it waiting for a batch.")
 
 
 @pytest.mark.long(every=2)
-def test_a_slow_loader_is_told_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_loader_is_reported_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def slow(number: int, rows: Rows) -> Rows:
         time.sleep(0.25)
         return rows
 
     monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
-    ears = fit_with(watched(tmp_path, 25, run={"log_every": 5}, watch={**QUIET, "data_wait": 0.1}), slow)
-    (anomaly,) = ears.anomalies
+    recorded = fit_with(watched(tmp_path, 25, run={"log_every": 5}, watch={**QUIET, "data_wait": 0.1}), slow)
+    (anomaly,) = recorded.anomalies
     assert anomaly.kind == "data_wait"
     assert anomaly.text.startswith("The devices wait for data: ")
     assert (
-        ears.messages[-1] == "Some anomalies were not reported each time; in all: times that devices waited for data 2."
+        recorded.messages[-1]
+        == "Some anomalies were not reported each time; in all: times that devices waited for data 2."
     )
-    assert max(record.data_wait for record in ears.records) >= anomaly.facts["share"] > 0.1
+    assert max(record.data_wait for record in recorded.records) >= anomaly.facts["share"] > 0.1

@@ -1,4 +1,4 @@
-"""What is said of gradients that are not finite."""
+"""What is reported of gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_weights_that_are_not_finite_are_named():
 
 
 @pytest.mark.parametrize(
-    ("broken", "says"),
+    ("broken", "expected"),
     [
         (
             {"layers/mlp/down": [1, 2, 3], "layers/attention/query": [1, 2], "embedding/tokens": None},
@@ -45,9 +45,9 @@ def test_weights_that_are_not_finite_are_named():
         ),
     ],
 )
-def test_a_sentence_says_where_the_backward_pass_broke(broken: Broken, says: str):
+def test_a_sentence_states_where_the_backward_pass_broke(broken: Broken, expected: str):
     text = describe(broken, loss_is_finite=True, weights=[], tied=False)
-    assert text == f"the loss is finite, but {says}"
+    assert text == f"the loss is finite, but {expected}"
 
 
 def test_weights_that_are_not_finite_explain_the_loss():

@@ -20,7 +20,7 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.report import AUXILIARY_LOSS
 from jaxpar.model import decoder
-from tests.lively import lively_gradients
+from tests.nonzero_gradients import nonzero_gradients
 from tests.sentences import refused
 from tests.small_run import SmallRun, small, worst_difference
 from tests.training.runs import fit, folder_of, losses, run_config
@@ -75,7 +75,7 @@ def reference() -> tuple[float, Any, Any]:
     """Loss, gradients and initial weights on one device, nothing recomputed."""
     run = SmallRun(small(model=MODEL, memory={"remat": "none"}))
     initial = run.by_layer(run.step.residency.initial_state().master)
-    return *lively_gradients(run, initial), initial
+    return *nonzero_gradients(run, initial), initial
 
 
 @pytest.mark.matrix(quick=("pipe-zb-h1",), ci=2)
@@ -86,7 +86,7 @@ def test_loss_and_gradients_equal_one_device(layout: str):
     initial = run.by_layer(run.step.residency.initial_state().master)
     same = jax.tree.map(np.array_equal, initial, weights)
     assert all(jax.tree.leaves(same)), "initial weights differ in some bit"
-    found_loss, found = lively_gradients(run, initial)
+    found_loss, found = nonzero_gradients(run, initial)
     assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"

@@ -60,11 +60,11 @@ def said_by_the_assistant(rows: PackedRows) -> np.ndarray:
 
 def mask_by_the_text(rows: PackedRows) -> np.ndarray:
     """The mask of the first batch."""
-    said, mask = said_by_the_assistant(rows), np.zeros((ROWS, LENGTH), np.float32)
+    message, mask = said_by_the_assistant(rows), np.zeros((ROWS, LENGTH), np.float32)
     for row in range(ROWS):
         places, documents = rows._order.places(0, row)
         for token in range(len(places) - 1):
-            mask[row, token] = said[places[token + 1]] and documents[token] == documents[token + 1]
+            mask[row, token] = message[places[token + 1]] and documents[token] == documents[token + 1]
     return mask
 
 

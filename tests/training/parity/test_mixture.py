@@ -48,25 +48,27 @@ def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folde
     assert [record["epochs"] for record in records] == [rows.epochs(8 * step) for step in (1, 2, 3, 4)]
 
     changed = config_of(tmp_path, 8, {a: 1.0, b: 3.0})
-    summary, heard = fit(changed)
-    told = rows.epochs(32)
+    summary, recorded = fit(changed)
+    planned_epochs = rows.epochs(32)
     weights = f"data.sources: {{{a}: 3.0, {b}: 1.0}} -> {{{a}: 1.0, {b}: 3.0}}"
-    assert heard.messages[:2] == [
+    assert recorded.messages[:2] == [
         "The mixture changes from example 32 on, and each source continues where it was: epochs "
-        + ", ".join(f"{path} {epochs:.3g}" for path, epochs in told.items())
+        + ", ".join(f"{path} {epochs:.3g}" for path, epochs in planned_epochs.items())
         + ".",
         f"Continuing with changes: run.steps: 4 -> 8; {weights}.",
     ]
     # 24 rows and 8, and then the other way round.
     for path in folders:
-        assert summary.epochs[path] / (told[a] / 24 if path == a else told[b] / 8) == pytest.approx(32, abs=2)
+        assert summary.epochs[path] / (planned_epochs[a] / 24 if path == a else planned_epochs[b] / 8) == pytest.approx(
+            32, abs=2
+        )
 
     # A start that goes back to the checkpoint of step 6 repeats steps 7 and 8 as they were.
     before = losses(changed)
     (folder_of(changed) / "checkpoints" / "00000008" / MANIFEST).write_text("damaged")
     again = replace(changed, run=replace(changed.run, steps=10))
-    _, heard = fit(again)
-    assert not [message for message in heard.messages if message.startswith("The mixture")]
+    _, recorded = fit(again)
+    assert not [message for message in recorded.messages if message.startswith("The mixture")]
     after = losses(again)
     assert {step: after[step] for step in before} == before
 

@@ -49,8 +49,8 @@ def test_a_run_in_8_bits_goes_on_with_another_mesh(tmp_path: Path):
 
     fit(config("whole", 6))
     fit(config("parts", 3, fsdp=2, tensor=2))
-    _, heard = fit(config("parts", 6, pipe=2, microbatches=2))
-    assert [record.step for record in heard.records] == [4, 5, 6]
+    _, recorded = fit(config("parts", 6, pipe=2, microbatches=2))
+    assert [record.step for record in recorded.records] == [4, 5, 6]
     found, wanted = losses(config("parts", 6)), losses(config("whole", 6))
     assert found.keys() == wanted.keys()
     np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-4)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.covering import covering_rows, feasible_pairs
-from tests.lively import FAMILIES, gemma, lively_gradients
+from tests.nonzero_gradients import FAMILIES, gemma, nonzero_gradients
 from tests.small_run import SmallRun, small, worst_difference
 
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -91,7 +91,7 @@ def _reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
     alone |= {"optimizer_offload": "none"}
     run = SmallRun(config_of(dict(model) | alone | {"remat": "none"}))
     initial = run.by_layer(run.step.residency.initial_state().master)
-    return *lively_gradients(run, initial), initial
+    return *nonzero_gradients(run, initial), initial
 
 
 def reference(row: dict[str, Any]) -> tuple[float, Any, Any]:
@@ -120,7 +120,7 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
     run = SmallRun(config_of(row))
     initial = run.by_layer(run.step.residency.initial_state().master)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, initial, weights))), "initial weights differ in some bit"
-    found_loss, found = lively_gradients(run, initial)
+    found_loss, found = nonzero_gradients(run, initial)
     assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
@@ -170,7 +170,7 @@ WIDE = {"layers": 2, "embed": 64, "mlp": 128}
 
 @pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", TIERS)
-def test_losses_of_steps_equal_one_device_wherever_the_state_rests(name: str, tmp_path: Path):
+def test_losses_of_steps_equal_one_device_wherever_the_state_is_stored(name: str, tmp_path: Path):
     """Updates may round a moment the other way on another layout, by a step of its dtype at most."""
     sections = TIERS[name] | {"model": WIDE, "run": {"dir": str(tmp_path)}}
     moments = sections.get("precision", {}).get("moments", "float32")

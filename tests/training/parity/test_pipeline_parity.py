@@ -16,7 +16,7 @@ import pytest
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
 from tests.covering import Row, covering_rows, feasible_pairs
-from tests.lively import FAMILIES, gemma, lively_gradients
+from tests.nonzero_gradients import FAMILIES, gemma, nonzero_gradients
 from tests.small_run import SmallRun, small, worst_difference
 
 MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -136,7 +136,7 @@ def model_of(name: str, **sections: dict[str, Any]) -> Any:
 def reference(model: str) -> tuple[float, Any, Any]:
     """Loss, gradients and initial weights of a model on one device, in one microbatch, nothing recomputed."""
     run = SmallRun(model_of(model, memory={"remat": "none"}))
-    return *lively_gradients(run), run.by_layer(run.step.residency.initial_state().master)
+    return *nonzero_gradients(run), run.by_layer(run.step.residency.initial_state().master)
 
 
 def test_the_matrix_covers_every_feasible_pair():
@@ -162,7 +162,7 @@ def _name(row: Row) -> str:
 def test_loss_and_gradients_equal_one_device(row: Row):
     loss, gradients, weights = reference(row["model"])
     run = SmallRun(config_of(row))
-    found_loss, found = lively_gradients(run, weights)
+    found_loss, found = nonzero_gradients(run, weights)
     assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
@@ -182,7 +182,7 @@ def test_loss_and_gradients_equal_one_device(row: Row):
 def test_context_strategies_inside_pipelines_equal_one_device(model: str, parallel: dict[str, Any]):
     loss, gradients, weights = reference(model)
     run = SmallRun(model_of(model, parallel={"pipe": 2, "microbatches": 4} | parallel))
-    found_loss, found = lively_gradients(run, weights)
+    found_loss, found = nonzero_gradients(run, weights)
     assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"

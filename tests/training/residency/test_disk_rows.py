@@ -37,11 +37,11 @@ def sharding(**axes: int) -> NamedSharding:
 
 def state_like(order: LayerOrder, where: NamedSharding, kind: str | None, dtype: Any = jnp.bfloat16) -> dict[str, Any]:
     """One stack of layers, a table that is no stack, and a counter on the device."""
-    resting = where if kind is None else where.with_memory_kind(kind)
+    stored = where if kind is None else where.with_memory_kind(kind)
     whole = NamedSharding(where.mesh, PartitionSpec())
     return {
-        "layers": {"up": jax.ShapeDtypeStruct((order.stacks[ALIKE].rows, 6, 4), dtype, sharding=resting)},
-        "tokens": jax.ShapeDtypeStruct((24, 6), jnp.float32, sharding=resting),
+        "layers": {"up": jax.ShapeDtypeStruct((order.stacks[ALIKE].rows, 6, 4), dtype, sharding=stored)},
+        "tokens": jax.ShapeDtypeStruct((24, 6), jnp.float32, sharding=stored),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
     }
 

@@ -80,7 +80,7 @@ def test_a_pipeline_offloads_a_chunk_for_each_slot():
     assert offloaded_bytes(layout.config, layout.plan) == layout.program.slots["stash"] * each
 
 
-def test_the_plan_says_what_lies_in_host_memory():
+def test_the_plan_states_what_lies_in_host_memory():
     rows = lambda step: plan_rows(step.layout, step.mesh, "")
     (row,) = [row for row in rows(run_of(offloading("layer_input", "query")[1]).step) if row[0] == "offload"]
     assert row[1:] == ("256.0 KiB", "layer_input, query offloaded: 256.0 KiB in host memory, for each device")

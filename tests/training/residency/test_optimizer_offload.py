@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
-from jaxpar.layout.memory.state_storage import check_resting_state, resting_rows, streamed_bytes
+from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
 from jaxpar.layout.state import weight_states
 from jaxpar.memory import streaming
 from jaxpar.memory.disk_array import DiskArray, in_memory
@@ -41,16 +41,16 @@ def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[floa
     """Loss and gradient norm of some steps, and the last state as NumPy."""
     sections["memory"] = {"optimizer_offload": offload} | sections.get("memory", {})
     run = SmallRun(small(**sections))
-    state, told = run.step.residency.initial_state(), []
+    state, before = run.step.residency.initial_state(), []
     for step in range(STEPS):
         state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step))
-        told.append((float(metrics.loss), float(metrics.grad_norm)))
-    resting = {_resting_place(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
-    assert resting == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
-    return told, jax.device_get(in_memory(state))
+        before.append((float(metrics.loss), float(metrics.grad_norm)))
+    stored = {_memory_of(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
+    assert stored == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
+    return before, jax.device_get(in_memory(state))
 
 
-def _resting_place(leaf: Any) -> str:
+def _memory_of(leaf: Any) -> str:
     return "file" if isinstance(leaf, DiskArray) else leaf.sharding.memory_kind
 
 
@@ -81,10 +81,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
     sections = {"model": {"layers": 4}} | CASES[name]
-    told, state = states_of("none", **sections)
+    before, state = states_of("none", **sections)
     for offload in ("host", "file"):
         found, streamed = states_of(offload, run={"dir": str(tmp_path)}, **sections)
-        assert found == told
+        assert found == before
         assert_same_bits(streamed, state)
 
 
@@ -92,8 +92,8 @@ UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero
 
 
 @pytest.mark.long(every=2)
-def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
-    """Checkpoints do not tell where it rested; layers are moved to their order in them, and back."""
+def test_a_run_may_change_where_its_state_is_stored_at_every_start(tmp_path: Path):
+    """Checkpoints do not depend on where it was stored; layers are moved to their order in them, and back."""
 
     def run(name: str, steps: int, offload: str) -> Any:
         sections = {"model": {"layers": 4}, "parallel": UNEVEN, "memory": {"optimizer_offload": offload}}
@@ -114,19 +114,19 @@ def test_a_run_may_change_where_its_state_rests_at_every_start(tmp_path: Path):
 def test_what_fits_stays_on_the_device_and_the_state_is_the_same_bits():
     """Room for the state of the feed-forward's matrices, and what is small besides."""
     sections = {"model": {"layers": 4}, "parallel": {"fsdp": 2, "zero": 3}}
-    told, state = states_of("none", **sections)
+    before, state = states_of("none", **sections)
     memory = {"optimizer_offload": "host", "optimizer_resident": 3 * 4 * 4 * 32 * 48 * 3 // 2 + 4000}
     run = SmallRun(small(memory=memory, **sections))
     found, now = [], run.step.residency.initial_state()
     for step in range(STEPS):
         now, metrics = run.step.residency.advance(run.step.train, now, run.batch(step))
         found.append((float(metrics.loss), float(metrics.grad_norm)))
-    assert found == told
+    assert found == before
     assert_same_bits(jax.device_get(now), state)
     where = {name: leaf.sharding.memory_kind for name, leaf in now.master["layers"]["mlp"].items()}
     assert set(where.values()) == {"device"} and now.master["embedding"]["tokens"].sharding.memory_kind == "pinned_host"
     assert 0 < state_bytes(run.step.layout) - offloaded_state_bytes(run.step.layout) <= memory["optimizer_resident"]
-    (row,) = resting_rows(run.step.layout, run.step.mesh.devices.flat[0].device_kind)
+    (row,) = offload_rows(run.step.layout, run.step.mesh.devices.flat[0].device_kind)
     assert "stay on the device; a step moves" in row[2]
 
 
@@ -137,7 +137,7 @@ def step_of(offload: str, **sections: dict[str, Any]) -> TrainStep:
 def test_a_machine_without_room_in_memory_is_one_sentence():
     step = step_of("host")
     needed = 2 * offloaded_state_bytes(step.layout)
-    check_resting_state(step.layout, step.mesh, limit=needed)
+    check_offloaded_state(step.layout, step.mesh, limit=needed)
     with refused(
         "memory.optimizer_offload: host",
         f"{size(needed, 2)} of host memory",
@@ -145,13 +145,13 @@ def test_a_machine_without_room_in_memory_is_one_sentence():
         "expected memory.optimizer_offload: file",
         "more machines",
     ):
-        check_resting_state(step.layout, step.mesh, limit=needed - 2**20)
+        check_offloaded_state(step.layout, step.mesh, limit=needed - 2**20)
 
 
 def test_a_disk_without_room_is_one_sentence():
     step = step_of("file", run={"dir": "/somewhere"})
     with refused("file takes", " on disk for 2 devices", "/somewhere/", "0 B free"):
-        check_resting_state(step.layout, step.mesh, limit=0)
+        check_offloaded_state(step.layout, step.mesh, limit=0)
 
 
 def test_a_disk_that_fills_up_meanwhile_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -166,12 +166,12 @@ def test_a_disk_that_fills_up_meanwhile_is_one_sentence(tmp_path: Path, monkeypa
 
 def test_a_device_without_pinned_memory_is_one_sentence():
     with refused("memory.optimizer_offload: host", "pinned_host", "Apple M2", "expected none or file"):
-        check_resting_state(step_of("host").layout, unpinned_mesh("Apple M2"))
+        check_offloaded_state(step_of("host").layout, unpinned_mesh("Apple M2"))
 
 
-def test_the_plan_says_where_the_state_rests_and_what_moves():
+def test_the_plan_states_where_the_state_is_stored_and_what_moves():
     """AdamW has 12 bytes a parameter, of which 4 go to the device twice from host memory."""
-    rows = [row for offload in ("none", "host", "file") for row in resting_rows(step_of(offload).layout, "cpu")]
+    rows = [row for offload in ("none", "host", "file") for row in offload_rows(step_of(offload).layout, "cpu")]
     assert [name for name, *_ in rows] == ["optimizer offload"] * 2
     host = step_of("host").layout
     there, back = streamed_bytes(host)

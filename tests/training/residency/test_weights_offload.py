@@ -11,7 +11,7 @@ from jaxpar.config.validate import validate
 from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
 from jaxpar.layout.memory.resident import host_gradient_bytes, layer_bytes
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes
-from jaxpar.layout.memory.state_storage import check_resting_state, resting_rows, streamed_bytes
+from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
 from jaxpar.memory import streaming
 from jaxpar.training.run.out_of_memory import explained
 from jaxpar.units import size
@@ -46,12 +46,12 @@ def estimated(offload: str, stay: float) -> MemoryEstimate:
 
 def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
     """Loss and gradient norm of some steps, the last state as NumPy, and the loss of its weights."""
-    state, told = run.step.residency.initial_state(), []
+    state, before = run.step.residency.initial_state(), []
     for step in range(STEPS):
         state, metrics = run.step.train(state, run.batch(step))
-        told.append((float(metrics.loss), float(metrics.grad_norm)))
+        before.append((float(metrics.loss), float(metrics.grad_norm)))
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.master)} == {"pinned_host"}
-    return told, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0])
+    return before, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0])
 
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {
@@ -73,15 +73,15 @@ def test_the_state_is_the_same_bits_as_with_weights_on_the_device(name: str):
     """Without clipping: the norm adds up the layers in another order, so its last bit may differ."""
     stay, sections = CASES[name]
     sections = sections | {"optimizer": sections.get("optimizer", {}) | {"clip_norm": None}}
-    told, state, loss = steps_of(run_of("none", **sections))
+    before, state, loss = steps_of(run_of("none", **sections))
     run = run_of("host", stay, **sections)
     assert run.step.layout.plan.host_layers == LAYERS - int(stay)
     found, streamed, evaluated = steps_of(run)
-    assert [loss for loss, _ in found] == [loss for loss, _ in told]
+    assert [loss for loss, _ in found] == [loss for loss, _ in before]
     assert evaluated == pytest.approx(
         loss, rel=1e-4
     )  # XLA:CPU leaves out some roundings to bfloat16 in a forward alone
-    assert [norm for _, norm in found] == pytest.approx([norm for _, norm in told], rel=1e-6)
+    assert [norm for _, norm in found] == pytest.approx([norm for _, norm in before], rel=1e-6)
     assert_same_bits(streamed, state)
 
 
@@ -95,11 +95,11 @@ def test_the_last_layers_stay_for_which_there_is_room_beside_two():
     assert none.host - kept.host == each.gradients
 
 
-def test_the_plan_says_where_they_rest_and_what_moves():
+def test_the_plan_states_where_they_are_stored_and_what_moves():
     """In a step of AdamW 12 bytes a parameter pass for the update, 4 come forward and 4 backward; gradients go once and
     come for the norm and for the update."""
     step = run_of("host", 1).step
-    optimizer, weights = resting_rows(step.layout, step.mesh.devices.flat[0].device_kind)
+    optimizer, weights = offload_rows(step.layout, step.mesh.devices.flat[0].device_kind)
     assert optimizer[0] == "optimizer offload"
     gradients = host_gradient_bytes(step.layout)
     assert weights[:2] == ("weights offload", size(gradients))
@@ -124,7 +124,7 @@ def test_a_machine_without_room_for_the_gradients_is_one_sentence():
     """A state in files is no way out here: layers come from the master weights in host memory."""
     step = run_of("host").step
     needed = offloaded_state_bytes(step.layout) + host_gradient_bytes(step.layout)
-    check_resting_state(step.layout, step.mesh, limit=needed)
+    check_offloaded_state(step.layout, step.mesh, limit=needed)
     with refused(
         "of host memory for 1 devices",
         "gradients of 4 layers",
@@ -133,10 +133,10 @@ def test_a_machine_without_room_for_the_gradients_is_one_sentence():
         "memory.weights_offload: none",
         "more machines",
     ):
-        check_resting_state(step.layout, step.mesh, limit=needed - 1)
+        check_offloaded_state(step.layout, step.mesh, limit=needed - 1)
 
 
-def test_pinned_memory_that_runs_out_is_told_with_the_gradients():
+def test_pinned_memory_that_runs_out_is_reported_with_the_gradients():
     step = run_of("host").step
     state, gradients = offloaded_state_bytes(step.layout), host_gradient_bytes(step.layout)
     with (

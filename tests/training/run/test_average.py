@@ -99,8 +99,8 @@ def test_an_average_that_is_turned_on_later_begins_with_the_weights_of_that_step
     fit(run_config(tmp_path, 3, parallel=MESH))
     before = saved_state(run_config(tmp_path, 3, parallel=MESH), 3)
     config = averaged(tmp_path, 4)
-    _, heard = fit(config)
-    assert heard.messages[:2] == [
+    _, recorded = fit(config)
+    assert recorded.messages[:2] == [
         "The moving average of the weights begins with those of step 3.",
         "Continuing with changes: run.steps: 3 -> 4; optimizer.ema: null -> 0.9.",
     ]
@@ -113,8 +113,8 @@ def test_an_average_that_is_turned_on_later_begins_with_the_weights_of_that_step
 def test_an_average_that_is_turned_off_is_dropped(tmp_path: Path, whole: Config):
     fit(averaged(tmp_path, 3))
     config = run_config(tmp_path, 6, parallel=MESH)
-    _, heard = fit(config)
-    assert "optimizer.ema: 0.9 -> null" in heard.messages[0]
+    _, recorded = fit(config)
+    assert "optimizer.ema: 0.9 -> null" in recorded.messages[0]
     assert losses(config) == losses(whole)
     assert saved_state(config, 6).optimizer.average is None
 

@@ -142,8 +142,8 @@ def test_a_token_file_that_cannot_be_used(
 
 def test_a_token_file_shorter_than_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
     np.save(tmp_path / "short.npy", np.arange(20, dtype=np.uint16))
-    said = refused(capsys, file, "data.source=tokens", f"data.path={tmp_path / 'short.npy'}")
-    assert "20 tokens" in said
+    message = refused(capsys, file, "data.source=tokens", f"data.path={tmp_path / 'short.npy'}")
+    assert "20 tokens" in message
     assert not (tmp_path / "runs").exists()
 
 
@@ -172,7 +172,7 @@ def test_a_configuration_in_the_folder_that_cannot_be_read(
     assert (folder / "config.yaml").read_text() == "run: ["
 
 
-def test_the_command_itself_says_one_sentence_and_ends_with_two(tmp_path: Path, file: Path):
+def test_the_command_itself_prints_one_sentence_and_ends_with_two(tmp_path: Path, file: Path):
     with start(file, "model.layerz=2") as process:
         out, errors = process.communicate(timeout=seconds(120))
     refused_by_command(process.returncode, out, errors, "model.layerz:", " layers?")

@@ -115,14 +115,14 @@ def stacked(source: HFFolder) -> dict[str, Any]:
 def test_a_run_begins_with_the_weights_and_the_same_command_goes_on(tmp_path: Path):
     model = copy_of("llama", tmp_path / "model")
     whole = config_from(model, tmp_path / "whole", 4)
-    _, heard = fit(whole)
-    assert any(str(model) in message and "llama" in message for message in heard.messages)
+    _, recorded = fit(whole)
+    assert any(str(model) in message and "llama" in message for message in recorded.messages)
     cut = config_from(model, tmp_path / "cut", 2)
     fit(cut)
     shutil.rmtree(model)  # a run that has a checkpoint does not need it
     on = config_from(FOLDER / "llama", tmp_path / "cut", 4, run={"init_from": str(model)})
-    _, heard = fit(on)
-    assert not any("first weights" in message for message in heard.messages)
+    _, recorded = fit(on)
+    assert not any("first weights" in message for message in recorded.messages)
     assert losses(on) == losses(whole)
     assert_same_bits(saved_state(on, 4).master, saved_state(whole, 4).master)
     drawn = run_config(tmp_path / "drawn", 1, model=model_of(FOLDER / "llama"))
@@ -142,11 +142,11 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     second = run_config(
         tmp_path, 1, model=options, data=data, run={"name": "second", "init_from": str(folder_of(first))}
     )
-    _, heard = fit(second, EventLog())
+    _, recorded = fit(second, EventLog())
     stages = [f"{folder_of(first)} (step 1)", str(model)]
     assert open_source(folder_of(second), "MODEL").lineage == (f"{folder_of(second)} (step 1)", *stages)
     assert read_runs([folder_of(second)])[0].came_from == stages
-    assert any("model.rope_base (1000.0, not 2000.0)" in message for message in heard.messages)
+    assert any("model.rope_base (1000.0, not 2000.0)" in message for message in recorded.messages)
     assert main(["jaxpar-to-hf", str(folder_of(second)), str(tmp_path / "out")]) == 0
     assert "qwen3" in capfd.readouterr().out
     out = HFFolder(tmp_path / "out")

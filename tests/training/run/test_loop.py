@@ -28,7 +28,7 @@ from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
-    Heard,
+    Recorder,
     SharingTrainer,
     fit,
     folder_of,
@@ -72,9 +72,9 @@ def test_nothing_is_compiled_after_the_second_step_and_what_is_was_announced(tmp
         tmp_path, 5, parallel=MESH, evaluation={"every": 1, "batches": 2}, checkpoint={"every": 1}, model={"tied": True}
     )
     compilations = Compilations()
-    _, heard = fit(config, compilations)
-    assert [step for step, _ in heard.evaluations] == [1, 2, 3, 4, 5]
-    assert heard.saves == [1, 2, 3, 4, 5]
+    _, recorded = fit(config, compilations)
+    assert [step for step, _ in recorded.evaluations] == [1, 2, 3, 4, 5]
+    assert recorded.saves == [1, 2, 3, 4, 5]
     assert compilations.after_step[1] > 0, "the counter hears nothing"
     assert compilations.count == compilations.after_step[2]
     step, evaluation = (compilations.announced[f"Compiling the {what} ..."] for what in ("training step", "evaluation"))
@@ -89,9 +89,9 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     trainer = make_trainer(config)
     pairs = [pairs for _, pairs in itertools.islice(trainer._placed_batches(0), 7)]
     assert len({tuple(each.values()) for each in pairs}) > 1, "batches whose documents differ"
-    _, heard = fit(config)
+    _, recorded = fit(config)
     done = 0
-    for record in heard.records:
+    for record in recorded.records:
         steps = record.step - done
         together = sum((Counter(each) for each in pairs[done : record.step]), Counter())
         flops = trainer.flops(steps, together)
@@ -103,27 +103,27 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
 def test_a_held_out_loss_is_that_of_the_last_step_or_none(tmp_path: Path):
     evaluated = {"every": 2, "batches": 1}
     config = run_config(tmp_path, 4, parallel=MESH, evaluation=evaluated)
-    summary, heard = fit(config, SummaryFile())
-    assert summary.eval_loss == heard.evaluations[-1][1]
+    summary, recorded = fit(config, SummaryFile())
+    assert summary.eval_loss == recorded.evaluations[-1][1]
     (folder_of(config) / "summary.json").unlink()
-    again, heard = fit(config)  # only the end of the run was left undone
-    assert (again.eval_loss, heard.evaluations) == (summary.eval_loss, [])
-    stopped, heard = fit(run_config(tmp_path, 9, parallel=MESH, evaluation=evaluated), SignalAfter(6))
-    assert (stopped.steps, stopped.eval_loss, heard.evaluations[-1][0]) == (7, None, 6)
+    again, recorded = fit(config)  # only the end of the run was left undone
+    assert (again.eval_loss, recorded.evaluations) == (summary.eval_loss, [])
+    stopped, recorded = fit(run_config(tmp_path, 9, parallel=MESH, evaluation=evaluated), SignalAfter(6))
+    assert (stopped.steps, stopped.eval_loss, recorded.evaluations[-1][0]) == (7, None, 6)
     resumed, _ = fit(run_config(tmp_path, 9, parallel=MESH, evaluation={"batches": 0}), SummaryFile())
     assert (resumed.steps, resumed.eval_loss) == (9, None)
     assert json.loads((folder_of(config) / "summary.json").read_text())["eval_loss"] is None
 
 
-def test_evaluations_that_are_asked_for_and_cannot_be_are_told(tmp_path: Path):
+def test_evaluations_that_are_asked_for_and_cannot_be_are_reported(tmp_path: Path):
     np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16) % 64)
     data = {"source": "tokens", "path": str(tmp_path / "tokens.npy")}
     asked = run_config(tmp_path, 1, parallel=MESH, data=data, evaluation={"every": 1, "batches": 1})
-    _, heard = fit(asked)
-    assert "evaluation.every is 1, and no data is held out: nothing is evaluated." in heard.messages
-    assert heard.evaluations == []
-    _, heard = fit(run_config(tmp_path, 2, parallel=MESH, data=data, evaluation={"every": 0, "batches": 1}))
-    assert not any("held out" in message for message in heard.messages)
+    _, recorded = fit(asked)
+    assert "evaluation.every is 1, and no data is held out: nothing is evaluated." in recorded.messages
+    assert recorded.evaluations == []
+    _, recorded = fit(run_config(tmp_path, 2, parallel=MESH, data=data, evaluation={"every": 0, "batches": 1}))
+    assert not any("held out" in message for message in recorded.messages)
 
 
 def test_a_step_frees_the_state_before_it():
@@ -153,9 +153,9 @@ def test_fit_goes_on_from_the_steps_taken_by_hand(tmp_path: Path):
     trainer = make_trainer(config := run_config(tmp_path / "by-hand", 5, parallel=MESH))
     trainer.step()
     trainer.step()
-    trainer.fit([heard := Heard()])
-    assert {record.step: record.loss for record in heard.records}.items() <= losses(whole).items()
-    assert [record.step for record in heard.records] == [3, 4, 5]
+    trainer.fit([recorded := Recorder()])
+    assert {record.step: record.loss for record in recorded.records}.items() <= losses(whole).items()
+    assert [record.step for record in recorded.records] == [3, 4, 5]
     assert_same_bits(saved_state(config, 5), saved_state(whole, 5))
 
 
@@ -205,20 +205,20 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("number", "name", "again"), [(signal.SIGTERM, "SIGTERM", True), (signal.SIGINT, "Ctrl-C", False)]
 )
-def test_a_signal_saves_and_says_how_to_go_on_and_the_continued_run_is_the_uninterrupted_one(
+def test_a_signal_saves_and_states_how_to_go_on_and_the_continued_run_is_the_uninterrupted_one(
     tmp_path: Path, number: signal.Signals, name: str, again: bool
 ):
     config = run_config(tmp_path / "stopped", 8, parallel=MESH)
     whole = run_config(tmp_path / "whole", 8, parallel=MESH)
     fit(whole)
-    summary, heard = fit(config, SignalAfter(3, again, number))
-    assert (summary.steps, heard.saves) == (4, [4])
+    summary, recorded = fit(config, SignalAfter(3, again, number))
+    assert (summary.steps, recorded.saves) == (4, [4])
     for part in (f"Stopped by {name} after step 4 of 8", "the same command", "step 5"):
-        assert part in heard.messages[-1]
+        assert part in recorded.messages[-1]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    summary, heard = fit(config)
-    assert (summary.steps, [record.step for record in heard.records]) == (8, [5, 6, 7, 8])
+    summary, recorded = fit(config)
+    assert (summary.steps, [record.step for record in recorded.records]) == (8, [5, 6, 7, 8])
     assert losses(config) == losses(whole)
     assert_same_bits(saved_state(config, 8), saved_state(whole, 8))
 
@@ -228,31 +228,31 @@ def test_a_second_ctrl_c_interrupts_the_run(tmp_path: Path):
     config = run_config(tmp_path, 8, parallel=MESH)
     with pytest.raises(KeyboardInterrupt):
         fit(config, SignalAfter(3, again=True, number=signal.SIGINT))
-    _, heard = fit(config)
-    assert heard.records[0].step == 5, "the save in the making was completed"
+    _, recorded = fit(config)
+    assert recorded.records[0].step == 5, "the save in the making was completed"
 
 
 def test_sigterm_during_the_last_step_lets_the_run_end(tmp_path: Path):
     config = run_config(tmp_path, 4, parallel=MESH, evaluation={"batches": 1})
-    summary, heard = fit(config, SignalAfter(3))
+    summary, recorded = fit(config, SignalAfter(3))
     assert summary.steps == 4
-    assert summary.eval_loss == heard.evaluations[-1][1]
-    assert not any("SIGTERM" in message for message in heard.messages)
+    assert summary.eval_loss == recorded.evaluations[-1][1]
+    assert not any("SIGTERM" in message for message in recorded.messages)
 
 
-def test_a_checkpoint_that_is_complete_is_told_of_before_a_later_step_is_logged(tmp_path: Path):
-    class Ear(Listener):
+def test_a_checkpoint_that_is_complete_is_reported_before_a_later_step_is_logged(tmp_path: Path):
+    class StepTimes(Listener):
         now = 0
 
         def __init__(self) -> None:
-            self.told: dict[int, int] = {}
+            self.reported: dict[int, int] = {}
 
         def step(self, record: StepRecord) -> None:
             self.now = record.step
 
         def saved(self, step: int, path: str) -> None:
             assert (Path(path) / "manifest.json").exists()
-            self.told[step] = self.now
+            self.reported[step] = self.now
 
     class SlowDevice(SharingTrainer):
         """Each step takes until the checkpoint before it is written."""
@@ -263,9 +263,9 @@ def test_a_checkpoint_that_is_complete_is_told_of_before_a_later_step_is_logged(
                     thread.join()
             return super().step()
 
-    config, ear = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2}), Ear()
-    SlowDevice(config, jax.devices()[:8]).fit([JsonLines(), ear])
-    assert ear.told == {2: 2, 4: 4, 6: 6}
+    config, times = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 2}), StepTimes()
+    SlowDevice(config, jax.devices()[:8]).fit([JsonLines(), times])
+    assert times.reported == {2: 2, 4: 4, 6: 6}
 
 
 class Broken(Listener):
@@ -289,12 +289,13 @@ def test_an_error_or_ctrl_c_ends_the_run_and_the_save_in_the_making_is_completed
     with pytest.raises(type(error)):
         fit(config, broken)
     assert broken.closed
-    _, heard = fit(config)
-    assert heard.records[0].step == 3, "the checkpoint of step 2 was complete"
+    _, recorded = fit(config)
+    assert recorded.records[0].step == 3, "the checkpoint of step 2 was complete"
 
 
 class FullDisk(Listener):
-    """The kernel lets no file grow beyond `limit` bytes, from one save's end until another one's failure is told."""
+    """The kernel lets no file grow beyond `limit` bytes, from one save's end until another one's failure is
+    reported."""
 
     def __init__(self, limit: int, after: int, until: int) -> None:
         self.limit, self.after, self.until = limit, after, until
@@ -315,13 +316,13 @@ class FullDisk(Listener):
 def test_a_run_goes_on_while_the_disk_is_full_and_nothing_is_missing_in_the_end(tmp_path: Path):
     config = run_config(tmp_path, 9, parallel=MESH, checkpoint={"every": 2, "keep_last": 9})
     checkpoints = folder_of(config) / "checkpoints"
-    summary, heard = fit(config, FullDisk(2**9, after=2, until=6))
-    failed = [message for message in heard.messages if message.endswith("; training goes on.")]
+    summary, recorded = fit(config, FullDisk(2**9, after=2, until=6))
+    failed = [message for message in recorded.messages if message.endswith("; training goes on.")]
     assert "JsonLines: File too large; training goes on." in failed
     assert [message.split(" (")[0] for message in failed if "checkpoint" in message] == [
         f"checkpoint {checkpoints}/{step:08d} could not be written" for step in (4, 6)
     ]
-    assert heard.saves == [2, 8, 9]
+    assert recorded.saves == [2, 8, 9]
     assert sorted(path.name for path in checkpoints.iterdir()) == ["00000002", "00000008", "00000009"]
     assert summary.steps == 9
     assert list(losses(config)) == list(range(1, 10))
@@ -331,9 +332,9 @@ def test_a_last_save_that_fails_is_one_sentence_and_the_run_continues_from_the_o
     config = run_config(tmp_path, 6, parallel=MESH, checkpoint={"every": 4})
     with refused("/00000006", "could not be written", "File too large", error=CheckpointError):
         fit(config, FullDisk(2**15, after=4, until=99))
-    summary, heard = fit(config)
-    assert [record.step for record in heard.records] == [5, 6]
-    assert (summary.steps, heard.saves) == (6, [6])
+    summary, recorded = fit(config)
+    assert [record.step for record in recorded.records] == [5, 6]
+    assert (summary.steps, recorded.saves) == (6, [6])
 
 
 def test_a_file_that_cannot_be_made_ends_the_run_with_a_sentence(tmp_path: Path):

@@ -39,13 +39,13 @@ def rows_of(run: SmallRun, step: int) -> Any:
 def trained(layout: str | None) -> tuple[list[dict[str, Any]], Any]:
     """What each step reports, with the squares of gradients by layer, and the weights after the last."""
     run = run_of(layout)
-    state, told = run.step.residency.initial_state(), []
+    state, steps = run.step.residency.initial_state(), []
     for step in range(STEPS):
         state, metrics = run.step.train(state, rows_of(run, step))
         for shard in metrics.loss.addressable_shards:
             np.testing.assert_array_equal(shard.data, metrics.loss)
-        told.append(jax.device_get(metrics._asdict()) | {"squares": run.by_layer(metrics.squares)})
-    return told, run.by_layer(state.master)
+        steps.append(jax.device_get(metrics._asdict()) | {"squares": run.by_layer(metrics.squares)})
+    return steps, run.by_layer(state.master)
 
 
 @pytest.mark.matrix(ci=1)

@@ -40,11 +40,11 @@ def start_job(config: Config, file: Path, count: int, **how: Any) -> list[subpro
 def outputs(job: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of each process."""
     try:
-        said = [process.communicate(timeout=PATIENCE_S) for process in job]
+        message = [process.communicate(timeout=PATIENCE_S) for process in job]
     finally:
         for process in job:
             process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(job, said, strict=True)]
+    return [(process.returncode, *texts) for process, texts in zip(job, message, strict=True)]
 
 
 @pytest.mark.long
@@ -116,8 +116,8 @@ def check_that_sigterm_stops_the_job(folder: Path, moment: str, resumed: bool) -
     )
     assert (3 if resumed else 0) < stopped < 600
     assert (folder_of(config) / "checkpoints" / f"{stopped:08d}" / MANIFEST).exists()
-    _, heard = fit(config := run_config(folder, stopped + 1, parallel=MESH, **decay))
-    assert [record.step for record in heard.records] == [stopped + 1]
+    _, recorded = fit(config := run_config(folder, stopped + 1, parallel=MESH, **decay))
+    assert [record.step for record in recorded.records] == [stopped + 1]
     assert list(losses(config)) == list(range(1, stopped + 2))
 
 

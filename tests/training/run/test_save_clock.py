@@ -72,7 +72,7 @@ def test_null_and_0_turn_it_off(minutes: float | None):
     assert run(clock, time, range(1, 50), step_s=1e5) == ([], [])
 
 
-def test_after_a_rollback_looks_begin_anew():
+def test_after_a_rollback_looks_start_over():
     time = Clock()
     clock = SaveClock(15, time)
     clock.start(1)
@@ -86,13 +86,13 @@ def test_saves_by_the_clock_are_logged_and_pruned_like_the_others(tmp_path: Path
     config = run_config(
         tmp_path, 7, parallel=MESH, run={"log_every": 100}, checkpoint={"every_minutes": ALWAYS, "keep_last": 2}
     )
-    _, heard = fit(config)
+    _, recorded = fit(config)
     # The first look comes after the second step, and each one is followed by another at the next step.
-    assert heard.saves == [2, 3, 4, 5, 6, 7]
-    assert [record.step for record in heard.records] == [1, 2, 3, 4, 5, 6, 7]
+    assert recorded.saves == [2, 3, 4, 5, 6, 7]
+    assert [record.step for record in recorded.records] == [1, 2, 3, 4, 5, 6, 7]
     assert sorted(path.name for path in (folder_of(config) / "checkpoints").iterdir()) == ["00000006", "00000007"]
-    _, heard = fit(run_config(tmp_path / "never", 7, parallel=MESH, checkpoint={"every_minutes": None}))
-    assert heard.saves == [7]
+    _, recorded = fit(run_config(tmp_path / "never", 7, parallel=MESH, checkpoint={"every_minutes": None}))
+    assert recorded.saves == [7]
 
 
 @pytest.mark.long

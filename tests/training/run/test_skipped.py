@@ -19,7 +19,7 @@ from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import (
     MESH,
-    Heard,
+    Recorder,
     fit,
     folder_of,
     make_trainer,
@@ -29,9 +29,9 @@ from tests.training.runs import (
 )
 
 
-def fit_poisoned(config: Config, steps: Container[int], heard: Heard | None = None) -> Heard:
+def fit_poisoned(config: Config, steps: Container[int], recorded: Recorder | None = None) -> Recorder:
     """Fit with an infinity in the loss mask of the batches of some steps."""
-    trainer, heard = make_trainer(config), heard or Heard()
+    trainer, recorded = make_trainer(config), recorded or Recorder()
     place = trainer.placer
 
     class Poisoned:
@@ -44,32 +44,32 @@ def fit_poisoned(config: Config, steps: Container[int], heard: Heard | None = No
             return place(rows)
 
     trainer.placer = Poisoned()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer.fit([JsonLines(), heard])
-    return heard
+    trainer.fit([JsonLines(), recorded])
+    return recorded
 
 
 def test_a_skipped_step_is_counted_and_leaves_the_weights_as_they_were(tmp_path: Path):
     config = run_config(tmp_path, 5, parallel=MESH, checkpoint={"every": 1, "keep_last": 9})
-    heard = fit_poisoned(config, {3})
-    assert [message for message in heard.messages if "skipped" in message] == [
+    recorded = fit_poisoned(config, {3})
+    assert [message for message in recorded.messages if "skipped" in message] == [
         "Step 3 skipped: loss nan, gradient norm nan.",
         "checkpoints/00000003 was saved after 1 skipped step; the last healthy checkpoint is checkpoints/00000002, and "
         "no checkpoint is deleted until a step is applied.",
     ]
-    assert [record.skipped_steps for record in heard.records] == [0, 0, 1, 1, 1]
-    assert [np.isfinite(record.loss) for record in heard.records] == [True, True, False, True, True]
+    assert [record.skipped_steps for record in recorded.records] == [0, 0, 1, 1, 1]
+    assert [np.isfinite(record.loss) for record in recorded.records] == [True, True, False, True, True]
     before, skipped, after = (saved_state(config, step) for step in (2, 3, 4))
     assert_same_bits((skipped.master, skipped.optimizer), (before.master, before.optimizer))
     assert (int(skipped.step), int(skipped.applied), int(skipped.skipped_in_row)) == (3, 2, 1)
     assert (int(after.step), int(after.applied), int(after.skipped_in_row)) == (4, 3, 0)
-    assert heard.records[3].learning_rate == heard.records[2].learning_rate, "the schedule counts applied updates"
+    assert recorded.records[3].learning_rate == recorded.records[2].learning_rate, "the schedule counts applied updates"
     assert '"loss": null' in (folder_of(config) / "metrics.jsonl").read_text().splitlines()[2]
 
 
 def test_a_count_of_skipped_steps_survives_a_restart(tmp_path: Path):
     fit_poisoned(run_config(tmp_path, 3, parallel=MESH), {3})
-    summary, heard = fit(run_config(tmp_path, 4, parallel=MESH))
-    assert [record.skipped_steps for record in heard.records] == [1]
+    summary, recorded = fit(run_config(tmp_path, 4, parallel=MESH))
+    assert [record.skipped_steps for record in recorded.records] == [1]
     assert np.isfinite(summary.loss)
 
 
@@ -114,17 +114,17 @@ def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_
 
     healthy = "the last healthy checkpoint is checkpoints/00000004"
     with refused("5 steps in a row", "00000008", "4 skipped steps", "checkpoints/00000004", error=TrainingError):
-        fit_poisoned(config(30, 5), range(5, 31), heard := Heard())
+        fit_poisoned(config(30, 5), range(5, 31), recorded := Recorder())
     assert saved() == ["00000004", "00000006", "00000008"]
-    told = "; " + healthy + ", and no checkpoint is deleted until a step is applied."
-    assert [message for message in heard.messages if "healthy" in message] == [
-        "checkpoints/00000006 was saved after 2 skipped steps" + told,
-        "checkpoints/00000008 was saved after 4 skipped steps" + told,
+    reported = "; " + healthy + ", and no checkpoint is deleted until a step is applied."
+    assert [message for message in recorded.messages if "healthy" in message] == [
+        "checkpoints/00000006 was saved after 2 skipped steps" + reported,
+        "checkpoints/00000008 was saved after 4 skipped steps" + reported,
     ]
     with refused("10 steps in a row", error=TrainingError):
-        fit_poisoned(config(30, 10), range(5, 31), heard := Heard())
+        fit_poisoned(config(30, 10), range(5, 31), recorded := Recorder())
     goes_on = "The run continues from checkpoints/00000008, which was saved after 4 skipped steps"
-    assert heard.messages[0] == f"{goes_on}; {healthy}; to go back to it, move the newer ones away."
+    assert recorded.messages[0] == f"{goes_on}; {healthy}; to go back to it, move the newer ones away."
     assert saved() == ["00000004", "00000006", "00000008", "00000010", "00000012"], "also after a restart"
     for name in saved()[1:]:
         (tmp_path / "run" / "checkpoints" / name).rename(tmp_path / name)
@@ -133,10 +133,10 @@ def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_
     assert saved() == ["00000006"]
 
 
-def test_a_single_good_step_starts_the_count_anew(tmp_path: Path):
+def test_a_single_good_step_restarts_the_count(tmp_path: Path):
     config = run_config(tmp_path, 8, parallel=MESH, run={"max_skipped_steps": 3})
-    heard = fit_poisoned(config, {2, 3, 5, 6, 8})
-    assert heard.records[-1].skipped_steps == 5
+    recorded = fit_poisoned(config, {2, 3, 5, 6, 8})
+    assert recorded.records[-1].skipped_steps == 5
     with refused("3 steps in a row", "nothing was saved", error=TrainingError):
         fit_poisoned(run_config(tmp_path / "other", 8, parallel=MESH, run={"max_skipped_steps": 3}), {2, 3, 4})
 
@@ -149,16 +149,18 @@ def test_float16_recovers_from_a_loss_scale_that_is_too_large(tmp_path: Path):
         parallel=MESH,
         precision={"compute": "float16", "loss_scale": 2.0**24, "loss_scale_interval": 100},
     )
-    _, heard = fit(half)
-    skipped = [int(found[1]) for text in heard.messages if (found := re.match(r"Step (\d+) skipped", text))]
+    _, recorded = fit(half)
+    skipped = [int(found[1]) for text in recorded.messages if (found := re.match(r"Step (\d+) skipped", text))]
     assert skipped[0] == 1
     assert len(skipped) <= 8
-    assert [record.loss_scale for record in heard.records] == [
-        2.0 ** (24 - sum(step < record.step for step in skipped)) for record in heard.records
+    assert [record.loss_scale for record in recorded.records] == [
+        2.0 ** (24 - sum(step < record.step for step in skipped)) for record in recorded.records
     ]
-    assert np.isfinite([record.loss for record in heard.records]).all(), "only the gradients overflow"
+    assert np.isfinite([record.loss for record in recorded.records]).all(), "only the gradients overflow"
     # In float32 with the same steps skipped.
     single = fit_poisoned(run_config(tmp_path / "single", 12, parallel=MESH), set(skipped))
-    found, wanted = ([record.loss for record in run.records if record.step not in skipped] for run in (heard, single))
+    found, wanted = (
+        [record.loss for record in run.records if record.step not in skipped] for run in (recorded, single)
+    )
     assert found == pytest.approx(wanted, rel=1e-2)
     assert found[-1] < found[0]

@@ -85,7 +85,7 @@ def test_the_plan_and_the_configuration_in_the_folder_are_those_of_the_trainer(f
     assert load_config(folder / "config.yaml") == trainer.config
 
 
-def test_a_finished_run_started_again_says_so_and_changes_nothing(
+def test_a_finished_run_started_again_reports_it_and_changes_nothing(
     finished: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     folder = folder_of(finished)
@@ -98,7 +98,7 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(
     assert trainer.evaluate() == summary.eval_loss, "the trained weights are there to be used"
 
 
-def test_a_finished_run_asked_for_something_else_says_how_to_get_it_and_changes_nothing(finished: Config):
+def test_a_finished_run_asked_for_something_else_states_how_to_get_it_and_changes_nothing(finished: Config):
     before = contents(folder_of(finished))
     parallel = replace(finished.parallel, fsdp=1, context=1, tensor=1)
     another = replace(finished, parallel=parallel, checkpoint=replace(finished.checkpoint, keep_last=1))
@@ -109,12 +109,12 @@ def test_a_finished_run_asked_for_something_else_says_how_to_get_it_and_changes_
     fit(replace(finished, checkpoint=another.checkpoint))
 
 
-def test_a_run_killed_between_its_last_save_and_its_summary_is_brought_to_its_end(tmp_path: Path):
+def test_a_run_killed_between_its_last_save_and_its_summary_is_finished(tmp_path: Path):
     config = run_config(tmp_path, 3, parallel=MESH, evaluation={"batches": 1})
     wanted, _ = fit(config)
-    summary, heard = fit(config)
-    assert heard.messages == ["All 3 steps are done; only the end of the run was left undone."]
-    assert heard.records == []
+    summary, recorded = fit(config)
+    assert recorded.messages == ["All 3 steps are done; only the end of the run was left undone."]
+    assert recorded.records == []
     same = ("steps", "loss", "eval_loss", "baseline_loss", "tokens")
     assert [getattr(summary, name) for name in same] == [getattr(wanted, name) for name in same]
     assert losses(config).keys() == {1, 2, 3}
@@ -127,9 +127,9 @@ def test_a_folder_of_another_run_is_refused_with_what_differs_and_nothing_is_wri
     other = run_config(tmp_path, 2, parallel=MESH, model={"mlp": 64}, optimizer={"beta1": 0.8, "learning_rate": 0.003})
     with pytest.raises(UserError) as refusal:
         fit(other)
-    said = str(refusal.value)
-    assert "model.mlp: 48 -> 64; optimizer.beta1: 0.9 -> 0.8" in said
-    assert str(folder_of(config)) in said
+    message = str(refusal.value)
+    assert "model.mlp: 48 -> 64; optimizer.beta1: 0.9 -> 0.8" in message
+    assert str(folder_of(config)) in message
     assert contents(tmp_path) == before
 
 
@@ -169,7 +169,7 @@ def check_refused(config: Config, *parts: str) -> None:
 
 
 @pytest.mark.parametrize("left", ["nothing", "an empty mount point", "a half-written one"])
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_over_its_records(saved: Config, left: str):
+def test_a_run_whose_checkpoints_are_gone_does_not_overwrite_its_records(saved: Config, left: str):
     checkpoints = folder_of(saved) / "checkpoints"
     checkpoints.rename(away := folder_of(saved).parents[1] / "away")
     if left != "nothing":
@@ -187,7 +187,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_over_its_records(s
     assert [record.step for record in fit(saved)[1].records] == [5]
 
 
-def test_a_run_that_was_killed_before_its_first_save_begins_anew(saved: Config):
+def test_a_run_that_was_killed_before_its_first_save_starts_over(saved: Config):
     shutil.rmtree(folder_of(saved) / "checkpoints")
     (folder_of(saved) / "summary.json").unlink()
     events = folder_of(saved) / "events.jsonl"

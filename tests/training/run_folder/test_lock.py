@@ -1,4 +1,4 @@
-"""Two jobs on one run's folder: the second is refused in a sentence that says who holds it, and a kill frees it."""
+"""Two jobs on one run's folder: the second is refused in a sentence that states who holds it, and a kill frees it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_the_second_job_is_told_who_holds_the_folder_and_writes_nothing(
+def test_the_second_job_is_refused_with_the_holder_of_the_folder_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     config = run_config(tmp_path, 2, run={"compile_cache": None}, parallel={"fsdp": 8})
@@ -120,7 +120,7 @@ while done < {turns}:
     "text",
     [b"", b'{"host": "n1", "pi', b"[]", b'{"host": "a\\u001b[2J", "pid": 1, "since": "2026-01-01"}', b"\xff"],
 )
-def test_a_lock_file_that_says_nothing_sensible_still_holds(tmp_path: Path, text: bytes):
+def test_a_lock_file_without_readable_content_still_holds(tmp_path: Path, text: bytes):
     holder, second = RunLock(tmp_path), RunLock(tmp_path)
     holder.take()
     (tmp_path / LOCK_FILE).write_bytes(text)
@@ -131,13 +131,13 @@ def test_a_lock_file_that_says_nothing_sensible_still_holds(tmp_path: Path, text
     second.release()
 
 
-def test_a_file_system_without_locks_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_system_without_locks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    _, heard = fit(run_config(tmp_path, 1))
-    assert heard.messages[0] == (
+    _, recorded = fit(run_config(tmp_path, 1))
+    assert recorded.messages[0] == (
         f"The file system of {tmp_path / 'run'} has no locks (No locks available): "
         "a second job in this folder would not be noticed."
     )

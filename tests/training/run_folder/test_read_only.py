@@ -105,9 +105,9 @@ def test_a_finished_run_in_a_read_only_folder_is_there_to_be_looked_at(tmp_path:
         '"predicted_bytes": null}'
     )
     with closed(folder_of(config)):
-        summary, heard = fit(config)
+        summary, recorded = fit(config)
     assert (summary.steps, summary.loss) == (STEPS, 1.5)
-    assert "already has its 4 steps, and nothing was changed" in heard.messages[-1]
+    assert "already has its 4 steps, and nothing was changed" in recorded.messages[-1]
 
 
 class Shuts(Listener):
@@ -127,10 +127,10 @@ class Shuts(Listener):
 def test_a_save_that_may_not_be_written_costs_that_checkpoint_alone(tmp_path: Path):
     config = config_in(tmp_path, 6)
     folder = folder_of(config) / "checkpoints"
-    _, heard = fit(config, Shuts(folder))
-    [told] = [text for text in heard.messages if "could not be written" in text]
-    assert str(folder / "00000004") in told and "Permission denied" in told and "training goes on" in told
-    assert heard.saves == [2, 6]
+    _, recorded = fit(config, Shuts(folder))
+    [reported] = [text for text in recorded.messages if "could not be written" in text]
+    assert str(folder / "00000004") in reported and "Permission denied" in reported and "training goes on" in reported
+    assert recorded.saves == [2, 6]
     assert sorted(path.name for path in folder.iterdir()) == ["00000002", "00000006"]
 
 
@@ -164,8 +164,8 @@ def test_a_checkpoint_that_may_not_be_read_is_skipped_and_named(tmp_path: Path, 
     config = copy_of(whole, tmp_path, steps=STEPS + 2)
     newest = folder_of(config) / "checkpoints" / "00000004"
     with closed(newest / name, 0):
-        _, heard = fit(config)
-    assert heard.messages[0].startswith(f"checkpoint {newest} is skipped, because ")
-    assert heard.messages[0].endswith("cannot be read (Permission denied)")
-    assert heard.records[0].step == 3
+        _, recorded = fit(config)
+    assert recorded.messages[0].startswith(f"checkpoint {newest} is skipped, because ")
+    assert recorded.messages[0].endswith("cannot be read (Permission denied)")
+    assert recorded.records[0].step == 3
     assert list(losses(config)) == [1, 2, 3, 4, 5, 6]

@@ -41,9 +41,9 @@ def test_a_continued_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path
 
     whole, _ = fit(config("whole", 8))
     fit(config("parts", 4))
-    summary, heard = fit(config("parts", 8))
-    assert [record.step for record in heard.records] == [5, 6, 7, 8]
-    assert heard.messages[0] == "Continuing with changes: run.steps: 4 -> 8."
+    summary, recorded = fit(config("parts", 8))
+    assert [record.step for record in recorded.records] == [5, 6, 7, 8]
+    assert recorded.messages[0] == "Continuing with changes: run.steps: 4 -> 8."
     assert losses(config("parts", 8)) == losses(config("whole", 8))
     assert_same_bits(saved_state(config("parts", 8), 8), saved_state(config("whole", 8), 8))
     assert (summary.steps, summary.loss, summary.tokens) == (8, whole.loss, whole.tokens)
@@ -83,14 +83,14 @@ def test_a_run_goes_on_with_another_mesh_zero_stage_and_microbatch_count(
 ):
     copy_until(uninterrupted, STOPPED, tmp_path)
     config = run_config(tmp_path, STOPPED + MORE, model=FOUR, parallel=layout, checkpoint={"every": 9})
-    _, heard = fit(config)
-    assert "parallel.fsdp: 8 -> " in heard.messages[0]
-    assert heard.records[0].step == STOPPED + 1
+    _, recorded = fit(config)
+    assert "parallel.fsdp: 8 -> " in recorded.messages[0]
+    assert recorded.records[0].step == STOPPED + 1
     assert_close(losses(config), losses(uninterrupted))
     assert (folder_of(config) / f"plan-until-{STOPPED}.json").exists(), "the plan of the first steps is kept"
     if layout == LAYOUTS["uneven-pipeline"]:  # And from layers with padding between them to layers in order.
         back = run_config(tmp_path, STOPPED + MORE, model=FOUR, parallel=MESH, checkpoint={"every": 9})
         shutil.rmtree(folder_of(config) / "checkpoints" / f"{STOPPED + MORE:08d}")
-        _, heard = fit(back)
-        assert heard.records[0].step == 10
+        _, recorded = fit(back)
+        assert recorded.records[0].step == 10
         assert_close(losses(back), losses(uninterrupted))

@@ -40,9 +40,9 @@ class Value:
     offset: int
     """Bytes from the start of its allocation."""
     shape: str
-    born: int
+    first_live: int
     """First place in the order at which it is alive."""
-    dies: int
+    last_live: int
     """Last place."""
 
     @property
@@ -136,8 +136,8 @@ def _value(line: str, number: int, lives: dict[tuple[str, tuple[int, ...]], tupl
         raise ProgramError("value is not understood", line, number)
     path = _path(match["path"] or "")
     # What lives inside one kernel (a reduction's scalars) has no place in the order.
-    born, dies = lives.get((match["op"], path), (-1, -1))
-    return Value(match["op"], path, int(match["size"]), int(match["offset"]), match["shape"], born, dies)
+    first_live, last_live = lives.get((match["op"], path), (-1, -1))
+    return Value(match["op"], path, int(match["size"]), int(match["offset"]), match["shape"], first_live, last_live)
 
 
 def _live_ranges(text: str) -> tuple[tuple[str, ...], dict[tuple[str, tuple[int, ...]], tuple[int, int]]]:

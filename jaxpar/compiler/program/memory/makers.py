@@ -27,7 +27,7 @@ class Makers:
         self._module = module
         self._order = order
         self._places = {name: place for place, name in enumerate(order)}
-        self._homes = {op.name: c for c in module.computations.values() for op in c.ops}
+        self._computation_of = {op.name: c for c in module.computations.values() for op in c.ops}
         self._loops = {
             name: op for c in module.computations.values() for op in c.ops if op.opcode == "while" for name in op.called
         }
@@ -38,7 +38,7 @@ class Makers:
         A stack that a loop fills slice by slice was made by what made the slices. Where the trace ends in a fusion, it
         is the op inside it; where it comes back to where it was, the op `name` itself.
         """
-        if name not in self._homes:
+        if name not in self._computation_of:
             return self._started(name, path)
         place: _Place = (name, path)
         seen: set[_Place] = set()
@@ -53,7 +53,7 @@ class Makers:
     def _started(self, name: str, path: tuple[int, ...]) -> Op | None:
         """The maker inside an asynchronous op, under a name that only the order has."""
         following = self._places.get(name, len(self._order)) + 1
-        start = self._homes.get(self._order[following]) if following < len(self._order) else None
+        start = self._computation_of.get(self._order[following]) if following < len(self._order) else None
         op = start.by_name[self._order[following]] if start else None
         if op is None or wrapped_opcode(op.opcode)[1] != "start":
             return None
@@ -61,7 +61,7 @@ class Makers:
         return self.maker(*inside) if inside else op
 
     def _op(self, name: str) -> Op:
-        return self._homes[name].by_name[name]
+        return self._computation_of[name].by_name[name]
 
     def _back(self, name: str, path: tuple[int, ...]) -> _Place | None:
         """The place from which the contents of another were passed on; None where they were computed."""

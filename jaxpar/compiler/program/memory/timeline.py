@@ -50,33 +50,35 @@ def occupants(buffers: Buffers, place: int, memory_space: int = 0) -> list[Occup
         if allocation.memory_space != memory_space:
             continue
         if allocation.shared:
-            found.extend(_cover(allocation, [v for v in allocation.values if v.born <= place <= v.dies]))
+            found.extend(_cover(allocation, [v for v in allocation.values if v.first_live <= place <= v.last_live]))
         else:
-            values = [v for v in allocation.values if v.born <= place <= v.dies] or list(allocation.values)
-            first = max(values, key=lambda v: (v.size, -v.born), default=Value("", (), allocation.size, 0, "", -1, -1))
+            values = [v for v in allocation.values if v.first_live <= place <= v.last_live] or list(allocation.values)
+            first = max(
+                values, key=lambda v: (v.size, -v.first_live), default=Value("", (), allocation.size, 0, "", -1, -1)
+            )
             found.append(Occupant(first, allocation, allocation.size, tuple(v for v in values if v is not first)))
     return sorted(found, key=lambda occupant: -occupant.bytes)
 
 
 def _live(allocation: Allocation, places: int) -> np.ndarray:
     """Bytes of an allocation in which some value lives, at each place."""
-    values = [v for v in allocation.values if v.born >= 0]
+    values = [v for v in allocation.values if v.first_live >= 0]
     bounds = np.unique([b for v in values for b in (v.offset, v.end)])
     widths = np.diff(bounds)
     holders = np.zeros(len(widths), np.int64)
-    births: dict[int, list[Value]] = {}
-    deaths: dict[int, list[Value]] = {}
+    starting: dict[int, list[Value]] = {}
+    ending: dict[int, list[Value]] = {}
     for value in values:
-        births.setdefault(value.born, []).append(value)
-        deaths.setdefault(value.dies, []).append(value)
+        starting.setdefault(value.first_live, []).append(value)
+        ending.setdefault(value.last_live, []).append(value)
     live, now = np.zeros(places, np.int64), 0
     for place in range(places):
-        for value in births.get(place, ()):
+        for value in starting.get(place, ()):
             span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
             now += int(widths[span][holders[span] == 0].sum())
             holders[span] += 1
         live[place] = now
-        for value in deaths.get(place, ()):
+        for value in ending.get(place, ()):
             span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
             holders[span] -= 1
             now -= int(widths[span][holders[span] == 0].sum())
@@ -86,18 +88,18 @@ def _live(allocation: Allocation, places: int) -> np.ndarray:
 def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
     """Share the bytes in which `values` live among them: larger first, of equals the one born first."""
     found: list[Occupant] = []
-    taken: list[tuple[int, int]] = []
+    used: list[tuple[int, int]] = []
     alike: dict[tuple[int, int], list[Value]] = {}
     for value in values:
         alike.setdefault((value.offset, value.size), []).append(value)
     for (offset, size), same in sorted(alike.items(), key=lambda item: -item[0][1]):
         inside = _measure(
-            [(max(offset, a), min(offset + size, b)) for a, b in taken if a < offset + size and b > offset]
+            [(max(offset, a), min(offset + size, b)) for a, b in used if a < offset + size and b > offset]
         )
-        first, *others = sorted(same, key=lambda v: v.born)
+        first, *others = sorted(same, key=lambda v: v.first_live)
         if inside < size:
             found.append(Occupant(first, allocation, size - inside, tuple(others)))
-        taken.append((offset, offset + size))
+        used.append((offset, offset + size))
     return found
 
 

@@ -147,4 +147,4 @@ def _content(job: Job, number: int, kind: str, wanted: str) -> Iterator[bytes]:
         found = None
     if found is None or found.hexdigest() != wanted:
         job.unit_file(number, "json").unlink(missing_ok=True)
-        raise UserError(f"{path} is missing or damaged, so its unit is dropped; the same command makes it anew")
+        raise UserError(f"{path} is missing or damaged, so its unit is dropped; the same command makes it again")

@@ -2,7 +2,7 @@
 
 The record is written last, so a unit with a record is finished and is never made twice. Units are not flushed to disk,
 which would take longer than making them when they are small: damage from a power failure is detected by size or digest,
-and the unit is made anew.
+and the unit is made again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class UnitRecord:
 
 
 def read_record(job: Job, number: int) -> UnitRecord | None:
-    """The record of a unit; None where it is not finished, or its record is damaged (then it is made anew, with the
+    """The record of a unit; None where it is not finished, or its record is damaged (then it is made again, with the
     same result)."""
     path = job.unit_file(number, "json")
     try:
@@ -126,7 +126,7 @@ def held_out(raw: bytes, fraction: float) -> bool:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
 
 
-def told_places(job: Job, record: UnitRecord) -> list[str]:
+def broken_places(job: Job, record: UnitRecord) -> list[str]:
     """`file:line: reason` of the broken documents that a record keeps."""
     places = {tuple(map(int, where.split(":"))): reason for where, reason in record.first_broken.items()}
     return [f"{place_of(job.inputs[number], place)}: {reason}" for (number, place), reason in sorted(places.items())]

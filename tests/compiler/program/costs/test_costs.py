@@ -52,7 +52,7 @@ def test_executions_multiply_through_loops():
     ("target", "output"),
     [("__cublas$gemm", "(bf16[2,64,16]{2,1,0}, s8[4096]{0})"), ("__cublas$lt$matmul", "bf16[2,64,16]{2,1,0}")],
 )
-def test_calls_of_cublas_say_what_they_contract(target: str, output: str):
+def test_calls_of_cublas_state_what_they_contract(target: str, output: str):
     dims = {"lhs_contracting_dimensions": ["2"], "rhs_contracting_dimensions": ["1"]}
     precision = {"operand_precision": ["DEFAULT", "DEFAULT"], "algorithm": "ALG_UNSET"}
     config = json.dumps({"gemm_backend_config": {"dot_dimension_numbers": dims, "precision_config": precision}})
@@ -84,7 +84,7 @@ def test_arithmetic_of_products(dtypes: tuple[str, str], attributes: str, arithm
         ("%x = f32[2] custom-call(%a), custom_call_target=\"mystery\"", "custom call mystery"),
     ],
 )  # fmt: skip
-def test_work_that_cannot_be_told_is_refused(line: str, problem: str):
+def test_work_that_cannot_be_determined_is_refused(line: str, problem: str):
     with pytest.raises(ProgramError, match=problem):
         one(f"{AB}\n{line}")
 
@@ -189,7 +189,7 @@ def test_what_is_traced_in_attention_is_attention():
         ("jit(f)/dot_general", ".remat2", True),
     ],
 )
-def test_what_runs_again_is_told_apart(name: str, suffix: str, again: bool):
+def test_what_runs_again_is_distinguished(name: str, suffix: str, again: bool):
     cost = one(f'{AB}\n%x{suffix} = bf16[2,64,16]{{2,1,0}} {DOT}, metadata={{op_name="{name}"}}')
     assert (cost.recomputed, recomputed_flops([cost])) == (again, AB_FLOPS * again)
 

@@ -160,7 +160,7 @@ def test_what_is_not_known_hides_nothing_beside_it():
     assert op.source == Frame("Layer.__call__", "jaxpar/layers/layer.py", 41)
 
 
-def test_every_test_says_whether_it_reads_programs_strictly():
+def test_every_test_states_whether_it_reads_programs_strictly():
     for file in set(Path(__file__).parents[3].rglob("*.py")) - {Path(__file__)}:
         source = file.read_text()
         assert file.name == "programs.py" or "compiler.program.hlo.parser import" not in source, file

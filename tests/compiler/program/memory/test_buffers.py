@@ -77,8 +77,15 @@ def test_allocations_have_their_kind(small: Buffers):
 
 def test_a_value_has_its_place_and_its_time(small: Buffers):
     value = small.allocations[5].values[2]
-    assert (value.op, value.path, value.offset, value.end, value.born, value.dies) == ("loop", (1,), 0, 100, 3, 5)
-    assert small.order[value.born] == "loop"
+    assert (value.op, value.path, value.offset, value.end, value.first_live, value.last_live) == (
+        "loop",
+        (1,),
+        0,
+        100,
+        3,
+        5,
+    )
+    assert small.order[value.first_live] == "loop"
 
 
 def test_totals_are_sums_of_allocations(small: Buffers):
@@ -137,11 +144,11 @@ def test_other_live_ranges_are_refused(old: str, new: str, problem: str):
 
 @pytest.mark.parametrize("name", [*TINY, "quickstart"])
 def test_totals_and_peaks_are_those_of_the_compiler(name: str):
-    said = memory(name)
+    stats = memory(name)
     place, most = peak(buffers(name))
     # JAX 0.12 leaves scalars of reductions out of its total; XLA's peak leaves out some tables of tuples.
-    assert 0 <= buffers(name).total() - said["total_allocation_bytes"] <= 1024
-    assert abs(most - said["peak_memory_in_bytes"]) <= 2048
+    assert 0 <= buffers(name).total() - stats["total_allocation_bytes"] <= 1024
+    assert abs(most - stats["peak_memory_in_bytes"]) <= 2048
     assert sum(occupant.bytes for occupant in occupants(buffers(name), place)) == most
 
 

@@ -65,10 +65,10 @@ def kernels(
     of_heads = partial(shape, by_heads, jnp.dtype(dtype), 4, 2000)
     arguments = (of_heads(heads, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))
     os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES")}
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as said:
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as printed:
         jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=QUICKLY)
         sys.stdout.flush()  # What Python prints waits in a buffer, where nobody is at a terminal.
-        text = said.read_text()
+        text = printed.read_text()
     return {
         "shared": [int(size) for size in re.findall(r"smem_scratch_bytes=(\d+)", text)],
         "kernels": [_described(part) for part in text.split(".visible .entry ")[1:]],
@@ -90,7 +90,7 @@ def _printed() -> Iterator[Path]:
 
 
 def _described(text: str) -> dict[str, Any]:
-    """A kernel's program, and what ptxas said of it."""
+    """A kernel's program, and what ptxas reported of it."""
     number = lambda pattern: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
     return {
         "name": text.split("_mosaic_gpu_kernel", 1)[0],

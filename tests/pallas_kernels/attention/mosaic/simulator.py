@@ -17,7 +17,7 @@ import pytest
 from jax._src import source_info_util
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, shared_memory
 
-SAID = "RACE DETECTED"
+REPORTED = "RACE DETECTED"
 """What the simulator prints."""
 
 

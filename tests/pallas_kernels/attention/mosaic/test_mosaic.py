@@ -25,7 +25,7 @@ from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_lim
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
-from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
+from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 from tests.pallas_kernels.test_masks import packed_rows, random_tokens
 from tests.sentences import refused
@@ -118,7 +118,7 @@ def check(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
     kernels = DETERMINISTIC_KERNELS if case.deterministic else KERNELS
     found, plain = (worst(run(which, case, tokens, inputs), expected) for which in (kernels, reference.KERNELS))
     assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
-    assert SAID not in capfd.readouterr().out
+    assert REPORTED not in capfd.readouterr().out
 
 
 @pytest.mark.long
@@ -190,7 +190,7 @@ REQUEST = Request("gpu", "bfloat16", 8, 2, 128, 128, compute_capability=9.0)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "why_not"),
     [
         ({}, None),
         ({"width": 192}, None),
@@ -202,12 +202,12 @@ REQUEST = Request("gpu", "bfloat16", 8, 2, 128, 128, compute_capability=9.0)
         ({"queries": 2**22}, "2^31 - 1 elements"),
     ],
 )
-def test_what_it_cannot_do_it_refuses_with_the_reason(change: dict, said: str | None) -> None:
+def test_what_it_cannot_do_it_refuses_with_the_reason(change: dict, why_not: str | None) -> None:
     reason = refusal(Request(**{**REQUEST.__dict__, **change}))
-    if said is None:
+    if why_not is None:
         assert reason is None
     else:
-        assert reason is not None and said in reason
+        assert reason is not None and why_not in reason
 
 
 def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:

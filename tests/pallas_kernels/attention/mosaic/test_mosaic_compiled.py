@@ -47,14 +47,18 @@ def check(configuration: Configuration, found: dict[str, Any]) -> None:
     fused = tiles.fused is not None and not deterministic
     backward = ["attention_key_gradients"] * (1 if fused else len(tiles.key_gradients))
     backward += [] if fused else ["attention_query_gradients"]
-    assert sorted(said["name"] for said in found["kernels"]) == sorted(["attention_forward", *backward])
+    assert sorted(compiled_kernel["name"] for compiled_kernel in found["kernels"]) == sorted(
+        ["attention_forward", *backward]
+    )
     assert len(found["shared"]) == 1 + len(backward) and max(found["shared"]) <= SHARED
-    for said in found["kernels"]:
-        assert said["spilled"] == 0, said
-        assert said["wgmma"] > 0 and said["tma"] > 0, said
-        assert said["tanh"] == 0, said
-        assert said["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], said
-        assert (said["reduce"] > 0) == (fused and said["name"] == "attention_key_gradients"), said
+    for compiled_kernel in found["kernels"]:
+        assert compiled_kernel["spilled"] == 0, compiled_kernel
+        assert compiled_kernel["wgmma"] > 0 and compiled_kernel["tma"] > 0, compiled_kernel
+        assert compiled_kernel["tanh"] == 0, compiled_kernel
+        assert compiled_kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], compiled_kernel
+        assert (compiled_kernel["reduce"] > 0) == (fused and compiled_kernel["name"] == "attention_key_gradients"), (
+            compiled_kernel
+        )
 
 
 def _name(configuration: Configuration) -> str:

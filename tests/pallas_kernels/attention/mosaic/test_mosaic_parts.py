@@ -10,7 +10,7 @@ from pallas_kernels.attention import Settings, output_products, reference
 from pallas_kernels.attention import Tokens as KernelTokens
 from pallas_kernels.attention.mosaic import KERNELS
 from pallas_kernels.masks import Mask
-from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
+from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
 from tests.pallas_kernels.attention.mosaic.test_mosaic import FLOOR, TIMES, Case, random_inputs, run, tokens_of
 from tests.pallas_kernels.dense64 import attention, pairs, worst
 
@@ -52,4 +52,4 @@ def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all(
     merged = worst({name: np.asarray(x) for name, x in found.items()}, expected)
     plain = worst(run(reference.KERNELS, case, tokens, inputs), expected)
     assert all(merged[name] <= max(TIMES * plain[name], FLOOR) for name in merged), (merged, plain)
-    assert SAID not in capfd.readouterr().out
+    assert REPORTED not in capfd.readouterr().out

@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels.attention.mosaic.matmuls import product
 from pallas_kernels.attention.mosaic.memory import tiled
-from tests.pallas_kernels.attention.mosaic.simulator import SAID, watch_tensor_cores
+from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
 
 TILES = 2
 
@@ -58,7 +58,7 @@ def test_what_is_loaded_over_an_operand_of_a_product_that_is_not_over_is_a_race(
     watch_tensor_cores(monkeypatch)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(TILES, 64, 64)), jnp.bfloat16)
     found = squares(x, early=early)
-    assert (SAID in capfd.readouterr().out) == early
+    assert (REPORTED in capfd.readouterr().out) == early
     if not early:
         exact = np.asarray(x, np.float64)
         assert np.allclose(found, (exact @ exact).sum(0), atol=1e-3)

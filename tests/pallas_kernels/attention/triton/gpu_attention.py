@@ -70,14 +70,14 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
 
 def _described(ptx: Path, gpu: str) -> tuple[str, dict[str, int]]:
     command = [ptxas(), f"-arch={ARCHITECTURES[gpu]}", "-v", str(ptx), "-o", "/dev/null"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     number = lambda pattern, text: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
-    (name,) = re.findall(r"Compiling entry function '(\w+)'", said)
+    (name,) = re.findall(r"Compiling entry function '(\w+)'", printed)
     (lowered,) = ptx.parent.glob(f"*.{name}.triton-to-llvm.txt")
     text = ptx.read_text()
     return name, {
-        "registers": number(r"Used (\d+) registers", said),
-        "spilled": number(r"(\d+) bytes spill stores", said),
+        "registers": number(r"Used (\d+) registers", printed),
+        "spilled": number(r"(\d+) bytes spill stores", printed),
         "shared": number(r"ttg\.shared = (\d+)", lowered.read_text()),
         "mma": text.count("mma.sync"),
         "wgmma": text.count("wgmma.mma_async"),

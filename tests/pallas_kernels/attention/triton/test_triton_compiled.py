@@ -26,7 +26,7 @@ FORMS = {
 def test_kernels_use_tensor_cores_and_spill_nothing(gpu: str, width: int, value_width: int, form: str) -> None:
     [found] = in_child("tests.pallas_kernels.attention.triton.gpu_attention:kernels", gpu, (width, value_width, form))
     assert found.keys() == {f"attention_{kind}_{width}" for kind in ("forward", "dq", "dkv")}
-    for name, said in found.items():
-        assert said["spilled"] == 0 and said["registers"] <= 255, (name, said)
-        assert said[INSTRUCTION[gpu]] > 0, (name, said)
-        assert said["shared"] <= SHARED[gpu], (name, said)
+    for name, resources in found.items():
+        assert resources["spilled"] == 0 and resources["registers"] <= 255, (name, resources)
+        assert resources[INSTRUCTION[gpu]] > 0, (name, resources)
+        assert resources["shared"] <= SHARED[gpu], (name, resources)

@@ -1,4 +1,4 @@
-"""Connections to a meeting that are no processes of its job: they say what a test wants."""
+"""Connections to a meeting that are no processes of its job: they send what a test wants."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from tests.patience import seconds
 
 
-def greeting(process: object, processes: object, **other: object) -> bytes:
-    """What a process says first; `other` replaces parts of it."""
+def hello(process: object, processes: object, **other: object) -> bytes:
+    """The first message of a process; `other` replaces parts of it."""
     return line({"jaxpar": 1, "process": process, "processes": processes, "host": "node-b", "nonce": None} | other)
 
 
@@ -19,8 +19,8 @@ def line(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def call(address: str, said: bytes = b"") -> socket.socket:
-    """A connection to process 0, as soon as it listens, over which this was said."""
+def call(address: str, sent: bytes = b"") -> socket.socket:
+    """A connection to process 0, as soon as it listens, over which this is sent."""
     host, port = address.rsplit(":", 1)
     until = time.monotonic() + seconds(20)
     while True:
@@ -31,21 +31,21 @@ def call(address: str, said: bytes = b"") -> socket.socket:
             time.sleep(0.01)
         else:
             listener.settimeout(seconds(20))
-            listener.sendall(said)
+            listener.sendall(sent)
             return listener
 
 
-def hear(listener: socket.socket) -> dict[str, Any]:
+def receive(listener: socket.socket) -> dict[str, Any]:
     """The next message; nothing of what follows is read."""
-    said = b""
-    while not said.endswith(b"\n"):
+    sent = b""
+    while not sent.endswith(b"\n"):
         more = listener.recv(1)
-        assert more, f"hung up after {said!r}"
-        said += more
-    return json.loads(said)
+        assert more, f"hung up after {sent!r}"
+        sent += more
+    return json.loads(sent)
 
 
-def answer(address: str, said: bytes) -> dict[str, Any]:
-    """What process 0 says to this."""
-    with call(address, said) as listener:
-        return hear(listener)
+def answer(address: str, sent: bytes) -> dict[str, Any]:
+    """The answer of process 0."""
+    with call(address, sent) as listener:
+        return receive(listener)

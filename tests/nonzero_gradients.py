@@ -51,7 +51,7 @@ def gemma(layers: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lively_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:
+def nonzero_gradients(run: SmallRun, initial: Any = None) -> tuple[float, Any]:
     """Loss and gradients where everything counts: short documents, padding, no bias 0 and no norm scale 1.
 
     `initial` are the initial weights where they are known, as NumPy: then nothing is compiled to make them. These and

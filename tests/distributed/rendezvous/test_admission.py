@@ -12,9 +12,9 @@ import pytest
 
 from jaxpar.config import UserError
 from jaxpar.distributed.messages import LINE_BYTES
-from jaxpar.distributed.rendezvous import reception
+from jaxpar.distributed.rendezvous import admission
 from jaxpar.distributed.rendezvous.meeting import meet
-from tests.distributed.rendezvous.guests import answer, call, greeting, hear, line
+from tests.distributed.rendezvous.clients import answer, call, hello, line, receive
 from tests.patience import seconds
 
 PROCESSES = 3
@@ -28,7 +28,7 @@ class First:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.hosts: dict[int, str] = {}
         self.refusal = ""
         self._thread = threading.Thread(target=self._run)
@@ -39,7 +39,7 @@ class First:
 
     def _run(self) -> None:
         try:
-            peers = meet(self.address, PROCESSES, 0, self._timeout_s, say=self.said.append)
+            peers = meet(self.address, PROCESSES, 0, self._timeout_s, report=self.reported.append)
         except UserError as error:
             self.refusal = str(error)
             return
@@ -53,10 +53,10 @@ class First:
 
     def complete(self, *processes: int) -> None:
         """The others come, and the meeting ends as it should."""
-        guests = [threading.Thread(target=self.visit, args=(process,)) for process in processes or (1, 2)]
-        for guest in guests:
-            guest.start()
-        for thread in (*guests, self._thread):
+        clients = [threading.Thread(target=self.visit, args=(process,)) for process in processes or (1, 2)]
+        for client in clients:
+            client.start()
+        for thread in (*clients, self._thread):
             thread.join(seconds(30))
         assert sorted(self.hosts) == [1, 2], self.refusal
 
@@ -87,101 +87,101 @@ STRANGE = [
     b"x" * (2 * LINE_BYTES),
     line({"here": True}),
     line([1, 2]),
-    greeting("²", 3),
-    greeting(True, 3),
-    greeting(1.0, 3),
-    greeting(-1, 3),
-    greeting(10**400, 3),
-    greeting(1, None),
-    greeting(1, 3, host=["a"]),
-    greeting(1, 3, host=""),
-    greeting(1, 3, nonce="²" * 64),
-    greeting(1, 3, nonce=7),
-    greeting(1, 3, jaxpar=2),
-    greeting(1, 3, jaxpar=True),
+    hello("²", 3),
+    hello(True, 3),
+    hello(1.0, 3),
+    hello(-1, 3),
+    hello(10**400, 3),
+    hello(1, None),
+    hello(1, 3, host=["a"]),
+    hello(1, 3, host=""),
+    hello(1, 3, nonce="²" * 64),
+    hello(1, 3, nonce=7),
+    hello(1, 3, jaxpar=2),
+    hello(1, 3, jaxpar=True),
 ]
 
 
-def test_strangers_hear_that_they_are_and_disturb_nothing(first: First):
-    for said in STRANGE:
-        assert answer(first.address, said)["refused"].startswith(NO_PROCESS), said
+def test_unidentified_clients_are_refused_and_disturb_nothing(first: First):
+    for sent in STRANGE:
+        assert answer(first.address, sent)["refused"].startswith(NO_PROCESS), sent
     call(first.address).close()
     call(first.address, b"{").close()
     first.complete()
-    assert first.said == []
+    assert first.reported == []
 
 
-def test_slow_guests_hold_up_nobody(first: First):
-    slow = [call(first.address, said) for said in (b"", b"{", greeting(1, 3)[:-1])]
+def test_slow_clients_delay_no_other(first: First):
+    slow = [call(first.address, sent) for sent in (b"", b"{", hello(1, 3)[:-1])]
     first.complete()
     for listener in slow:
         with listener:
-            assert hear(listener) == {"later": "the job has begun"}
+            assert receive(listener) == {"later": "the job has begun"}
 
 
-def test_a_guest_that_sends_a_byte_now_and_then_is_sent_away(first: First, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reception, "GREETING_S", 0.5)
+def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(first: First, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "HELLO_S", 0.5)
     until = time.monotonic() + seconds(20)
     with call(first.address) as listener:
         listener.settimeout(0.05)
-        heard = b""
-        while not heard.endswith(b"\n"):
+        received = b""
+        while not received.endswith(b"\n"):
             assert time.monotonic() < until, "still heard"
             with contextlib.suppress(TimeoutError):
                 listener.sendall(b" ")
-                heard += listener.recv(1000)
-    assert heard == line({"later": "the greeting took longer than 0.5 s"})
+                received += listener.recv(1000)
+    assert received == line({"later": "the hello took longer than 0.5 s"})
     first.complete()
 
 
-def test_the_oldest_of_too_many_strangers_is_sent_away(first: First, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reception, "STRANGERS", 2)
+def test_the_oldest_of_too_many_unidentified_clients_is_disconnected(first: First, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "MOST_UNIDENTIFIED", 2)
     listeners = [call(first.address) for _ in range(3)]
-    assert hear(listeners[0]) == {"later": "process 0 is busy"}
+    assert receive(listeners[0]) == {"later": "process 0 is busy"}
     for listener in listeners:
         listener.close()
     first.complete()
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("sent", "why"),
     [
-        (greeting(5, 3), "process 5 on node-b has a number that is not between 1 and 2, as those of the"),
-        (greeting(0, 3), "process 0 on node-b has a number that is not between 1 and 2, as those of the"),
-        (greeting(1, 4), "process 1 on node-b expects 4 processes and process 0 expects 3"),
-        (greeting(5, 2), "process 5 on node-b expects 2 processes and process 0 expects 3"),
+        (hello(5, 3), "process 5 on node-b has a number that is not between 1 and 2, as those of the"),
+        (hello(0, 3), "process 0 on node-b has a number that is not between 1 and 2, as those of the"),
+        (hello(1, 4), "process 1 on node-b expects 4 processes and process 0 expects 3"),
+        (hello(5, 2), "process 5 on node-b expects 2 processes and process 0 expects 3"),
     ],
     ids=["5 of 3", "0 of 3", "1 of 4", "5 of 2"],
 )  # fmt: skip
-def test_a_process_of_another_job_is_refused_and_hears_why(first: First, said: bytes, why: str):
-    assert answer(first.address, said)["refused"].startswith(why)
+def test_a_process_of_another_job_is_refused_with_the_reason(first: First, sent: bytes, why: str):
+    assert answer(first.address, sent)["refused"].startswith(why)
     first.complete()
-    [told] = first.said
-    assert told.startswith(f"process 0 refuses a process: {why}")
+    [notice] = first.reported
+    assert notice.startswith(f"process 0 refuses a process: {why}")
 
 
 def test_the_first_process_of_a_number_stays_and_the_second_is_refused(first: First):
-    with call(first.address, greeting(1, 3, host="node-a")) as listener:
-        assert hear(listener)["welcome"]
-        with call(first.address, greeting(1, 3)) as second:
-            assert hear(listener) == {"ask": True}
+    with call(first.address, hello(1, 3, host="node-a")) as listener:
+        assert receive(listener)["welcome"]
+        with call(first.address, hello(1, 3)) as second:
+            assert receive(listener) == {"ask": True}
             listener.sendall(line({"here": True}))
-            assert hear(second) == {"refused": "process 1 is there already, on node-a"}
-        guest = threading.Thread(target=first.visit, args=(2,))
-        guest.start()
-        assert hear(listener) == {"ask": True}
+            assert receive(second) == {"refused": "process 1 is there already, on node-a"}
+        client = threading.Thread(target=first.visit, args=(2,))
+        client.start()
+        assert receive(listener) == {"ask": True}
         listener.sendall(line({"here": True}))
-        assert "go" in hear(listener)
-        guest.join(seconds(20))
+        assert "go" in receive(listener)
+        client.join(seconds(20))
     first.join()
     assert first.hosts[1] == "node-a"
 
 
 def test_a_process_that_does_not_answer_any_more_loses_its_place(first: First, monkeypatch: pytest.MonkeyPatch):
     """As one whose host lost power, so that its connection never ends."""
-    monkeypatch.setattr(reception, "ANSWER_S", 0.3)
-    with call(first.address, greeting(1, 3, host="node-a")) as lost:
-        assert hear(lost)["welcome"]
+    monkeypatch.setattr(admission, "ANSWER_S", 0.3)
+    with call(first.address, hello(1, 3, host="node-a")) as lost:
+        assert receive(lost)["welcome"]
         first.complete()
     assert first.hosts[1] == socket.gethostname()
 
@@ -189,44 +189,44 @@ def test_a_process_that_does_not_answer_any_more_loses_its_place(first: First, m
 def test_refusals_are_named_when_somebody_is_missing():
     first = First()
     first.start(seconds(2))
-    answer(first.address, greeting(1, 4))
+    answer(first.address, hello(1, 4))
     first.join()
     why = "process 1 on node-b expects 4 processes and process 0 expects 3"
     assert first.refusal.endswith(f"(not there: process 1, 2; refused: {why})")
 
 
-def test_what_a_guest_says_is_printed_and_kept_without_control_characters(first: First):
+def test_what_a_client_sends_is_printed_and_kept_without_control_characters(first: First):
     host = "\x1b[2Ja\r\n\u202eb" + "x" * 1000
     shown = "?[2Ja???b" + "x" * 116 + "..."
     why = f"process 1 on {shown} expects 4 processes and process 0 expects 3"
-    assert answer(first.address, greeting(1, 4, host=host)) == {"refused": why}
-    with call(first.address, greeting(1, 3, host=host)) as listener:
-        assert hear(listener)["welcome"]
-        guest = threading.Thread(target=first.visit, args=(2,))
-        guest.start()
-        assert hear(listener) == {"ask": True}
+    assert answer(first.address, hello(1, 4, host=host)) == {"refused": why}
+    with call(first.address, hello(1, 3, host=host)) as listener:
+        assert receive(listener)["welcome"]
+        client = threading.Thread(target=first.visit, args=(2,))
+        client.start()
+        assert receive(listener) == {"ask": True}
         listener.sendall(line({"here": True}))
-        assert "go" in hear(listener)
-        guest.join(seconds(20))
+        assert "go" in receive(listener)
+        client.join(seconds(20))
     first.join()
-    assert first.said == [f"process 0 refuses a process: {why}"]
+    assert first.reported == [f"process 0 refuses a process: {why}"]
     assert first.hosts[1] == shown
 
 
 @pytest.fixture
 def impostor() -> Iterator[Callable[[bytes], str]]:
-    """What a process says that comes to somebody who is not process 0 and says this."""
+    """What a process states that comes to somebody who is not process 0 and says this."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve(said: bytes) -> None:
+        def serve(sent: bytes) -> None:
             with contextlib.suppress(OSError):
                 while True:
                     listener = server.accept()[0]
-                    listener.sendall(said)
+                    listener.sendall(sent)
                     listeners.append(listener)
 
-        def visit(said: bytes) -> str:
-            threading.Thread(target=serve, args=(said,), daemon=True).start()
+        def visit(sent: bytes) -> str:
+            threading.Thread(target=serve, args=(sent,), daemon=True).start()
             with pytest.raises(UserError) as caught:
                 meet(f"127.0.0.1:{server.getsockname()[1]}", 2, 1, seconds(0.5))
             return str(caught.value)
@@ -239,14 +239,14 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [b"\n", b"\xff\n", b"[" * 4000 + b"\n", b"x" * (2 * LINE_BYTES), line({"go": True}), line({"challenge": "²"}),
      line({"refused": 7}), line({"ask": True}), line({"welcome": True}) * 2],
-    ids=lambda said: repr(said[:12]),
+    ids=lambda sent: repr(sent[:12]),
 )  # fmt: skip
-def test_a_process_that_finds_somebody_else_says_so(impostor: Callable[[bytes], str], said: bytes):
-    assert "(what listens there is not process 0 of this jaxpar: " in impostor(said)
+def test_a_process_that_finds_somebody_else_reports_it(impostor: Callable[[bytes], str], sent: bytes):
+    assert "(what listens there is not process 0 of this jaxpar: " in impostor(sent)
 
 
-def test_what_process_0_says_is_printed_without_control_characters(impostor: Callable[[bytes], str]):
+def test_what_process_0_sends_is_printed_without_control_characters(impostor: Callable[[bytes], str]):
     assert impostor(line({"refused": "\x1b]0;owned\x07" + "x" * 5000})).endswith(f"(?]0;owned?{'x' * 987}...)")
