@@ -88,13 +88,13 @@ def _generate(options: argparse.Namespace) -> None:
     screen = None if options.json or len(given) > 1 else Screen(prompts[0])
     stops = [Stop(text.decode, options.stop) for _ in given]
 
-    def add_token(row: int, token: int) -> bool:
+    def on_token(row: int, token: int) -> bool:
         ends = stops[row].add_token(token)
         if screen is not None:
             screen.show(stops[row].text if ends else stops[row].certain)
         return ends
 
-    found = generator.continued(given, options.tokens, stop=text.ends, add_token=add_token)
+    found = generator.continued(given, options.tokens, stop=text.ends, on_token=on_token)
     if screen is not None:
         screen.show(stops[0].text)
         screen.end()

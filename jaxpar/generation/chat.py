@@ -63,13 +63,13 @@ class Chat:
             raise UserError(f"--chat: {error}") from None
         stop = Stop(self._text.decode, self._stops)
 
-        def add_token(_: int, token: int) -> bool:
+        def on_token(_: int, token: int) -> bool:
             ends = stop.add_token(token)
             if screen is not None:
                 screen.show(stop.text if ends else stop.certain)
             return ends
 
-        (found,) = generator.continued([prompt], tokens, stop=self._ends, add_token=add_token)
+        (found,) = generator.continued([prompt], tokens, stop=self._ends, on_token=on_token)
         if screen is not None:
             screen.show(stop.text)
             screen.end()

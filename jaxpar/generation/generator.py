@@ -143,7 +143,7 @@ class Generator:
         tokens: int,
         *,
         stop: Sequence[int] = (),
-        add_token: Callable[[int, int], bool] | None = None,
+        on_token: Callable[[int, int], bool] | None = None,
         first_number: int = 0,
     ) -> list[Continuation]:
         """Continue all prompts together.
@@ -152,7 +152,7 @@ class Generator:
             prompts: token ids of each, at least one.
             tokens: at most so many new tokens for each.
             stop: ids that end a row, and are not part of it.
-            add_token: called with the place of a row in `prompts` and each new token; True ends the row after that
+            on_token: called with the place of a row in `prompts` and each new token; True ends the row after that
                 token.
             first_number: the number of the first row, for the draws; the others follow.
 
@@ -173,7 +173,7 @@ class Generator:
                     continue
                 found[row].append(token)
                 likelihoods[row].append(float(drawn.log_probability[row]))
-                if add_token is not None and add_token(row, token):
+                if on_token is not None and on_token(row, token):
                     ended[row] = True
                     del running[row]
             if not running:

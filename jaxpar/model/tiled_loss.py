@@ -83,7 +83,7 @@ def tiled_cross_entropy(
     model: ModelConfig,
     axes: tuple[str, ...],
     tiles: int,
-    trained: bool,
+    trained: bool = True,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums over the tokens of `mask`: (nll + z_loss * lse^2, which has a derivative; nll, which has none), in nats.
 

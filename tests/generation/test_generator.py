@@ -105,11 +105,11 @@ def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
     end = int(whole[0].tokens[4])
     heard: list[tuple[int, int]] = []
 
-    def add_token(row: int, token: int) -> bool:
+    def on_token(row: int, token: int) -> bool:
         heard.append((row, token))
         return row == 1
 
-    found = generator.continued([given[0], given[1], given[2][:5]], NEW, stop=[end], add_token=add_token)
+    found = generator.continued([given[0], given[1], given[2][:5]], NEW, stop=[end], on_token=on_token)
     first = whole[0].tokens.tolist()
     assert found[0].tokens.tolist() == first[: first.index(end)] and found[0].ended
     assert found[1].tokens.tolist() == whole[1].tokens[:1].tolist() and found[1].ended

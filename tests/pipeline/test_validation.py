@@ -53,7 +53,7 @@ def test_a_long_grid_is_shown_around_the_cell():
         (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1"), ("1B1 is missing", "rank 1")),
         (
             ("0F0 0F1 0B0 0B1 1B1", "1F0 1B0 1F1"),
-            ("1B1 (rank 0, place 4)", "wrong rank", "chunk 1 lies on rank 1"),
+            ("1B1 (rank 0, place 4)", "wrong rank", "chunk 1 is on rank 1"),
         ),
         (
             ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1F2"),
