@@ -36,7 +36,15 @@ def main(arguments: Sequence[str]) -> None:
     options = _parser().parse_args(arguments)
     if options.model is None and options.contamination is None:
         raise UserError("expected --model MODEL, or --contamination FOLDER, or both")
+    if options.contamination is None and options.ngram is not None:
+        raise UserError("--ngram is for --contamination FOLDER: expected it too")
+    if options.model is None:
+        given = {"--length": options.length, "--tokenizer": options.tokenizer, "--set": options.overrides or None}
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(f"{name} is for --model MODEL: expected it too")
     _check_out(options.out)
+    options.ngram = options.ngram or NGRAM
     _evaluate(options)
 
 
@@ -51,7 +59,7 @@ def _parser() -> Parser:
     words = "token folder of training data, in which n-grams of the tasks are looked for; needs no model"
     parser.add_argument("--contamination", metavar="FOLDER", type=Path, help=words)
     words = f"tokens of an n-gram (default: {NGRAM})"
-    parser.add_argument("--ngram", metavar="N", type=positive, default=NGRAM, help=words)
+    parser.add_argument("--ngram", metavar="N", type=positive, help=words)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write the results, of each example too, as JSON")
     parser.add_json()
     return parser
@@ -64,6 +72,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     names = [word for word in options.tasks if not is_task_file(word)]
     if names and (options.contamination is not None or options.model is None):
         raise UserError(f"--tasks: {quoted(names[0])}: the texts of a task are looked for only where it is a file")
+    if options.include_path is not None and not names:
+        raise UserError("--include-path is for tasks by name: expected one in --tasks")
     harness = _harness(names, options.include_path) if names else None
     overlaps = None if options.contamination is None else _overlaps(options, tasks)
     if options.model is None:
@@ -76,21 +86,27 @@ def _evaluate(options: argparse.Namespace) -> None:
     from jaxpar.evaluation.language_model import LanguageModel
     from jaxpar.evaluation.run_task import run_task
     from jaxpar.generation.placed_model import open_model, place_model
+    from jaxpar.interop.sources.hf_folder import HFFolder
     from jaxpar.interop.sources.tokenizer import text_of
 
     config, source = open_model(options.model, options.overrides)
     text, length = text_of(source, options.tokenizer, _report), context_length(source, options.length)
     model = LanguageModel(place_model(config, source), text, length)
+    if overlaps is not None:
+        _ = model.begin  # Min-k% needs it: refused now, and not after the tasks.
     outcomes = {task.name: run_task(model, task) for task in tasks}
     if harness is not None:
-        outcomes |= harness.run(model)
+        for name, outcome in harness.run(model).items():
+            outcomes[f"lm_eval:{name}" if name in outcomes else name] = outcome
     if overlaps is not None:
         outcomes = _checked(tasks, overlaps, outcomes, model)
     if jax.process_index():
         return
-    about = {"step": getattr(source, "step", None), "length": length, "compute": model.model.config.precision.compute}
+    step = None if isinstance(source, HFFolder) else source.step
+    about = {"step": step, "length": length, "compute": model.model.config.precision.compute}
     record = _show(options, {"model": str(options.model)} | about, outcomes)
-    _store(source, record)
+    if not isinstance(source, HFFolder) and source.run_folder is not None:
+        _store(source.run_folder, record)
 
 
 def _overlaps(options: argparse.Namespace, tasks: Sequence[Task]) -> list[list[Overlap]]:
@@ -176,13 +192,10 @@ def _table(outcomes: Mapping[str, Outcome]) -> str:
     )
 
 
-def _store(source: Any, record: Mapping[str, Any]) -> None:
-    """Add the results to the folder of the run whose weights they are of, where there is one."""
+def _store(folder: Path, record: Mapping[str, Any]) -> None:
+    """Add the results to the folder of the run whose weights they are of."""
     from jaxpar.observe.evaluations import append_evaluation
 
-    folder = getattr(source, "run_folder", None)
-    if folder is None:
-        return
     try:
         append_evaluation(folder, record)
     except OSError as error:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PORT = 61448
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,9 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group = placement_group([{"GPU": options.gpus, "CPU": 1}] * options.hosts, strategy="STRICT_SPREAD")
     ray.get(group.ready())
     on = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=host) for host in range(options.hosts)]
-    address = ray.remote(get_node_ip_address).options(num_cpus=0, scheduling_strategy=on[0])
+
+    def free_address() -> str:
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"{get_node_ip_address()}:{free.getsockname()[1]}"
+
+    address = ray.remote(free_address).options(num_cpus=0, scheduling_strategy=on[0])
     train = ray.remote(run).options(num_cpus=1, num_gpus=options.gpus, max_retries=0)
-    job = ["--set", f"distributed.coordinator={ray.get(address.remote())}:{PORT}"]
+    job = ["--set", f"distributed.coordinator={ray.get(address.remote())}"]
     job += ["--set", f"distributed.processes={options.hosts}"]
     job += ["--set", f"distributed.devices_per_process={options.gpus}"]
     python = os.environ.get("PYTHON", ".venv/bin/python")

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from jaxpar.config.errors import UserError
 from jaxpar.data.loader import Batch
 from jaxpar.data.stream import TokenStream
 
 ALPHAS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 """Amounts of additive smoothing to choose from."""
+NOTHING_COUNTED = (
+    "evaluation.batches: the held-out rows have no token that the loss counts; expected more held-out data, a longer "
+    "data.sequence_length, or evaluation.batches: 0"
+)
+"""Held-out conversations in which the assistant's words are in what is left over of a row."""
 FIT_TOKENS = 1 << 25
 """Most tokens that the model is fit on, from the start of the training stream."""
 
@@ -30,7 +36,7 @@ def bigram_loss(train: TokenStream, batches: Iterable[Batch], vocab: int) -> flo
         vocab: size of the vocabulary, the padding of the model's table not included.
 
     Raises:
-        ValueError: the batches score no token.
+        UserError: the batches score no token.
     """
     model = _fit(train, vocab)
     total, scored = 0.0, 0
@@ -39,7 +45,7 @@ def bigram_loss(train: TokenStream, batches: Iterable[Batch], vocab: int) -> flo
         total -= model.log_probabilities(batch["tokens"][counted], batch["labels"][counted]).sum()
         scored += int(counted.sum())
     if scored == 0:
-        raise ValueError("the batches score no token")
+        raise UserError(NOTHING_COUNTED)
     return float(total / scored)
 
 

@@ -65,7 +65,7 @@ class Mixture:
     Args:
         sources: at least one; weights are at least 0, and one of them is above.
         seed: with the weights, determines the source of each example.
-        era: the start of these weights; None means the beginning.
+        phase: the start of these weights; None means the beginning.
     """
 
     def __init__(self, sources: Sequence[MixedSource], *, seed: int, phase: MixturePhase | None = None) -> None:
@@ -116,12 +116,14 @@ class Mixture:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint must hold to continue: the era, as JSON."""
+        """What a checkpoint must hold to continue: the phase, as JSON."""
         return asdict(self._phase)
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Mixture:
-        """This mixture, continued at `example` after the era of a checkpoint: the same one if the weights are the same,
-        otherwise a new one in which each source continues where it was."""
+        """This mixture, continued at `example` after the phase of a checkpoint.
+
+        The same one if the weights are the same, otherwise a new one in which each source continues where it was.
+        """
         old = MixturePhase(facts["first"], dict(facts["weights"]), dict(facts["used"]))
         if (
             _Shares(old.weights, self._seed).ends == self._shares.ends

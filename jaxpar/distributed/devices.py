@@ -66,9 +66,11 @@ def prepare_devices(needed: int, distributed: DistributedConfig) -> Job | None:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms == "cpu" or (not platforms and not has_gpu()):
         processes = 1 if job is None else job.processes
-        if needed > processes:
-            os.environ.setdefault(THREADS_VARIABLE, str(threads_for(min(needed // processes, MOST_VIRTUAL))))
-        if "xla_force_host_platform_device_count" not in flags:
+        given = re.findall(r"xla_force_host_platform_device_count=(\d+)", flags)
+        devices = int(given[-1]) if given else needed // processes
+        if devices > 1:
+            os.environ.setdefault(THREADS_VARIABLE, str(threads_for(min(devices, MOST_VIRTUAL))))
+        if not given:
             try:
                 jax.config.update("jax_num_cpu_devices", _virtual(needed, processes))
             except RuntimeError as error:  # JAX has initialized its devices already

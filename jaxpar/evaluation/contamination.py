@@ -60,7 +60,8 @@ def overlaps_with(folder: str | Path, tasks: Sequence[Task], size: int) -> list[
         UserError: the folder is damaged, or is none.
     """
     opened = open_token_folder(folder, key="--contamination")
-    encoded = [[opened.codec.encode(text) for text in task.texts] for task in tasks]
+    codec = opened.codec  # Loads the tokenizer once.
+    encoded = [[codec.encode(text) for text in task.texts] for task in tasks]
     ngrams = NGrams([text for texts in encoded for text in texts], size)
     ngrams.look_in(opened.train.tokens)
     found = iter(ngrams.overlaps())

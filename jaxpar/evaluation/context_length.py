@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
+from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder, read_config
 from jaxpar.interop.sources.open_source import Model
 
@@ -31,7 +32,7 @@ def context_length(source: Model, wanted: int | None) -> int:
 
 
 def _known(source: Model) -> int | None:
-    if not isinstance(source, HFFolder) and source.origin is None:
+    if isinstance(source, AdaptedWeights) or (not isinstance(source, HFFolder) and source.origin is None):
         return source.config.data.sequence_length
     assert source.origin is not None
     given = read_config(source.origin.folder)

@@ -101,14 +101,26 @@ class LanguageModel:
         """Of the scored tokens of each window: log-probabilities, and whether they are the likeliest."""
         rows = [[*before, *scored][-(self.length + 1) :] for before, scored in parts]
         found = self.scorer.scored(rows)
+        if not all(np.isfinite(own.log_probabilities).all() for own in found):
+            raise UserError(
+                "--model: its log-probabilities are not all finite; expected finite weights, or another "
+                "precision.compute"
+            )
         return [
             (own.log_probabilities[-len(part.scored) :], own.likeliest[-len(part.scored) :])
             for own, part in zip(found, parts, strict=True)
         ]
 
     def token_likelihoods(self, texts: Sequence[str], stride: int | None = None) -> list[list[np.ndarray]]:
-        """Of each text the log-probabilities of all its tokens, an array for each window."""
+        """Of each text the log-probabilities of all its tokens, an array for each window.
+
+        Raises:
+            UserError: a text has no token, or the model is not finite.
+        """
         encoded = [self.text.encode_marked(text) for text in texts]
+        for text, tokens in zip(texts, encoded, strict=True):
+            if not tokens:
+                raise UserError(f"--tasks: the text {quoted(text, 60)} has no token; expected one at least")
         parts = [list(windows(tokens, self.begin, self.length, stride)) for tokens in encoded]
         scores = iter(self.scored([part for own in parts for part in own]))
         return [[next(scores)[0] for _ in own] for own in parts]
@@ -140,7 +152,7 @@ class LanguageModel:
             def on_token(row: int, token: int, answers: list[Stop] = answers) -> bool:
                 return row >= len(answers) or answers[row].add_token(token)
 
-            self.generator(sampling).continued(rows, tokens, stop=ends, on_token=on_token)
+            self.generator(sampling).continued(rows, tokens, stop=ends, on_token=on_token, first_number=first)
             for number, own in zip(chosen, answers, strict=True):
                 found[number] = own.text
         return found

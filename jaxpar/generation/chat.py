@@ -73,5 +73,10 @@ class Chat:
         if screen is not None:
             screen.show(stop.text)
             screen.end()
-        self.messages = [*messages, {"role": ASSISTANT, "content": stop.text.strip()}]
+        said: Message = {"role": ASSISTANT, "content": stop.text.strip()}
+        try:
+            self._encoder.check([said], len(messages) + 1)
+        except Unusable as error:
+            raise UserError(f"--chat: {error}; the conversation goes on without this answer") from None
+        self.messages = [*messages, said]
         return Answer(stop.text, found)

@@ -19,7 +19,7 @@ from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.step_layout import StepLayout
 
 PLANNED = (
-    "model.", "parallel.", "precision.", "attention.", "memory.",
+    "model.", "lora.", "parallel.", "precision.", "attention.", "memory.",
     "data.batch_size", "data.sequence_length", "data.packed",
 )  # fmt: skip
 """Prefixes of the keys that a plan is made from."""
@@ -55,6 +55,10 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     Raises:
         UserError: it does not, or cannot: one sentence with the key of the plan.
     """
+    if config.lora.rank is not None and schedule_of(plan).splits_backward:
+        raise UserError(
+            f"plan.schedule: {plan.schedule} splits the backward, and lora.rank is {config.lora.rank}; {OTHERWISE}"
+        )
     for key, found, wanted, what in _sizes(plan, config):
         if found != wanted:
             raise UserError(f"plan.{key}: {shown(found)}, and {what} is {shown(wanted)}; {OTHERWISE}")

@@ -18,13 +18,15 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 def append_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
-    """Add an object to the file of a run.
+    """Add an object to the file of a run, on a line of its own: a kill or a full disk may have left half a line.
 
     Raises:
         OSError: it cannot be written.
     """
-    file = GrowingFile(folder / EVALUATIONS_FILE)
+    path = folder / EVALUATIONS_FILE
+    unfinished = path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n")
+    file = GrowingFile(path)
     try:
-        file.append((json.dumps(record) + "\n").encode())
+        file.append(b"\n" * bool(unfinished) + (json.dumps(record, allow_nan=False) + "\n").encode())
     finally:
         file.close()

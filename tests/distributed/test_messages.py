@@ -27,7 +27,7 @@ VALUES = st.recursive(
 @example(b"[" * 8000)
 @example(b"9" * 5000)
 @example(b'{"jaxpar": 1, "process": 1e999, "processes": NaN, "host": "\\ud800", "nonce": null}')
-def test_any_bytes_are_malformed_or_a_greeting(line: bytes):
+def test_any_bytes_are_malformed_or_a_hello(line: bytes):
     with contextlib.suppress(Malformed):
         Hello.read(line)
 

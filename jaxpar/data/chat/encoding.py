@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class ChatEncoder:
     def rendered(self, conversation: Conversation) -> Rendered:
         """All of a conversation as text. Raises `Unusable` where it cannot be used."""
         self.check(conversation.messages)
+        self._check_plain(conversation.tools, "`tools`")
         found = self._renderer.rendered(conversation)
         if not any(first < last for first, last in found.ranges):
             raise Unusable("the chat template renders nothing that the assistant says")
@@ -60,16 +61,20 @@ class ChatEncoder:
     def is_open(self, conversation: Conversation, found: Rendered) -> bool:
         """Whether the assistant has the last word, and the template writes nothing behind it that ends its turn."""
         last, (_, end) = conversation.messages[-1], found.ranges[-1]
-        content = (last.get("content") or "").rstrip()
+        content = (last.get("content") or "").strip()
         says_it = last["role"] == ASSISTANT and found.text[:end].rstrip().endswith(content)
         return bool(content) and says_it and not found.text[end:].strip()
 
     def check(self, messages: Sequence[Message], first: int = 1) -> None:
         """Raises `Unusable` for a message that spells a special token; `first` is the number of the first."""
         for number, message in enumerate(messages, first):
-            for text in (message["role"], message.get("content") or ""):
-                if self._special is not None and (found := self._special.search(text)):
-                    raise Unusable(f"message {number} spells the special token {quoted(found[0])}")
+            self._check_plain(message, f"message {number}")
+
+    def _check_plain(self, value: Any, what: str) -> None:
+        special = self._special
+        for text in () if special is None else _texts(value):
+            if found := special.search(text):
+                raise Unusable(f"{what} spells the special token {quoted(found[0])}")
 
     def encoded(self, texts: Sequence[Rendered]) -> list[tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]]:
         """Tokens of each text, and whether each is, at least in part, of what the assistant says."""
@@ -124,6 +129,19 @@ def _for_chat(tokenizer: Any) -> Any:
     copy.no_padding()
     copy.encode_special_tokens = False
     return copy
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value of JSON, names of keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _within(offsets: Int[np.ndarray, "n 2"], ranges: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " n"]:

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import cut, printable
 from jaxpar.data.chat.conversation import Conversation, Unusable
+from jaxpar.data.chat.sandbox import LONGEST_TEXT
 from jaxpar.data.chat.template import ChatTemplate
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 SECONDS = 10.0
 """Processor time that a conversation may take."""
+LONGEST_REQUEST = 6 * LONGEST_TEXT
+"""Characters of a conversation as JSON, which writes some characters with six."""
 PREPARED_ON = "2025-01-01"
 """Date that templates see while conversations are prepared, so that they are the same on any day."""
 
@@ -70,10 +73,13 @@ class Renderer:
         self._finalizer()
 
     def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+        written = json.dumps(request)
+        if len(written) > LONGEST_REQUEST:
+            raise Unusable(f"it has more than {LONGEST_TEXT:,} characters")
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.write(written + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:

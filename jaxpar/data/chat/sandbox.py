@@ -127,7 +127,7 @@ def turn_of(rendered: str, content: str) -> str:
     Where nothing but white space stands behind the content, that is the end of the turn.
     """
     turn = rendered.rstrip()
-    return rendered if content and turn.endswith(content.rstrip()) else turn
+    return rendered if content.strip() and turn.endswith(content.strip()) else turn
 
 
 def _json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **more: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
@@ -59,8 +60,8 @@ def template_beside(folder: Path) -> ChatTemplate | None:
         return ChatTemplate(source, variables, named(folder / _FILE))
     source = config.get(_SOURCE)
     if isinstance(source, list):  # Several by name, of which one is the usual one.
-        by_name = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
-        source = by_name.get("default")
+        default = (each for each in source if isinstance(each, dict) and each.get("name") == "default")
+        source = next(default, {}).get("template")
     if source is None:
         return None
     if not isinstance(source, str):
@@ -82,7 +83,7 @@ def chosen_template(choice: str, folder: Path) -> ChatTemplate:
     variables = _variables(_read_config(folder / CHAT))
     if choice == CHATML:
         return ChatTemplate(CHATML_SOURCE, variables, words)
-    source = _read(Path(choice).expanduser())
+    source = _read(user_path(choice, "--chat-template"))
     if source is None:
         raise UserError(f"{words} does not exist; expected a file with a template of Jinja2, or {CHATML}")
     return ChatTemplate(source, variables, words)

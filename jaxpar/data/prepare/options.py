@@ -9,6 +9,7 @@ from typing import Any
 from jaxpar.config.errors import UserError
 
 CHAT_FORMAT = "chat"
+TEXT_KEY = "text"
 SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
 DEFAULT_HELDOUT = 0.005
@@ -28,7 +29,7 @@ class Options:
     """A `tokenizer.json`; None trains one."""
     train_bpe: int | None = None
     """Vocabulary of the byte-level BPE to train on the input; None reads `tokenizer`."""
-    text_key: str = "text"
+    text_key: str = TEXT_KEY
     """Key of a JSON line, or column of a Parquet file, that holds the text."""
     format: str | None = None
     """Format of every input; None decides by the names."""
@@ -57,6 +58,8 @@ class Options:
                 f"--format {CHAT_FORMAT} expects --tokenizer FILE, that of the model to train further: a tokenizer "
                 "that is trained here has no tokens for turns"
             )
+        if self.format == CHAT_FORMAT and self.text_key != TEXT_KEY:
+            raise UserError("--text-key is for text: a conversation is in `messages`, or `prompt` and `completion`")
         if self.format != CHAT_FORMAT and self.chat_template is not None:
             raise UserError(f"--chat-template is for conversations: expected --format {CHAT_FORMAT} with it")
         if self.train_bpe is not None and not SMALLEST_BPE <= self.train_bpe <= 2**24:

@@ -22,7 +22,7 @@ class Meter:
         self._bar, self._printed_at = bar, time.monotonic()
         self._task = None if bar is None else bar.add_task(what, total=self._total, completed=done, note="")
         self._begun: dict[int, int] = {}
-        self._told = ""
+        self._note = ""
 
     def read(self, unit: int, size: int) -> None:
         """`size` more bytes of a unit that is not done were read."""
@@ -31,7 +31,7 @@ class Meter:
 
     def advance(self, size: int, note: str = "", unit: int | None = None) -> None:
         """`size` more bytes are done, those of `unit`; `note` is text to add."""
-        self._done, self._told = self._done + size, note
+        self._done, self._note = self._done + size, note
         if unit is not None:
             self._begun.pop(unit, None)
         self._show()
@@ -39,11 +39,11 @@ class Meter:
     def _show(self) -> None:
         done = min(self._done + sum(self._begun.values()), self._total)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, note=self._told)
+            self._bar.update(self._task, completed=done, note=self._note)
         elif time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
             self._printed_at = time.monotonic()
             share = f"{self._what}: {percent(done, self._total, digits=0)}"
-            self._console.print(f"{share}, {self._told}" if self._told else share, soft_wrap=True)
+            self._console.print(f"{share}, {self._note}" if self._note else share, soft_wrap=True)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard
 from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_whole, read_record, unit_maker
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
-from jaxpar.data.prepare.train_bpe import train_bpe
+from jaxpar.data.prepare.train_bpe import chosen_units, train_bpe
 from jaxpar.data.prepare.workers import do_tasks
 from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
@@ -169,7 +169,7 @@ class _Preparation:
             write_file(job.tokenizer, tokenizer)
             return
         assert vocab is not None, "options were checked"
-        total = sum(part.weight for unit in job.units for part in unit)
+        total = sum(part.weight for number in chosen_units(job) for part in job.units[number])
         with metering(self.console, "training the tokenizer", total) as meter:
             found = train_bpe(job, vocab, self.options.separator, meter)
         less = "" if found == vocab else f" of the {vocab:,} that were asked for: the text has no more pairs to merge"

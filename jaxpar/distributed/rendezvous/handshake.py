@@ -48,7 +48,7 @@ class Handshake:
 
         Raises:
             Refused: process 0 refuses this process, or does not know the secret.
-            SentAway: process 0 is busy.
+            RetryLater: process 0 is busy.
             Malformed: the answer is not from process 0.
             OSError: it went away, or the time is up.
         """

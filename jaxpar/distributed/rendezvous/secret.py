@@ -75,7 +75,7 @@ def prove(secret: bytes, role: str, hello: Hello, nonce: str) -> str:
     Args:
         secret: shared by both sides.
         role: the prover, `CLIENT` or `FIRST`.
-        greeting: the client's, with its nonce.
+        hello: the client's, with its nonce.
         nonce: that of process 0.
     """
     text = f"jaxpar {VERSION}\n{role}\n{hello.nonce}\n{nonce}\n{hello.process} of {hello.processes}"

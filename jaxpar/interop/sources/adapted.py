@@ -71,6 +71,16 @@ class AdaptedWeights:
         return self.factors.digest
 
     @property
+    def step(self) -> int | None:
+        """The step of the run after which the factors were saved."""
+        return self.factors.step
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder of the run that trained the factors."""
+        return self.factors.run_folder
+
+    @property
     def config(self) -> Config:
         """The configuration of the run."""
         return self.factors.config

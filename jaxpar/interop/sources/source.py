@@ -59,7 +59,7 @@ class WeightSource(Protocol):
 
     @property
     def digest(self) -> str:
-        """Differs where the weights differ."""
+        """Differs where another training changed the weights; of Hugging Face's files it samples rows."""
         ...
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_beside
 from jaxpar.data.sources import open_data
+from jaxpar.data.tokens.token_index import INDEX, read_index
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -75,7 +77,10 @@ def chat_encoder_of(
             f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML} for a "
             "model that was trained with it"
         )
-    return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), read_model_text(file, None)
+    text = read_model_text(file, file.parent)
+    if (file.parent / INDEX).exists():  # A token folder: its documents end with a token of their own.
+        text = replace(text, ends=(*text.ends, read_index(file.parent).separator))
+    return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), text
 
 
 def _folders(source: Model, report: Report) -> list[Path]:
@@ -86,6 +91,9 @@ def _folders(source: Model, report: Report) -> list[Path]:
         data = source.config.data
         paths = list(data.sources or {}) if data.path is None else [data.path]
         folders = [Path(path).expanduser() for path in paths]
+        for folder in folders:
+            if not (folder / TOKENIZER).exists():
+                report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")
     origin = origin_of(source, report)
     return folders if origin is None else [*folders, origin.folder]
 

@@ -110,9 +110,9 @@ def changes(config: Config, *, host: bool = True) -> Iterator[str]:
     offloaded; more sharding; smaller microbatches; more recomputation; offloading to the `host`, unless its memory is
     the devices' own; and fewer bits, which change the numbers."""
     parallel, memory = config.parallel, config.memory
-    if memory.optimizer_resident:
+    if memory.optimizer_resident and (host or memory.optimizer_offload == "file"):
         yield "memory.optimizer_resident=0"
-    if memory.weights_resident:
+    if memory.weights_resident and host:
         yield "memory.weights_resident=0"
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"

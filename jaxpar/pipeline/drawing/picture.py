@@ -138,11 +138,11 @@ class _Picture:
         action, schedule = event.action, self.simulation.schedule
         left, right = self.x(event.start), self.x(event.end)
         lap = schedule.chunks_of[event.rank].index(action.chunk)
-        summary_text = f"{action}: {kind_name(action.kind, schedule)} of microbatch {action.microbatch} "
-        summary_text += f"through chunk {action.chunk}, {self.unit(event.start)} to {self.unit(event.end)}"
+        description = f"{action}: {kind_name(action.kind, schedule)} of microbatch {action.microbatch} "
+        description += f"through chunk {action.chunk}, {self.unit(event.start)} to {self.unit(event.end)}"
         label = str(action.microbatch)
         return (
-            _kind(action.kind, lap, self.laps), left, right, TOP + self.row * event.rank, summary_text,
+            _kind(action.kind, lap, self.laps), left, right, TOP + self.row * event.rank, description,
             round((left + right) / 2, 1), self.middle(event.rank),
             label if right - left >= DIGIT * len(label) + 3 else "",
         )  # fmt: skip

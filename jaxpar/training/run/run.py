@@ -16,6 +16,7 @@ from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.plan import Plan
 from jaxpar.data import Data, batch_number, batch_rows, batches, bigram_loss, open_data
+from jaxpar.data.baseline import NOTHING_COUNTED
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
@@ -227,13 +228,15 @@ class Run:
     def evaluate(self) -> float:
         """Mean negative log-likelihood in nats per token over the held-out batches, always the same ones.
 
-        Raises `UserError` when the data source holds nothing out.
+        Raises `UserError` when the data source holds nothing out, or nothing that the loss counts.
         """
         total = count = 0.0
         weights = self.evaluated_weights()
         for rows in self.heldout_batches():
             nll, tokens = self.functions.evaluate(weights, self.placer(rows))
             total, count = total + float(nll), count + float(tokens)
+        if not count:
+            raise UserError(NOTHING_COUNTED)
         return total / count
 
     def evaluated_weights(self) -> Weights:
