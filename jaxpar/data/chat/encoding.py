@@ -71,9 +71,8 @@ class ChatEncoder:
             self._check_plain(message, f"message {number}")
 
     def _check_plain(self, value: Any, what: str) -> None:
-        special = self._special
-        for text in () if special is None else _texts(value):
-            if found := special.search(text):
+        for text in _texts(value):
+            if self._special is not None and (found := self._special.search(text)):
                 raise Unusable(f"{what} spells the special token {quoted(found[0])}")
 
     def encoded(self, texts: Sequence[Rendered]) -> list[tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]]:
