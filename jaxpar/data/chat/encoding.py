@@ -132,15 +132,15 @@ def _for_chat(tokenizer: Any) -> Any:
 
 def _texts(value: Any) -> Iterator[str]:
     """Every text in a value of JSON, names of keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield name
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
+    left = [value]  # No recursion: JSON may be nested deeper than calls of Python.
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            left += [*each, *each.values()]
+        elif isinstance(each, list):
+            left += each
 
 
 def _within(offsets: Int[np.ndarray, "n 2"], ranges: Sequence[tuple[int, int]]) -> Bool[np.ndarray, " n"]:

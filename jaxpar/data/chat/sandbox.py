@@ -147,10 +147,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     template, seconds = None, 0.0
     for line in sys.stdin:
-        request = json.loads(line)
-        seconds = request.pop("seconds", seconds)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # Its signal ends the process, whatever it is doing.
         try:
+            request = json.loads(line)
+            seconds = request.pop("seconds", seconds)
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # Its signal ends the process, whatever it is doing.
             if template is None:
                 template = Template(request["source"], request["variables"], date.fromisoformat(request["today"]))
                 answer: dict[str, Any] = {}

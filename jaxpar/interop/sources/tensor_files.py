@@ -74,10 +74,14 @@ class TensorFiles:
         found = sha256()
         for name, stored in sorted(self.tensors.items()):
             found.update(f"{name} {stored.dtype} {stored.shape}".encode())
-            rest = tuple(slice(0, size) for size in stored.shape[1:])
-            step = max(1, stored.shape[0] // DIGEST_ROWS) if rest else stored.shape[0]
-            for first in range(0, stored.shape[0], max(1, step)):
-                found.update(self.read(name, (slice(first, first + (1 if rest else step)), *rest)).tobytes())
+            whole = tuple(slice(0, size) for size in stored.shape)
+            regions = [whole]
+            if len(whole) > 1:
+                rows = stored.shape[0]
+                firsts = range(0, rows, max(1, rows // DIGEST_ROWS))
+                regions = [(slice(first, first + 1), *whole[1:]) for first in firsts]
+            for region in regions:
+                found.update(self.read(name, region).tobytes())
         return found.hexdigest()
 
     def _tensors_of(self, file: Path, listed: list[str] | None) -> Mapping[str, Stored]:
