@@ -8,18 +8,23 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from jaxpar.config import load_config
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.generate import main
+from jaxpar.generation.chat import Chat
+from jaxpar.interop.sources.model_text import read_model_text
 from jaxpar.models import main as models
 from jaxpar.training.run.trainer import Trainer
-from tests.data.chat_files import prepared_chat
+from tests.data.chat_files import prepared_chat, template, turns
 from tests.goldens.chat.generate import END_TURN, FOLDER, LETTERS, conversations
 from tests.interop.folders import copy_of, rewrite, tensors
-from tests.sentences import refused_by_command
+from tests.sentences import refused, refused_by_command
 
 GOLDENS = FOLDER.parent
 SFT = Path(__file__).parents[1] / "configs" / "sft.yaml"
@@ -91,6 +96,7 @@ def test_the_template_sees_the_whole_conversation_and_its_end_is_found_where_it_
         ("a\0b", [], ("standard input", "NUL")),
         ("hi", ["--system", END_TURN], ("--chat", "message 1", "special token")),
         ("hi", ["--chat-template", "none.jinja"], ("--chat-template 'none.jinja'", "does not exist", "chatml")),
+        ("hi", ["--chat-template", "~nobody-xyz/x.jinja"], ("--chat-template", "'~nobody-xyz'", "home folder")),
         ("hi", ["--model", str(GOLDENS / "llama")], ("--tokenizer", "no tokenizer is known", "tokenizer.json")),
     ],
 )
@@ -100,6 +106,25 @@ def test_mistakes_are_one_sentence(
 ) -> None:  # fmt: skip
     code = asked(monkeypatch, line + "\n", "--model", model, *arguments)
     refused_by_command(code, *capfd.readouterr(), *parts)
+
+
+def test_an_answer_that_spells_a_special_token_is_not_a_part_of_the_conversation() -> None:
+    class Generates:
+        def continued(self, prompts: Any, tokens: int, *, stop: Any, on_token: Any) -> list[None]:
+            on_token(0, 0)
+            return [None] * len(prompts)
+
+    answers = [f"a{END_TURN}b", "fine"]
+    text = read_model_text(FOLDER / "tokenizer.json", None)
+    text = replace(text, decode=lambda tokens: answers.pop(0))
+    encoder = ChatEncoder(template(), load_tokenizer(FOLDER / "tokenizer.json", "a"))
+    chat, generator = Chat(encoder, text), cast(Any, Generates())
+    with refused("--chat", "message 2", "special token", END_TURN):
+        chat.answer("hi", generator, 9)
+    assert not chat.messages
+    assert chat.answer("and now?", generator, 9).text == "fine"
+    assert chat.messages == turns("and now?", "fine")
+    encoder.close()
 
 
 def test_a_model_without_a_template_is_refused_with_the_way_out(

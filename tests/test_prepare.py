@@ -124,6 +124,7 @@ OPTIONS = {
     "a share": (["--heldout-fraction", 1.5], "--heldout-fraction 1.5: expected from 0 to below 1"),
     "no processes": (["--processes", 0], "--processes 0: expected at least 1"),
     "no pattern": (["--input", "gone*.txt"], "--input 'gone*.txt' matches no file"),
+    "a key of text": (["--format", "chat", "--text-key", "body"], "--text-key is for text: a conversation is in "),
     "a key": (["--text-key", "body"], "a.jsonl:1: no key 'body' (it has 'id', 'text')"),
 }
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
-from jaxpar.interop.sources.tensor_files import TensorFiles
+from jaxpar.interop.sources.tensor_files import DIGEST_ROWS, TensorFiles
 from tests.goldens.loading import FOLDER
 from tests.interop.folders import copy_of, in_shards, rewrite, tensors
 from tests.sentences import refused
@@ -101,6 +102,20 @@ def test_an_index_that_lists_another_tensor(llama: Path):
     file.write_text(json.dumps({"weight_map": {**whole, UP: "../elsewhere.safetensors"}}))
     with refused("index.json", "../elsewhere.safetensors"):
         HFFolder(llama)
+
+
+def test_the_digest_is_of_each_row_of_a_small_matrix_and_of_each_element_of_a_vector(tmp_path: Path):
+    whole = {"matrix": np.zeros((2 * DIGEST_ROWS - 1, 3)), "vector": np.zeros(40), "scalar": np.zeros(())}
+    whole = {name: leaf.astype(np.float32) for name, leaf in whole.items()}
+    changed = [(name, place) for name, leaf in whole.items() for place in np.ndindex(leaf.shape[:1])]
+    digests = []
+    for name, place in [*changed, (None, ())]:
+        leaves = {own: leaf.copy() for own, leaf in whole.items()}
+        if name is not None:
+            leaves[name][place] = 1
+        save_file(leaves, tmp_path / "model.safetensors")
+        digests.append(TensorFiles(tmp_path).digest())
+    assert len(set(digests)) == len(digests) == 2 * DIGEST_ROWS - 1 + 40 + 2
 
 
 def test_a_head_that_repeats_the_embedding_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

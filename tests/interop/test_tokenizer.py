@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+from jaxpar.config.schema import DataConfig
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.interop.sources.tokenizer import text_of
+from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
+from tests.data.chat_files import prepared_chat, turns
+from tests.goldens.chat.generate import BEGIN_TURN, END
 from tests.goldens.loading import FOLDER
 from tests.sentences import refused
 
@@ -51,3 +56,24 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path):
     with refused("--tokenizer", "tokenizer.json"):
         text_of(model_with(tmp_path / "a", None, {}), None, print)
+
+
+def trained_on(data: DataConfig) -> Any:
+    """A run with these data that began with weights of its own."""
+    config = SimpleNamespace(data=data, run=SimpleNamespace(init_from=None))
+    return SimpleNamespace(path=Path("run"), origin=None, config=config)
+
+
+def test_in_a_conversation_a_text_also_ends_as_documents_of_the_run_do(tmp_path: Path):
+    folder = prepared_chat(tmp_path / "chat", [{"messages": turns("a", "b")}], separator=BEGIN_TURN)
+    gone, reports = tmp_path / "gone", []
+    sources = {str(gone): 1.0, str(folder.path): 1.0}
+    for data in (DataConfig(source="tokens", path=str(folder.path)), DataConfig(source="tokens", sources=sources)):
+        encoder, text = chat_encoder_of(trained_on(data), None, None, reports.append)
+        encoder.close()
+        assert text.ends == (text.special[END], folder.index.separator) and folder.index.separator != text.special[END]
+    (reported,) = reports
+    assert str(gone) in reported, "once, of the folder that is missing"
+    with refused("--tokenizer", "tokenizer.json"):
+        chat_encoder_of(trained_on(DataConfig(source="tokens", path=str(gone))), None, None, reports.append)
+    assert len(reports) == 2

@@ -13,7 +13,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.config.schema.model import Pattern
 from jaxpar.distributed.devices import devices_per_node
-from jaxpar.layout.given_plan import check_plan
+from jaxpar.layout.given_plan import check_plan, check_same_layout
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.plan_file import PlanFile, read, write
 from jaxpar.train import main as train
@@ -113,6 +113,15 @@ def test_each_dtype_is_that_of_the_configuration(role: str):
     config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP))
     with refused(f"plan.dtypes.{role}: 'float16'", "precision", "is 'float32'", "--config"):
         check_plan(replace(plan, dtypes=replace(plan.dtypes, **{role: "float16"})), config, jax.devices()[0])
+
+
+def test_a_plan_is_for_the_factors_that_it_was_made_with():
+    config, plan = planned(run_config(Path("runs"), 1, parallel={"pipe": 2, "fsdp": 4, "microbatches": 2}))
+    tuned = replace(config, lora=replace(config.lora, rank=4))
+    with refused("--set lora.rank", "-> 4", "made for another value"):
+        check_same_layout(config, tuned)
+    with refused("plan.schedule: zb-h1", "splits the backward", "lora.rank is 4"):
+        check_plan(replace(plan, schedule="zb-h1"), tuned, jax.devices()[0])
 
 
 def test_kinds_of_layers_have_a_backend_each():

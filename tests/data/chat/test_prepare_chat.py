@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,13 @@ from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, s
 from tests.data.folders import contents, options, prepared, quiet
 from tests.goldens.chat.generate import FOLDER, conversations
 from tests.sentences import refused
+
+
+def called(calls: list[Any], **more: Any) -> dict[str, Any]:
+    """A conversation in which the assistant calls tools."""
+    said = {"role": "assistant", "content": "b", "tool_calls": calls, **more}
+    return {"messages": [*turns("a"), said]}
+
 
 TWO_TURNS = turns("capital of peru?", "lima.", "and of kenya?", "nairobi.", system="be brief.")
 
@@ -66,6 +74,21 @@ def test_the_end_of_a_document_is_counted_where_it_ends_the_turn(tmp_path, sourc
     # The template has no beginning of a turn for the prompt, so the role is a part of what the assistant says.
     assert spelled(folder, counted=True) == [text]
     assert spelled(folder)[0].count(END) == (2 if "eos" in source else 1)
+
+
+def test_the_end_is_counted_of_an_answer_that_the_template_trims(tmp_path):
+    trims = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    (tmp_path / "a.jinja").write_text(trims)
+    folder = prepared_chat(tmp_path / "out", [{"messages": turns("a", "\n b")}], chat_template=f"{tmp_path}/a.jinja")
+    assert spelled(folder, counted=True) == [f"assistant: b\n{END}"]
+
+
+def test_a_value_that_is_nested_deeper_than_calls_of_python_is_rendered(tmp_path):
+    deep: list[Any] = []
+    for _ in range(1200):  # Python calls at most 1000 deep, and its JSON reads 1500.
+        deep = [deep]
+    folder = prepared_chat(tmp_path / "out", [called(deep)])
+    assert spelled(folder, counted=True) == [f"b{END_TURN}"]
 
 
 def test_the_loss_counts_what_is_counted_in_rows_of_packed_documents(tmp_path):
@@ -147,6 +170,10 @@ def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path):
         ({"messages": turns("a")}, ("`assistant`", "nothing to train on")),
         ({"prompt": "a", "completion": None}, ("`completion`", "not text")),
         ({"messages": turns("a<|im_end|>\n<|im_start|>system\nb", "c")}, ("message 1", "special token", "im_")),
+        (called([{"function": {"name": "f", "arguments": {"x": ["<|im_end|>"]}}}]), ("message 2", "'<|im_end|>'")),
+        (called([{"<|im_start|>": 1}]), ("message 2", "'<|im_start|>'")),
+        (called([{}], name="<|im_end|>"), ("message 2", "special token", "'<|im_end|>'")),
+        ({"messages": turns("a", "b"), "tools": [{"name": END}]}, ("`tools`", "special token", f"'{END}'")),
         ({"messages": turns("a", "\ud800")}, ("surrogate pair",)),
         (["a"], ("an array",)),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 
 import pytest
@@ -10,6 +11,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.data.chat import sandbox
 from jaxpar.data.chat.conversation import Conversation, Unusable
 from jaxpar.data.chat.renderer import Renderer
+from jaxpar.data.chat.template import CHAT, template_beside
 from tests.data.chat_files import MARKED, template, turns
 from tests.goldens.chat.generate import END, TEMPLATE
 from tests.sentences import refused
@@ -58,6 +60,14 @@ def test_what_the_assistant_states_is_found(source, wanted):
     assert marked(source) == wanted
 
 
+def test_the_end_of_a_turn_is_found_where_the_template_trims_the_content():
+    trims = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    assert marked(trims, Conversation(turns("a", "\n b ", "c", "  d"))) == ["b\n", "d\n"]
+
+
 def test_a_template_that_renders_earlier_turns_otherwise_is_refused():
     forgetful = "{% for m in messages %}{{ m.content if loop.revindex < 3 else '...' }};{% endfor %}"
     assert printed(forgetful, Conversation(turns("a", "b"))) == ["b;"]
@@ -96,6 +106,23 @@ def test_a_hostile_template_is_refused_in_a_sentence(name):
     source, why = HOSTILE[name]
     with pytest.raises(Unusable, match=f"(?i)chat template .*{why}"):
         printed(source)
+
+
+def test_a_conversation_that_is_too_long_to_send_is_refused_and_the_next_is_rendered(monkeypatch):
+    renderer = Renderer(template("{% for m in messages %}{{ m.content }};{% endfor %}"))
+    monkeypatch.setattr("jaxpar.data.chat.renderer.LONGEST_REQUEST", 200)
+    with pytest.raises(Unusable, match=r"more than .* characters"):
+        renderer.rendered(Conversation(turns("a", "b" * 200)))
+    assert renderer.rendered(Conversation(turns("a", "b"))).text == "a;b;"
+    renderer.close()
+
+
+def test_of_a_list_of_templates_the_one_named_default_is_used_whatever_the_names_of_others_are(tmp_path):
+    others = [{"name": ["a"], "template": "a"}, {"name": {}, "template": "b"}, "c"]
+    for listed, source in (([*others, {"name": "default", "template": "d"}], "d"), (others, None)):
+        (tmp_path / CHAT).write_text(json.dumps({"chat_template": listed}))
+        found = template_beside(tmp_path)
+        assert (None if found is None else found.source) == source
 
 
 def test_a_template_that_does_not_end_is_ended(monkeypatch):
