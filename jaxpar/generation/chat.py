@@ -77,6 +77,6 @@ class Chat:
         try:
             self._encoder.check([said], len(messages) + 1)
         except Unusable as error:
-            raise UserError(f"--chat: {error}; the conversation goes on without this answer") from None
+            raise UserError(f"--chat: {error}, so this answer does not become part of the conversation") from None
         self.messages = [*messages, said]
         return Answer(stop.text, found)

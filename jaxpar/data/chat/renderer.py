@@ -20,8 +20,8 @@ from jaxpar.data.chat.template import ChatTemplate
 SANDBOX = Path(__file__).with_name("sandbox.py")
 SECONDS = 10.0
 """Processor time that a conversation may take."""
-LONGEST_REQUEST = 6 * LONGEST_TEXT
-"""Characters of a conversation as JSON, which writes some characters with six."""
+LONGEST_REQUEST = 12 * LONGEST_TEXT
+"""Characters of a conversation as JSON, which writes some characters with twelve."""
 PREPARED_ON = "2025-01-01"
 """Date that templates see while conversations are prepared, so that they are the same on any day."""
 
