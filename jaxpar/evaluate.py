@@ -138,14 +138,21 @@ def _checked(
 
 
 def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """Print the results and write them to `--out`; returns them without those of each example."""
+    """Print the results and write them to `--out`; returns them without those of each example.
+
+    A number that is not finite, such as a mean of no examples, is null in JSON.
+    """
+    from jaxpar.observe.files import strict_json
+
     record = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **about}
     if options.contamination is not None:
         record |= {"contamination": str(options.contamination), "ngram": options.ngram}
     record |= {"tasks": {name: _summary(outcome) for name, outcome in outcomes.items()}}
+    record = strict_json(record)
     if options.out is not None:
-        _write(options.out, record | {"details": {name: outcome.details for name, outcome in outcomes.items()}})
-    print(json.dumps(record) if options.json else _table(outcomes))
+        details = {name: outcome.details for name, outcome in outcomes.items()}
+        _write(options.out, strict_json(record | {"details": details}))
+    print(json.dumps(record, allow_nan=False) if options.json else _table(outcomes))
     return record
 
 
@@ -215,7 +222,7 @@ def _write(out: Path, record: Mapping[str, Any]) -> None:
     from jaxpar.observe.files import write_atomically
 
     try:
-        write_atomically(out, (json.dumps(record, indent=1) + "\n").encode())
+        write_atomically(out, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise UserError(f"--out {named(out)}: cannot be written ({error.strerror})") from None
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from jaxpar import evaluate
 from jaxpar.evaluate import main
+from jaxpar.evaluation import run_task
+from jaxpar.evaluation.outcome import Metric, Outcome
+from jaxpar.generation import placed_model
+from jaxpar.interop.sources import tokenizer
+from jaxpar.observe.evaluations import EVALUATIONS_FILE
 from jaxpar.observe.report.page import html_page
 from jaxpar.observe.report.run_record import read_runs
 from jaxpar.training.run.trainer import Trainer
 from tests.data.folders import decoded, prepared
+from tests.interop.test_adapter import save_factors
 from tests.sentences import refused_by_command
+from tests.small_run import small
 from tests.training.runs import run_config
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -65,9 +77,63 @@ def test_training_data_is_searched_without_a_model(tmp_path: Path, capfd: pytest
     assert found["ngram"] == 15 and errors.startswith("1 of the texts")
 
 
+@pytest.fixture
+def fake_tasks(monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """The result of every task of a file; no model is placed or asked."""
+    placed = lambda config, source: SimpleNamespace(config=config)
+    outcome = Outcome("multiple_choice", 1, {"acc": Metric(math.nan, math.inf)}, [{"acc": math.nan, "of": [math.inf]}])
+    monkeypatch.setattr(placed_model, "place_model", placed)
+    monkeypatch.setattr(run_task, "run_task", lambda model, task: outcome)
+    return outcome
+
+
+FAKED = ["--tasks", str(CHOICE), "--tokenizer", str(TOKENIZER), "--json"]
+
+
+def test_results_of_factors_are_in_their_run_and_null_where_they_are_not_finite(
+    tmp_path: Path, fake_tasks: Outcome, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save_factors(GOLDENS / "llama", tmp_path / "run")
+    (tmp_path / "run/config.yaml").write_text("")
+    out = tmp_path / "results.json"
+    assert main(["--model", str(tmp_path / "run"), *FAKED, "--out", str(out)]) == 0
+    refuse: Any = lambda word: pytest.fail(f"{word} is not JSON")
+    printed = json.loads(capfd.readouterr().out, parse_constant=refuse)
+    assert printed["tasks"] == {"choice": {"kind": "multiple_choice", "examples": 1, "metrics": {"acc": [None, None]}}}
+    assert (printed["step"], printed["length"]) == (1, small().data.sequence_length)
+    assert json.loads((tmp_path / "run" / EVALUATIONS_FILE).read_text(), parse_constant=refuse) == printed
+    written = json.loads(out.read_text(), parse_constant=refuse)
+    assert written == printed | {"details": {"choice": [{"acc": None, "of": [None]}]}}
+
+
+def test_a_task_of_a_file_and_one_of_the_harness_may_have_one_name(
+    fake_tasks: Outcome, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = {name: Outcome(name, 2, {"acc": Metric(0.5, None)}) for name in ("choice", "other")}
+    monkeypatch.setattr(evaluate, "_harness", lambda names, folder: SimpleNamespace(run=lambda model: theirs))
+    assert main([*MODEL, *FAKED, "--tasks", str(CHOICE), "choice", "other"]) == 0
+    found = json.loads(capfd.readouterr().out)["tasks"]
+    assert {name: own["examples"] for name, own in found.items()} == {"choice": 1, "lm_eval:choice": 2, "other": 2}
+
+
+def test_a_tokenizer_without_a_beginning_is_refused_before_tasks_are_run_for_min_k(
+    tmp_path: Path, fake_tasks: Outcome, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, text_of = prepared(tmp_path / "tokens", ["abc " * 40] * 9), tokenizer.text_of
+    monkeypatch.setattr(tokenizer, "text_of", lambda *given: replace(text_of(*given), begin=None))
+    monkeypatch.setattr(run_task, "run_task", lambda model, task: pytest.fail("a task was run"))
+    status = main([*MODEL, *FAKED, "--contamination", str(folder.path)])
+    refused_by_command(status, *capfd.readouterr(), "tokenizer.json", "no token for the beginning")
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
+        ([*MODEL, "--tasks", str(CHOICE), "--ngram", "13"], ("--ngram", "--contamination")),
+        (["--contamination", "x", "--tasks", str(CHOICE), "--length", "8"], ("--length", "--model")),
+        (["--contamination", "x", "--tasks", str(CHOICE), "--tokenizer", "t"], ("--tokenizer", "--model")),
+        (["--contamination", "x", "--tasks", str(CHOICE), "--set", "a.b=3"], ("--set", "--model")),
+        ([*MODEL, "--tasks", str(CHOICE), "--include-path", "x"], ("--include-path", "--tasks")),
         (["--tasks", str(CHOICE)], ("--model", "--contamination")),
         ([*MODEL, "--tasks", "arc_easy"], ("arc_easy", ".jsonl", "lm-evaluation-harness", "eval")),
         ([*MODEL, "--tasks", "none.yaml"], ("none.yaml", "does not exist")),

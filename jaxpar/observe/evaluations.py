@@ -1,8 +1,8 @@
 """`evaluations.jsonl` in a run's folder: what `python -m jaxpar.evaluate` measured, an object for each call.
 
 An object has `time` (ISO 8601, UTC), `model`, the `step` of the checkpoint, `length` (tokens that the model read at
-most), `compute` (the dtype), and `tasks`: by name, `kind`, `examples`, and `metrics`, which are [value, standard error
-or null] by name.
+most), `compute` (the dtype), and `tasks`: by name, `kind`, `examples`, and `metrics`, which are [value, standard error]
+by name, either of them null where it is no finite number.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def append_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: it cannot be written.
+        ValueError: a number is not finite; nothing was written.
     """
     path = folder / EVALUATIONS_FILE
     unfinished = path.is_file() and (content := path.read_bytes()) and not content.endswith(b"\n")

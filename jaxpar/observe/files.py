@@ -76,7 +76,13 @@ class GrowingFile:
 
 
 def strict_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with null for floats that are not finite: JSON has no value for them, and strict readers refuse NaN."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
+    """`values` with null for floats that are not finite, at any depth: JSON has none, and strict readers refuse NaN."""
+    return {key: _strict(value) for key, value in values.items()}
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return strict_json(value)
+    if isinstance(value, list | tuple):
+        return [_strict(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

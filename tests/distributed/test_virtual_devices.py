@@ -17,17 +17,27 @@ from pathlib import Path
 from jaxpar.config import DistributedConfig
 from jaxpar.distributed.devices import prepare_devices
 
-prepare_devices(4, DistributedConfig())
+prepare_devices({needed}, DistributedConfig())
 jax.block_until_ready(jax.numpy.ones(2) + 1)
 print(len(jax.devices()), sum("XLAEigen" in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir()))
 """
 
 
+def counted(needed: int, **given: str) -> list[int]:
+    """Devices, and threads of the pool, of a process that prepares `needed` devices."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", THREADS_VARIABLE)}
+    command = [sys.executable, "-c", COUNTED.replace("{needed}", str(needed))]
+    done = subprocess.run(command, env=variables | given, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
 @pytest.mark.parametrize(("own", "threads"), [(None, threads_for(4)), ("5", 5)], ids=["ours", "the user's"])
 def test_collectives_that_wait_leave_threads_for_those_that_they_wait_for(own: str | None, threads: int):
     """With one thread a device, a pipeline with branches stops for ever: each waits, and none is left to arrive."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", THREADS_VARIABLE)}
     asked = {} if own is None else {THREADS_VARIABLE: own}
-    command = [sys.executable, "-c", COUNTED]
-    done = subprocess.run(command, env=variables | asked, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert [int(word) for word in done.stdout.split()] == [4, max(threads, 4)]
+    assert counted(4, **asked) == [4, max(threads, 4)]
+
+
+def test_the_users_number_of_devices_decides_how_many_threads_there_are():
+    """A mesh axis of -1 needs one device at least, and takes the four."""
+    assert counted(1, XLA_FLAGS="--xla_force_host_platform_device_count=4") == [4, threads_for(4)]

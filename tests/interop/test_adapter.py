@@ -15,7 +15,8 @@ from jaxpar.checkpoint import Checkpointer
 from jaxpar.config import Config, LoraConfig, config_to_dict
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
-from jaxpar.interop.sources.adapted import base_facts
+from jaxpar.evaluation.context_length import context_length
+from jaxpar.interop.sources.adapted import AdaptedWeights, base_facts
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.layout.state import all_weights
@@ -51,6 +52,15 @@ def save_factors(base: Path, to: Path, lora: LoraConfig = LORA) -> Any:
     finally:
         checkpointer.close()
     return factors
+
+
+def test_the_context_the_step_and_the_folder_are_those_of_the_run_and_not_of_its_base(tmp_path: Path):
+    save_factors(FOLDER / "llama", tmp_path / "run")
+    source = open_source(tmp_path / "run", "MODEL")
+    assert isinstance(source, AdaptedWeights) and (source.step, source.run_folder) == (1, None), "no run's folder yet"
+    (tmp_path / "run/config.yaml").write_text("")
+    assert source.run_folder == tmp_path / "run"
+    assert context_length(source, None) == small().data.sequence_length != context_length(source.base, None)
 
 
 TARGETS = {"gpt2": ("query", "value", "output"), "gemma2": ("key", "down")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -171,10 +172,14 @@ class remote:
         where = self.given["scheduling_strategy"]
         assert 0 <= where.placement_group_bundle_index < len(where.group.bundles)
         assert self.given.get("num_gpus", 0) <= where.group.bundles[where.placement_group_bundle_index]["GPU"]
-        return lambda: self.function(*arguments)
+        def started():
+            os.environ["BUNDLE"] = str(where.placement_group_bundle_index)
+            try: return self.function(*arguments)
+            finally: del os.environ["BUNDLE"]
+        return started
 """
 RAY_UTIL = {
-    "__init__": "def get_node_ip_address(): return '10.0.0.4'",
+    "__init__": "import os\ndef get_node_ip_address(): return f'10.0.0.{4 + int(os.environ.get(\"BUNDLE\", 9))}'",
     "placement_group": """
 class placement_group:
     def __init__(self, bundles, strategy):
@@ -219,8 +224,20 @@ def test_the_job_on_ray_starts_one_process_per_host_with_its_number(tmp_path: Pa
         config = load_config(None, written)
         assert (file, config.run.name) == ("a b.yaml", "x")
         found = config.distributed
-        assert (found.coordinator, found.processes, found.process_id) == ("10.0.0.4:61448", 3, number)
-        assert found.devices_per_process == 8
+        assert (found.processes, found.process_id, found.devices_per_process) == (3, number, 8)
+
+
+def test_jobs_on_ray_meet_at_ports_that_are_free_on_their_first_hosts(tmp_path: Path):
+    def meeting(job: str) -> int:
+        _, started = on_ray(tmp_path / job, "--hosts", "2", "--gpus", "1", "--config", "a.yaml")
+        [where] = {load_config(None, overrides(lines[4:])[1]).distributed.coordinator for lines in started}
+        host, port = str(where).split(":")
+        assert host == "10.0.0.4", "the first host"
+        return int(port)
+
+    with socket.socket() as taken:
+        taken.bind(("", meeting("a")))
+        assert meeting("b") != taken.getsockname()[1]
 
 
 def test_the_job_on_ray_ends_as_its_processes_do(tmp_path: Path):

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from jaxpar.data.prepare import prepare, progress
+from jaxpar.data.prepare import prepare, progress, train_bpe
 from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
@@ -63,6 +63,14 @@ def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path, trained):
         found[processes] = contents(tmp_path / str(processes) / "out")
     assert found[1] == found[3]
     assert not [name for name in found[1] if WORK in name or name.endswith(".tmp")]
+
+
+def test_progress_of_a_tokenizer_is_a_share_of_the_units_that_it_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
+    monkeypatch.setattr(train_bpe, "TRAINED_ON", source.stat().st_size // 4)
+    printed, _ = printed_by(options(tmp_path / "out", source, train_bpe=300))
+    assert re.findall(r"training the tokenizer: (\d+)%", printed)[-1] == "100"
 
 
 def test_the_process_count_may_change_between_two_starts(tmp_path):

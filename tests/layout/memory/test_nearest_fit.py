@@ -36,3 +36,13 @@ def test_devices_in_the_hosts_memory_gain_nothing_by_moving_what_they_hold_there
     assert not any("host" in setting or "offload_fraction" in setting or "{" in setting for setting in settings)
     assert "memory.optimizer_offload=file" in settings
     assert "memory.weights_offload=host" not in changes(small(memory={"optimizer_offload": "host"}), host=False)
+
+
+def test_what_stays_on_devices_in_the_hosts_memory_takes_no_more_there_than_what_is_offloaded():
+    def resident(host: bool, **memory: Any) -> list[str]:
+        return [setting for setting in changes(small(memory=memory), host=host) if "resident" in setting]
+
+    on_host = {"optimizer_offload": "host", "optimizer_resident": 2**20}
+    assert resident(True, **on_host) == ["memory.optimizer_resident=0"] and resident(False, **on_host) == []
+    layers = {"weights_offload": "host", "weights_resident": 5, "optimizer_offload": "host"}
+    assert resident(True, **layers) == ["memory.weights_resident=0"] and resident(False, **layers) == []

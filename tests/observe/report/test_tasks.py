@@ -32,6 +32,24 @@ def test_the_newest_of_each_number_is_shown(tmp_path: Path) -> None:
     assert "0.7500 ± 0.0625" in html_page(read_runs([folder]))
 
 
+def test_after_half_a_line_the_next_results_have_a_line_of_their_own(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", until=20)
+    evaluated(folder, 10, {"acc": [0.25, None]})
+    with (folder / EVALUATIONS_FILE).open("a") as file:
+        file.write('{"time": "2026-01-02T0')
+    evaluated(folder, 20, {"acc": [0.5, None]})
+    evaluated(folder, 20, {"f1": [0.75, None]})
+    assert [(row[1], row[2]) for row in tasks(read_runs([folder]))[0][1].rows] == [("acc", "0.5000"), ("f1", "0.7500")]
+    assert len((folder / EVALUATIONS_FILE).read_text().splitlines()) == 4
+
+
+def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", until=20)
+    with pytest.raises(ValueError, match="nan"):
+        evaluated(folder, 10, {"acc": [float("nan"), None]})
+    assert not (folder / EVALUATIONS_FILE).exists() or not (folder / EVALUATIONS_FILE).read_bytes()
+
+
 def test_values_of_runs_stand_side_by_side(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a", until=20), write_run(tmp_path / "b", until=20)
     evaluated(first, 20, {"acc": [0.25, 0.125]})
