@@ -77,9 +77,24 @@ def estimate_memory(config: Config, plan: Plan) -> MemoryEstimate:
     return model.estimate(case, model.units(case, plan.runs, plan.mlp_tiles), plan_slots(plan))
 
 
-def estimated_bytes(config: Config, plan: Plan) -> int:
-    """Bytes that the step of a plan takes on a device."""
-    return estimate_memory(config, plan).device
+def estimated_bytes(config: Config, plan: Plan, *, own_memory: bool = True) -> int:
+    """Bytes that the step of a plan takes on a device.
+
+    Of a device without memory of its own (`own_memory`), which uses the host's, also what is offloaded there.
+    """
+    estimate = estimate_memory(config, plan)
+    return estimate.device if own_memory else estimate.device + held_on_host(config, plan)
+
+
+def held_on_host(config: Config, plan: Plan) -> int:
+    """Bytes that a device without memory of its own holds besides `MemoryEstimate.device`: what is offloaded.
+
+    State on disk is not there, and pieces of state need no buffers to pass between the two.
+    """
+    if plan.optimizer_offload == "file":
+        return offloaded_bytes(config, plan)
+    passing = MemoryModel(_as_planned(config, plan)).fixed(case_of(config, plan)).passing
+    return max(0, estimate_memory(config, plan).host - passing)
 
 
 def offloaded_bytes(config: Config, plan: Plan) -> int:

@@ -47,13 +47,13 @@ def nearest_fit(
     XLA's own number. Devices without memory of their own (`own_memory`) gain nothing by what goes to the host's.
     """
     config = layout.config
-    own = estimated_bytes(config, layout.plan)
+    own = estimated_bytes(config, layout.plan, own_memory=own_memory)
     shift = 0 if needed is None else needed - own
 
     def fit(settings: tuple[str, ...]) -> Fit | None:
         try:
             changed = rebuild(with_overrides(config, settings))
-            return Fit(settings, estimated_bytes(changed.config, changed.plan) + shift)
+            return Fit(settings, estimated_bytes(changed.config, changed.plan, own_memory=own_memory) + shift)
         except UserError:  # what this model or these devices do not support does not help
             return None
 

@@ -16,7 +16,7 @@ from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
 from jaxpar.layers.checks import validate
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, own_memory
-from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory, estimated_bytes, offloaded_bytes
+from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes, held_on_host, offloaded_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, describe_fit, nearest_fit
 from jaxpar.layout.memory.resident import host_gradient_bytes
@@ -40,7 +40,8 @@ def check_state_fits(layout: StepLayout, mesh: Mesh) -> None:
     """Raises `UserError` when weights and moments alone exceed the memory."""
     limit, sharing = memory_limit(mesh)
     needed = (
-        state_bytes(layout) - offloaded_state_bytes(layout) * (sharing == 1 or layout.plan.optimizer_offload == "file")
+        state_bytes(layout)
+        - offloaded_state_bytes(layout) * (own_memory(mesh) or layout.plan.optimizer_offload == "file")
     ) * sharing
     if needed <= limit:
         return
@@ -74,8 +75,10 @@ def check_estimate_fits(layout: StepLayout, mesh: Mesh) -> None:
     GPUs are not refused by an estimate: XLA recomputes by itself where their memory is short.
     """
     limit, sharing = memory_limit(mesh)
-    estimated = estimated_bytes(layout.config, layout.plan)
-    if not own_memory(mesh) and estimated * sharing > ESTIMATE_TOO_HIGH * limit:
+    if own_memory(mesh):
+        return
+    estimated = estimated_bytes(layout.config, layout.plan, own_memory=False)
+    if estimated * sharing > ESTIMATE_TOO_HIGH * limit:
         raise UserError(_too_large(layout, mesh, estimated, None))
 
 
@@ -97,7 +100,7 @@ def _too_large(layout: StepLayout, mesh: Mesh, bytes_each: int, compiled: int | 
     way_out = describe_fit(_search(layout, mesh, limit // sharing, compiled))
     return (
         f"parallel: the step needs {'' if compiled else 'about '}{size(bytes_each, 2)} per device{shared}, and there "
-        f"are {size(limit, 2)}; by shapes, {_by_class(estimate_memory(layout.config, layout.plan))}; {way_out}"
+        f"are {size(limit, 2)}; by shapes, {_by_class(layout, mesh)}; {way_out}"
     )
 
 
@@ -122,13 +125,13 @@ def _explanation(layout: StepLayout, mesh: Mesh, error: str, needed: int | None)
         return _host_explanation(layout, mesh, found)
     limit, sharing = memory_limit(mesh)
     each = limit // sharing
-    total = needed or estimated_bytes(layout.config, layout.plan)
+    total = needed or estimated_bytes(layout.config, layout.plan, own_memory=own_memory(mesh))
     # The need that XLA reports can be less than the memory: the rest was taken, or fragmented.
     goal = int(ROOM * min(each, total))
     return (
         f"parallel: XLA found no room {found} on a device; the step needs "
         f"{'' if needed else 'about '}{size(total, 2)} per device, and there are {size(each, 2)}; by shapes, "
-        f"{_by_class(estimate_memory(layout.config, layout.plan))}; {describe_fit(_search(layout, mesh, goal, needed))}"
+        f"{_by_class(layout, mesh)}; {describe_fit(_search(layout, mesh, goal, needed))}"
     )
 
 
@@ -153,16 +156,18 @@ def _readable(asked: str) -> str:
     return size(int(digits), 2) if digits.isdigit() else asked.strip()
 
 
-def _by_class(estimate: MemoryEstimate) -> str:
-    """`2.00 GiB of weights, ...`, largest first."""
+def _by_class(layout: StepLayout, mesh: Mesh) -> str:
+    """`2.00 GiB of weights, ...`, largest first; what is offloaded only where its memory is the devices' own."""
     names = {
         "optimizer": "master weights and moments",
         "weights": "weights",
         "gradients": "gradients",
         "saved_activations": "saved activations",
         "temporaries": "temporaries",
+        "host": "what is offloaded to the same memory",
     }
-    sizes = estimate._asdict()
+    sizes = estimate_memory(layout.config, layout.plan)._asdict()
+    sizes["host"] = 0 if own_memory(mesh) else held_on_host(layout.config, layout.plan)
     largest = sorted(names, key=lambda name: -sizes[name])
     return "about " + ", ".join(f"{size(sizes[name], 2)} of {names[name]}" for name in largest if sizes[name])
 

@@ -15,6 +15,7 @@ from jaxpar.layout.memory import device as device_memory
 from jaxpar.layout.memory.device import memory_limit, needed_bytes
 from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
+from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.observe import memory_report
 from jaxpar.training.run import out_of_memory
 from jaxpar.training.run.out_of_memory import (
@@ -60,6 +61,35 @@ def test_an_estimate_refuses_only_what_is_beyond_its_error(monkeypatch: pytest.M
         check_estimate_fits(step.layout, step.mesh)
     on_a_gpu(monkeypatch, 1000)
     check_estimate_fits(step.layout, step.mesh)
+
+
+@pytest.mark.parametrize(("offload", "counted"), [("host", True), ("file", False)])
+def test_devices_in_the_hosts_memory_hold_there_what_is_offloaded_too(
+    offload: str, counted: bool, monkeypatch: pytest.MonkeyPatch
+):
+    model, data = WIDE | {"layers": 64, "embed": 512, "mlp": 2048}, {"sequence_length": 64, "batch_size": 1}
+    step = wide_step(memory={"optimizer_offload": offload}, model=model, data=data)
+    estimate = estimate_of(step)
+    offloaded = (estimate.host - PIECES * PIECE_BYTES) * counted  # pieces that pass are in the same memory already
+    held = estimate.device + offloaded
+    assert offloaded > estimate.device or not counted
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (round(4 * held / ESTIMATE_TOO_HIGH) + 1, 4))
+    check_estimate_fits(step.layout, step.mesh)
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (round(4 * held / ESTIMATE_TOO_HIGH) - 1, 4))
+    words = [f"{size(offloaded, 2)} of what is offloaded"] * counted
+    with refused("parallel: the step needs about ", size(4 * held, 2), *words) as raised:
+        check_estimate_fits(step.layout, step.mesh)
+    assert "host" not in str(raised.value)
+
+
+def test_a_single_device_in_the_hosts_memory_holds_its_offloaded_state_there(monkeypatch: pytest.MonkeyPatch):
+    step = SmallRun(small(memory={"optimizer_offload": "host"})).step
+    layout, mesh = step.layout, step.mesh
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (state_bytes(layout) - 1, 1))
+    with refused("parallel: weights and optimizer state take", size(state_bytes(layout), 2)):
+        check_state_fits(layout, mesh)
+    monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
+    check_state_fits(layout, mesh)
 
 
 def test_a_small_run_fits():
