@@ -44,8 +44,12 @@ class OnDevice:
         return to_storage(master, self.layout.placements)
 
     def accumulators(self, weights: Weights) -> Weights:
-        trained = only(weights, self.layout.trained)
-        return {part: zero_accumulators(own, self.layout.placements, part=part) for part, own in trained.items()}
+        trained = self.layout.trained
+        return {
+            part: zero_accumulators(only(own, trained[part]), self.layout.placements, part=part)
+            for part, own in weights.items()
+            if part in trained
+        }
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
         return jax.tree.map(lambda g: g / scale, to_optimizer(accumulated, self.layout.placements))
