@@ -36,7 +36,7 @@ run() {
     fi
 }
 
-# Kept and brought up to date when it was made here; made again when it is broken, unfinished or was moved.
+# Kept and brought up to date when it was made here; rebuilt when it is broken, unfinished or was moved.
 if ! { [ -f "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$here" ] && "$venv/bin/python" -c "" 2>"$log"; }; then
     python=$(launch/find_python.sh)
     echo "Making $venv with $("$python" -V) ($python)"

@@ -2,7 +2,7 @@
 
 The record is written last, so a unit with a record is finished and is never made twice. Units are not flushed to disk,
 which would take longer than making them when they are small: damage from a power failure is detected by size or digest,
-and the unit is made again.
+and the unit is redone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class UnitRecord:
 
 
 def read_record(job: Job, number: int) -> UnitRecord | None:
-    """The record of a unit; None where it is not finished, or its record is damaged (then it is made again, with the
+    """The record of a unit; None where it is not finished, or its record is damaged (then the unit is redone, with the
     same result)."""
     path = job.unit_file(number, "json")
     try:
