@@ -142,6 +142,11 @@ def without_gpus() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+def report(text: str) -> None:
+    """Print a sentence to the user beside the output, on standard error."""
+    print(text, file=sys.stderr)
+
+
 def stop(code: int, why: str) -> int:
     """Prints why the command ends, leaves the job if it is in one, and returns the exit code."""
     print(f"jaxpar: {why}", file=sys.stderr)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxpar.cli import Parser, command, positive, without_gpus
+from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of, quoted
 
@@ -90,7 +90,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from jaxpar.interop.sources.tokenizer import text_of
 
     config, source = open_model(options.model, options.overrides)
-    text, length = text_of(source, options.tokenizer, _report), context_length(source, options.length)
+    text, length = text_of(source, options.tokenizer, report), context_length(source, options.length)
     model = LanguageModel(place_model(config, source), text, length)
     if overlaps is not None:
         _ = model.begin  # Min-k% needs it: refused now, and not after the tasks.
@@ -117,7 +117,7 @@ def _overlaps(options: argparse.Namespace, tasks: Sequence[Task]) -> list[list[O
         without_gpus()
     found = overlaps_with(options.contamination, tasks, options.ngram)
     if short := sum(not one.ngrams for own in found for one in own):
-        print(f"{short} of the texts have fewer than {options.ngram} tokens, and so no n-gram.", file=sys.stderr)
+        report(f"{short} of the texts have fewer than {options.ngram} tokens, and so no n-gram.")
     return found
 
 
@@ -206,7 +206,7 @@ def _store(folder: Path, record: Mapping[str, Any]) -> None:
     try:
         append_evaluation(folder, record)
     except OSError as error:
-        print(f"The results are not in the run's report: {named(folder)}: {error.strerror}", file=sys.stderr)
+        report(f"The results are not in the run's report: {named(folder)}: {error.strerror}")
 
 
 def _check_out(out: Path | None) -> None:
@@ -225,10 +225,6 @@ def _write(out: Path, record: Mapping[str, Any]) -> None:
         write_atomically(out, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise UserError(f"--out {named(out)}: cannot be written ({error.strerror})") from None
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

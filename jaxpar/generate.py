@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxpar.cli import Parser, command, positive
+from jaxpar.cli import Parser, command, positive, report
 from jaxpar.config import Config, UserError
 from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import named
@@ -82,7 +82,7 @@ def _generate(options: argparse.Namespace) -> None:
     if options.chat:
         _chat(options, source, config, sampling)
         return
-    text = text_of(source, options.tokenizer, _report)
+    text = text_of(source, options.tokenizer, report)
     given = [text.encode(prompt) for prompt in prompts]
     generator = _generator(config, source, sampling, options.seed)
     screen = None if options.json or len(given) > 1 else Screen(prompts[0])
@@ -160,7 +160,7 @@ def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: 
     from jaxpar.generation.chat import Chat
     from jaxpar.interop.sources.tokenizer import chat_encoder_of
 
-    encoder, text = chat_encoder_of(source, options.tokenizer, options.chat_template, _report)
+    encoder, text = chat_encoder_of(source, options.tokenizer, options.chat_template, report)
     chat = Chat(encoder, text, system=options.system, stops=options.stop)
     generator = _generator(config, source, sampling, options.seed)
     typed = sys.stdin.isatty()
@@ -171,7 +171,7 @@ def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: 
         except UserError as error:
             if not typed:
                 raise
-            _report(str(error))  # The conversation goes on as if the line had not been typed.
+            report(str(error))  # The conversation goes on as if the line had not been typed.
             continue
         if screen is None:
             print(json.dumps(_record(line, answer.continuation, answer.text)), flush=True)
@@ -196,10 +196,6 @@ def _asked() -> str:
     except EOFError:
         print()
         return ""
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

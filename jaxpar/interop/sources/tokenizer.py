@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_beside
@@ -90,7 +91,7 @@ def _folders(source: Model, report: Report) -> list[Path]:
     if tuned and not isinstance(source, HFFolder) and source.config.data.source == "tokens":
         data = source.config.data
         paths = list(data.sources or {}) if data.path is None else [data.path]
-        folders = [Path(path).expanduser() for path in paths]
+        folders = [user_path(path, "data.path") for path in paths]
         for folder in folders:
             if not (folder / TOKENIZER).exists():
                 report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")
