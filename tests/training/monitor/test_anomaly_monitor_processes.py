@@ -49,7 +49,7 @@ def test_two_processes_agree_on_what_is_wrong_and_go_back_together(tmp_path: Pat
     assert found["not_finite"]["gradients"]["layers/mlp/down"] == [1, 2, 3]
     late = found["straggler"]
     assert late["process"] == 1
-    assert late["share"] > 0.2  # Half a second of each step, which on a busy machine takes as long by itself.
+    assert late["share"] > 0.2  # Half of each step.
     assert late["batch_seconds"] > 0.7 * late["seconds"]
     assert f"! Process 1 on {late['host']} holds up the job" in done[0][1]
     spike = found["loss_spike"]
