@@ -1,28 +1,34 @@
 """Which tests run when: three levels, and rows of matrices drawn by the commit.
 
 - `quick` (`make test`): all but `long` and `release` ones; of a matrix a fixed few rows.
-- `ci` (`make test-ci`, beside `make test` in `.ci/run`): the `long` ones, and of each matrix other rows, drawn.
+- `ci` (`make test-ci`, beside `make test` in `.ci/run`): files of `long` tests and other rows of each matrix, drawn.
 - `all` (`make test-all`): everything, the `release` ones too.
 
 A test whose cases are rows of a matrix says `@pytest.mark.matrix(quick=2, ci=4)`, or names the quick ones:
-`quick=("ring",)`. A long test that one commit in two is enough for says `@pytest.mark.long(every=2)`. The draw is a
-function of a seed, the commit's hash by default, so that each commit tries others and anyone can repeat it:
-`--draw SEED`. Tests named in `tests/fixed_rows.txt` (those that failed, until they are mended), and rows of a matrix
-that are `long`, run in every draw. Tests asked for by their ids run.
+`quick=("ring",)`. Of the files with `long` tests, CI takes one after another in the order of the draw, as long as what
+they take (`tests/seconds.json`) fits in `--budget` seconds of processor time: so CI takes as long whatever is added.
+The draw is a function of a seed, the commit's hash by default, so that each commit tries others and anyone can repeat
+it: `--draw SEED`. These run in every draw: long tests marked `long(always=True)`, those without a recorded time, rows
+of a matrix that are `long`, and what `tests/fixed_rows.txt` names (tests that failed, until they are mended). Tests
+asked for by their ids run.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 LEVELS = ("quick", "ci", "all")
 FIXED = Path(__file__).with_name("fixed_rows.txt")
+SECONDS = Path(__file__).with_name("seconds.json")
+BUDGET = 1200.0
+"""Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 QUICK_SEED = "quick"
 RELEASES, LONG, ROWS, OTHERS = "that take minutes each", "that are long", "rows of matrices", "that other commits draw"
 
@@ -31,7 +37,9 @@ def add_options(parser: pytest.Parser) -> None:
     """`--level` and `--draw`."""
     group = parser.getgroup("jaxpar", "which tests run")
     group.addoption("--level", choices=LEVELS, default="quick", help="quick: before a commit; ci: the rest; all")
-    group.addoption("--draw", metavar="SEED", help="seed of the rows that are drawn (default: the commit's hash)")
+    group.addoption("--draw", metavar="SEED", help="seed of what is drawn (default: the commit's hash)")
+    help = f"processor time of the long tests that level ci draws, in seconds (default: {BUDGET:.0f})"
+    group.addoption("--budget", metavar="SECONDS", type=float, default=BUDGET, help=help)
 
 
 def commits_hash() -> str:
@@ -53,10 +61,19 @@ def drawn(rows: Sequence[str], count: int, seed: str) -> list[str]:
     return [row for row in rows if row in chosen]
 
 
-def has_turn(test: str, every: int, seed: str) -> bool:
-    """Whether `seed` draws a long test that one commit of `every` runs, or that failed and is not mended yet."""
-    number = int(hashlib.sha256(f"{seed} {test}".encode()).hexdigest(), 16)
-    return number % every == 0 or test in fixed_rows()
+def recorded_seconds() -> dict[str, float]:
+    """Processor time of each long test by its id, as `--record-seconds` wrote it."""
+    return json.loads(SECONDS.read_text())
+
+
+def affordable(costs: Mapping[str, float], budget: float, seed: str) -> set[str]:
+    """What fits in `budget` when items are taken in the order of `seed`; one that does not fit is passed over."""
+    chosen, left = set(), budget
+    for name in sorted(costs, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest()):
+        if costs[name] <= left:
+            chosen.add(name)
+            left -= costs[name]
+    return chosen
 
 
 def case_of(item: pytest.Item) -> str:
@@ -76,6 +93,7 @@ class Selection:
     def __init__(self, config: pytest.Config):
         self.level: str = config.getoption("--level")
         self.seed: str = config.getoption("--draw") or commits_hash()
+        self.budget: float = config.getoption("--budget")
         self.asked = [Path(argument.split("::")[0]).name for argument in config.args if "::" in argument]
         self.filtered = bool(config.option.keyword or config.option.markexpr or config.option.deselect)
         self.left: dict[str, int] = {}
@@ -93,6 +111,7 @@ class Selection:
         if self.level == "all":
             return set(items)
         matrices: dict[str, list[pytest.Item]] = defaultdict(list)
+        long: list[pytest.Item] = []
         kept, left = set(), defaultdict(int)
         for item in items:
             if item.path.name in self.asked:
@@ -101,20 +120,37 @@ class Selection:
                 matrices[item.nodeid.split("[")[0]].append(item)
             elif item.get_closest_marker("release"):
                 left[RELEASES] += 1
-            elif (long := item.get_closest_marker("long")) is None:
-                kept |= {item} if self.level == "quick" else set()
+            elif item.get_closest_marker("long"):
+                long.append(item)
             elif self.level == "quick":
-                left[LONG] += 1
-            elif has_turn(item.nodeid, long.kwargs.get("every", 1), self.seed):
                 kept.add(item)
-            else:
-                left[OTHERS] += 1
+        if self.level == "quick":
+            left[LONG] = len(long)
+        else:
+            kept |= (turn := self._long(long))
+            left[OTHERS] = len(long) - len(turn)
         for rows in matrices.values():
             chosen = self._rows(rows)
             kept |= set(chosen)
             left[ROWS] += len(rows) - len(chosen)
         self.left = {what: number for what, number in left.items() if number}
         return kept
+
+    def _long(self, items: list[pytest.Item]) -> set[pytest.Item]:
+        """The long tests that this commit runs: those that always run, and whole files in the order of the draw."""
+        recorded, fixed = recorded_seconds(), fixed_rows()
+        always, files = set(), defaultdict[str, list[pytest.Item]](list)
+        for item in items:
+            marker = item.get_closest_marker("long")
+            assert marker is not None and set(marker.kwargs) <= {"always"} and not marker.args
+            if marker.kwargs.get("always") or item.nodeid not in recorded or item.nodeid in fixed:
+                always.add(item)
+            else:
+                files[item.nodeid.partition("::")[0]].append(item)
+        costs = {file: sum(recorded[item.nodeid] for item in each) for file, each in files.items()}
+        spent = sum(recorded.get(item.nodeid, 0.0) for item in always)
+        chosen = affordable(costs, self.budget - spent, self.seed)
+        return always | {item for file in chosen for item in files[file]}
 
     def _rows(self, rows: list[pytest.Item]) -> list[pytest.Item]:
         marker = rows[0].get_closest_marker("matrix")
@@ -132,10 +168,10 @@ class Selection:
 
     def before(self) -> str:
         """What a run is about to do."""
-        rows = "" if self.level != "ci" else f"; rows drawn by {self.seed} (to repeat them: --draw {self.seed!r})"
+        rows = "" if self.level != "ci" else f"; drawn by {self.seed} (to repeat them: --draw {self.seed!r})"
         what = {
             "quick": "all but long tests, and a few rows of each matrix",
-            "ci": "the long tests, and other rows of each matrix",
+            "ci": f"long tests for {self.budget:.0f} s of processor time, and other rows of each matrix",
             "all": "every test",
         }[self.level]
         return f"level {self.level}: {what}{rows}"
@@ -145,5 +181,5 @@ class Selection:
         if not self.left:
             return None
         numbers = ", ".join(f"{number} {what}" for what, number in self.left.items())
-        how = "`make test-ci` runs the long ones and draws rows, " if self.level == "quick" else ""
+        how = "`make test-ci` draws long ones and rows, " if self.level == "quick" else ""
         return f"not run: {numbers}; {how}`make test-all` runs everything"

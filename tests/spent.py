@@ -1,7 +1,8 @@
 """What each test takes: seconds on the clock and of processors, and on what; a table by folder at the end of a run.
 
 A processor's time is that of this process and of children that have ended. Tracing, lowering and compiling are the
-clock's, as JAX's own events report them. `--spent FILE` writes a line of JSON for each test.
+clock's, as JAX's own events report them. `--spent FILE` writes a line of JSON for each test, `--record-seconds` the
+processor time of long tests to `tests/seconds.json`, from which CI draws (`tests/selection.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.selection import SECONDS, recorded_seconds
 
 EVENTS = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
@@ -83,6 +86,8 @@ class Spent:
     def __init__(self, config: pytest.Config):
         self.rows: dict[str, Row] = {}
         self.file: str | None = config.getoption("--spent")
+        self.records: bool = config.getoption("--record-seconds")
+        self.long: set[str] = set()
         self.began = time.monotonic()
         self.meter: Meter | None = None
 
@@ -101,18 +106,31 @@ class Spent:
         finally:
             if self.meter is not None:
                 item.user_properties.append(("spent", self.meter.read()))
+                drawn = item.get_closest_marker("long") and not item.get_closest_marker("matrix")
+                item.user_properties.append(("drawn", bool(drawn)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self.rows[report.nodeid] = dict(report.user_properties)["spent"]
+            properties = dict(report.user_properties)
+            self.rows[report.nodeid] = properties["spent"]
+            if properties["drawn"]:
+                self.long.add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.file is not None:
             lines = [json.dumps({"test": name} | row) + "\n" for name, row in self.rows.items()]
             Path(self.file).write_text("".join(lines))
+        if self.records:
+            now = {name: round(_work(self.rows[name]), 1) for name in self.long}
+            known = {name: took for name, took in recorded_seconds().items() if Path(name.split("::")[0]).is_file()}
+            SECONDS.write_text(json.dumps(known | now, indent=0, sort_keys=True) + "\n")
         if len(self.rows) > SLOWEST:
             for line in table(self.rows):
                 terminalreporter.write_line(line)
+
+
+def _work(row: Row) -> float:
+    return row["own"] + row["children"]
 
 
 def table(rows: dict[str, Row]) -> list[str]:
@@ -124,13 +142,12 @@ def table(rows: dict[str, Row]) -> list[str]:
         for column in COLUMNS:
             total[column] += row[column]
         total["tests"] = total.get("tests", 0) + 1
-    work = lambda row: row["own"] + row["children"]
     lines = ["", f"{'seconds':28}{'tests':>7}" + "".join(f"{name:>10}" for name in COLUMNS)]
     everything = {c: sum(total[c] for total in folders.values()) for c in (*COLUMNS, "tests")}
-    ordered = sorted(folders.items(), key=lambda each: -work(each[1]))
+    ordered = sorted(folders.items(), key=lambda each: -_work(each[1]))
     for name, total in [*ordered, ("all", everything)]:
         lines.append(f"{name:28}{total['tests']:7d}" + "".join(f"{total[c]:10.0f}" for c in COLUMNS))
     lines += ["", "slowest tests, seconds of processors:"]
-    slowest = sorted(rows.items(), key=lambda each: -work(each[1]))[:SLOWEST]
-    lines += [f"{work(row):6.1f}  {name}" for name, row in slowest]
+    slowest = sorted(rows.items(), key=lambda each: -_work(each[1]))[:SLOWEST]
+    lines += [f"{_work(row):6.1f}  {name}" for name, row in slowest]
     return [*lines, f"most memory of a worker: {max(row['resident'] for row in rows.values())} MiB"]

@@ -25,7 +25,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
@@ -80,7 +80,7 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
     refused_by_command(main(["--config", "no-such.yaml"]), *capsys.readouterr(), "no-such.yaml", "no such file")
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_coordinator_that_cannot_be_reached_is_one_sentence_and_code_2():
     job = ["coordinator=127.0.0.1:9", "processes=2", "process_id=1", "timeout_s=1"]
     settings = [part for key in job for part in ("--set", f"distributed.{key}")]
@@ -91,7 +91,7 @@ def test_a_coordinator_that_cannot_be_reached_is_one_sentence_and_code_2():
     refused_by_command(ran.returncode, ran.stdout, ran.stderr.splitlines()[-1], *parts)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_two_processes_check_their_collectives_and_one_reports(tmp_path: Path):
     doctor = [sys.executable, "-m", "jaxpar.doctor", "--json", "--set", f"run.dir={tmp_path}"]
     ran = subprocess.run(

@@ -33,12 +33,18 @@ def test_plain(): pass
 @pytest.mark.long
 def test_long(): pass
 
-@pytest.mark.long(every=3)
-@pytest.mark.parametrize("part", range(12))
-def test_shared(part): pass
+@pytest.mark.long(always=True)
+def test_always(): pass
 
 @pytest.mark.release
 def test_release(): pass
+"""
+DRAWN = """
+import pytest
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(2))
+def test_drawn_{number}(part): pass
 """
 LONG_FILE = """
 import pytest
@@ -53,7 +59,12 @@ def test_sliced(row): pass
 
 def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
     """Names of the tests that a command runs, and what it prints."""
-    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    recorded = "import tests.selection\ntests.selection.SECONDS = Path(__file__).with_name('seconds.json')\n"
+    (folder / "conftest.py").write_text(f"from pathlib import Path\nfrom tests.conftest import *\n{recorded}")
+    ids = [f"test_drawn_{number}.py::test_drawn_{number}[{part}]" for number in range(6) for part in range(2)]
+    (folder / "seconds.json").write_text(json.dumps(dict.fromkeys(ids, 10.0) | {"test_suite.py::test_always": 5.0}))
+    for number in range(6):
+        (folder / f"test_drawn_{number}.py").write_text(DRAWN.format(number=number))
     (folder / "test_suite.py").write_text(SUITE)
     (folder / "test_long_file.py").write_text(LONG_FILE)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  long\n  release\n")
@@ -74,28 +85,31 @@ def test_ci_runs_what_make_test_leaves_out_and_draws_rows_by_the_seed(tmp_path: 
     assert {name for name in quick if "rows" not in name} == {"test_plain", "test_named[b]"}
     assert len(quick) == 4
     assert "level quick: all but long tests" in printed
-    assert "not run: 13 that are long, 1 that take minutes each, 30 rows of matrices; `make test-ci` runs" in printed
+    assert "not run: 1 that take minutes each, 14 that are long, 30 rows of matrices; `make test-ci` draws" in printed
 
-    first, printed = chosen(tmp_path, "--level", "ci", "--draw", "one")
-    again, _ = chosen(tmp_path, "--level", "ci", "--draw", "one")
-    other, _ = chosen(tmp_path, "--level", "ci", "--draw", "two")
-    assert "rows drawn by one (to repeat them: --draw 'one')" in printed
+    first, printed = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "one")
+    again, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "one")
+    other, _ = chosen(tmp_path, "--level", "ci", "--budget", "65", "--draw", "two")
+    assert "level ci: long tests for 65 s of processor time" in printed
+    assert "drawn by one (to repeat them: --draw 'one')" in printed
     assert first == again != other
     for names in (first, other):
         assert not names & quick
-        assert "test_long" in names and "test_named[c]" in names and "test_release" not in names
+        assert {"test_always", "test_long"} <= names, "always, and without a recorded time"
+        assert "test_named[c]" in names and "test_release" not in names
         assert len([name for name in names if "rows" in name]) == 3
         assert len([name for name in names if "named" in name]) == 2
         assert len([name for name in names if "sliced" in name]) == 2
-    shared = [{name for name in names if "shared" in name} for names in (first, other)]
-    assert all(0 < len(names) < 12 for names in shared) and shared[0] != shared[1]
+    files = [sorted({name[:-3] for name in names if "drawn" in name}) for names in (first, other)]
+    assert files[0] != files[1] and all(len(each) == 3 for each in files), "whole files that fit in 65 - 5 seconds"
+    assert len([name for name in first if "drawn" in name]) == 6
     assert "that other commits draw" in printed
 
 
 @pytest.mark.long
 def test_everything_runs_where_it_is_asked_for(tmp_path: Path):
     whole, printed = chosen(tmp_path, "--level", "all")
-    assert len(whole) == 48 and "not run" not in printed and "slowest tests" in printed
+    assert len(whole) == 49 and "not run" not in printed and "slowest tests" in printed
     by_id, _ = chosen(tmp_path, "test_suite.py::test_named[a]", "test_suite.py::test_release")
     assert by_id == {"test_named[a]", "test_release"}
     by_word, _ = chosen(tmp_path, "--level", "ci", "-k", "named and not b")

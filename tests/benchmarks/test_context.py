@@ -15,7 +15,7 @@ from jaxpar.attention.balance import imbalance, kept_pairs_per_rank, sequence_or
 from pallas_kernels.masks import Mask
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_reports_each_strategy_beside_one_device() -> None:
     sizes = Sizes(context=4, heads=2, kv_heads=1, head_dim=8, block=16)
     result = json.loads(json.dumps(measure(sizes, [64], ["auto", "contiguous"], rounds=1)))
@@ -45,7 +45,7 @@ def test_a_length_that_does_not_divide_is_refused_in_one_sentence(
     assert "and 100 tokens are no multiple" in capsys.readouterr().err
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_whole_steps_report_tiles_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
     monkeypatch.setattr(tiles, "CASES", {"tiled loss": ("memory.loss_tiles=4",), "too many": ("nothing=1",)})

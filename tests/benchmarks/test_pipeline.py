@@ -16,7 +16,7 @@ from jaxpar.pipeline.timing.simulate import simulate
 TINY = Sizes(pipe=2, microbatches=2, layers=2, embed=16, mlp=16, vocab=32, sequence=8)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_reports_for_each_case_the_ticks_that_ran_and_the_prediction_from_the_actions_of_its_chunks():
     result = measure(TINY, [Case("zb-h1"), Case("zb-h1", branching=True)], rounds=2, repeats=1)
     uniform, branching = result["schedules"]

@@ -28,7 +28,7 @@ def compilation() -> Compilation:
     return hsdp()[0].compilation
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilation):
     """XLA's program itself carries JAX's names of the arguments."""
     parameters = strictly(compilation.program).entry_computation.parameters
@@ -41,7 +41,7 @@ def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilat
     assert "batch/examples" not in compilation.inputs  # only dropout reads it
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_memory_is_the_memory_of_the_program(compilation: Compilation):
     memory = compilation.memory
     parameters = strictly(compilation.program).entry_computation.parameters
@@ -53,7 +53,7 @@ def test_memory_is_the_memory_of_the_program(compilation: Compilation):
     assert "HloLiveRange" in compilation.live_ranges
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_plan_is_the_one_that_a_run_has(compilation: Compilation):
     config, plan = plan_for(load_config(CACHE / "hsdp.yaml"), parse_cluster(CLUSTER))
     assert compilation.plan == plan
@@ -64,7 +64,7 @@ def test_the_plan_is_the_one_that_a_run_has(compilation: Compilation):
     assert compilation.notes == ()
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_what_was_compiled_is_not_compiled_again(compilation: Compilation):
     config, cluster = load_config(CACHE / "hsdp.yaml"), parse_cluster(CLUSTER)
     no_time = 0.01
@@ -78,7 +78,7 @@ def test_what_was_compiled_is_not_compiled_again(compilation: Compilation):
             compile_step(*changed, cache=CACHE, timeout_s=no_time)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_damaged_file_in_the_cache_counts_as_none(compilation: Compilation, tmp_path: Path):
     for kept in CACHE.glob("*.json.gz"):
         (tmp_path / kept.name).write_bytes(kept.read_bytes()[:1000])
@@ -86,7 +86,7 @@ def test_a_damaged_file_in_the_cache_counts_as_none(compilation: Compilation, tm
         compile_step(load_config(CACHE / "hsdp.yaml"), parse_cluster(CLUSTER), cache=tmp_path, timeout_s=0.01)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
     config = wide(model={"head_dim": 64}, parallel={"fsdp": 16}, attention={"backend": "auto"}, data={"packed": False})
     made = compile_step(config, parse_cluster("h800:2x8"), cache=tmp_path)
@@ -99,7 +99,7 @@ def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
     assert Compilation.from_json(made.to_json()) == made
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize(("short", "named"), [("l4", "an L4"), ("h20", "an H20")])
 def test_gpus_that_no_run_was_measured_on_are_compiled_for_and_timed(short: str, named: str):
     """A card without NVLink, and a Hopper with few multiprocessors."""

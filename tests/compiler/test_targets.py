@@ -26,7 +26,7 @@ def devices_of(topology: str) -> list[list[object]]:
     return found
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_xla_takes_every_target_and_numbers_hosts_in_order():
     found = in_child("tests.compiler.test_targets:devices_of", "3x1x2")
     assert [row[0] for row in found] == [gpu.short for gpu in GPUS]

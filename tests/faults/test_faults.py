@@ -48,7 +48,7 @@ def copy_with(fault: Fault, folder: Path) -> None:
         compiled.unlink()
 
 
-CHANGED = [pytest.param(f, id=f.name, marks=() if f.known_red else pytest.mark.long) for f in FAULTS]
+CHANGED = [pytest.param(f, id=f.name, marks=() if f.known_red else pytest.mark.long(always=True)) for f in FAULTS]
 """In CI run those whose source or tests are not those that they were last tried on, and some that are drawn."""
 
 

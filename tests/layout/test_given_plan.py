@@ -45,7 +45,7 @@ def kept(plan: Plan) -> int:
     return sum(run.layers * list(run.activations.values()).count("save") for run in plan.runs)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_plan_of_another_machine_gives_the_same_bits(tmp_path: Path):
     config, plan = planned_on_the_smallest(run_config(tmp_path, 3, parallel=FSDP, memory={"remat": "auto"}))
     assert kept(plan) < kept(planned(config)[1]), "this machine would keep more"
@@ -60,7 +60,7 @@ def test_a_plan_of_another_machine_gives_the_same_bits(tmp_path: Path):
     assert ran.config == config
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_run_that_goes_on_under_another_plan_states_it(tmp_path: Path):
     config, plan = planned_on_the_smallest(run_config(tmp_path, 1, parallel=FSDP, memory={"remat": "auto"}))
     Trainer(config, plan=plan).fit([])
@@ -169,7 +169,7 @@ def test_what_a_plan_is_made_from_cannot_be_set(tmp_path: Path, capsys: pytest.C
     )
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_what_a_plan_is_not_made_from_can_be_set(tmp_path: Path):
     config, plan = planned(run_config(tmp_path, 1, parallel=FSDP))
     file = tmp_path / "plan.json"

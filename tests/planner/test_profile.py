@@ -36,7 +36,7 @@ def read_back(folder: Path, profile: dict[str, Any], cluster: str) -> tuple[Hard
     return read_profile(folder / "hardware.json", named_cluster(cluster))
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_what_is_measured_changes_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file, output = tmp_path / "hardware.json", tmp_path / "plan.json"
     config = tmp_path / "small.yaml"

@@ -28,7 +28,7 @@ STEPS = 10
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "whole", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.release)]
+    "whole", [pytest.param(False, marks=pytest.mark.long(always=True)), pytest.param(True, marks=pytest.mark.release)]
 )
 def test_make_train_sets_up_a_fresh_clone_and_learns_real_text(tmp_path: Path, whole: bool):
     clone = tmp_path / "clone"

@@ -73,7 +73,7 @@ def test_they_are_the_float64_decoders(tmp_path: Path, model: dict[str, Any], la
     assert not np.triu(found, 1).any(), "nobody looks ahead"
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_they_do_not_depend_on_where_the_layers_lie(tmp_path: Path) -> None:
     found = []
     for layout in ({}, {"pipe": 2, "schedule": "interleaved", "virtual_stages": 2, "microbatches": 4}):

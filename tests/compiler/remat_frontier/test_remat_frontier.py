@@ -102,7 +102,7 @@ def test_the_frontier_of_two_kinds_has_what_the_layers_of_each_do(capfd: pytest.
     assert presets["none"]["seconds"] == 0 and presets["full"]["on_front"]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -12,7 +12,7 @@ from tests.browser import browser
 from tests.compiler.inspected import hsdp
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_page_states_what_is_under_the_pointer_and_asks_for_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(html_page(*hsdp()), encoding="utf-8")

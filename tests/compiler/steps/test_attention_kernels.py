@@ -59,7 +59,7 @@ def test_another_kernel_through_pallas_is_refused() -> None:
         kernel("mosaic_gpu_v2", "attention/mine")
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cluster", "strategy", "name", "products", "repeated"),
     [

@@ -7,7 +7,7 @@ import pytest
 from tests.compiler.inspected import inspected, wide
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_kernel_is_in_the_step_and_its_work_is_known():
     """Two ranks share a vocabulary of 512, and each makes the logits of 256 tokens twice."""
     config = wide(parallel={"tensor": 2, "fsdp": 4}, memory={"loss_backend": "fused"}, model={"logit_softcap": 30.0})

@@ -15,7 +15,7 @@ from jaxpar.memory.pipeline_offload import memory_bytes
 from jaxpar.pipeline.actions import Kind
 from tests.compiler.inspected import assert_planned, inspected, wide
 
-pytestmark = pytest.mark.long(every=2)
+pytestmark = pytest.mark.long
 
 LAYERS, EMBED, TOKENS, BFLOAT = 24, 512, 2048, 2
 

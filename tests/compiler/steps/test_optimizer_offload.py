@@ -16,7 +16,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import PIECE_BYTES
 from tests.compiler.inspected import inspected, wide
 
-pytestmark = pytest.mark.long(every=2)
+pytestmark = pytest.mark.long
 
 LAYERS, EMBED, MLP, VOCAB = 32, 2048, 8192, 16384
 """A layer of an MLP's matrix, with its moments, is larger than a piece should be."""

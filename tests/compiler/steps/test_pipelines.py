@@ -112,7 +112,7 @@ def test_how_often_a_layer_is_gathered(name: str, times: float):
     assert sent(report)["gather_weight", "fsdp"] == times * shard_bytes(layout, ("layers",)) + ends
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["zb-h1", "gpipe"], ids=["ZeRO-1", "ZeRO-2"])
 def test_weights_are_gathered_and_gradients_reduced_once_a_batch(name: str):
     layout, (_, report) = layout_of(name), inspected(config_of(name))

@@ -61,7 +61,7 @@ def test_gemm_last_keeps_less_than_none_by(model: str, saved: float):
     assert 1 - kept["gemm_last"] / kept["none"] >= saved
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_the_program_keeps_as_much_as_the_closed_form_states(model: str):
     layout, (_, report) = layout_of(model, "gemm_last"), compiled(model)
@@ -69,7 +69,7 @@ def test_the_program_keeps_as_much_as_the_closed_form_states(model: str):
     assert report.classes["saved_activations"] == pytest.approx(kept, rel=0.05)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_each_class_of_memory_is_what_shapes_state(model: str):
     """Temporaries are not among them: XLA fuses and orders them as it likes, and they are a tenth at most."""
@@ -82,7 +82,7 @@ def test_each_class_of_memory_is_what_shapes_state(model: str):
     assert report.classes["temporaries"] < 0.1 * report.peak_bytes
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_program_under_gemm_last_keeps_43_percent_less_than_under_none_and_multiplies_no_more():
     none, gemm_last = (compiled("llama3-8b", remat)[1] for remat in ("none", "gemm_last"))
     assert_planned(layout_of("llama3-8b", "none").config, LLAMA[2], *compiled("llama3-8b", "none"))
@@ -91,7 +91,7 @@ def test_the_program_under_gemm_last_keeps_43_percent_less_than_under_none_and_m
     assert gemm_last.flops == none.flops
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_program_of_gpt3_keeps_37_percent_less_than_none_would():
     """That would be 54 GiB of 86, which no GPU of 80 GB holds: XLA's program would not be that of `none`."""
     layout, (_, report) = layout_of("gpt3-175b", "none"), compiled("gpt3-175b")
@@ -99,7 +99,7 @@ def test_the_program_of_gpt3_keeps_37_percent_less_than_none_would():
     assert 1 - report.classes["saved_activations"] / would_keep >= 0.37
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_no_matmul_but_attentions_own_runs_twice(model: str):
     """Attention's backward makes the scores again: of its seven matmuls one."""
@@ -112,7 +112,7 @@ def test_no_matmul_but_attentions_own_runs_twice(model: str):
     assert elementwise, "norms and the non-linearity do"
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_whole_step_multiplies_what_the_model_asks_for():
     """Under 2% more was promised; it is nothing."""
     layout, (_, report) = layout_of("llama3-8b", "gemm_last"), compiled("llama3-8b")

@@ -158,7 +158,7 @@ def test_where_there_is_no_smaller_microbatch_layers_keep_less(monkeypatch: pyte
         check_step_fits(step.layout, step.mesh, estimate_of(step).device)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_changes_are_made_together_where_none_suffices_alone(monkeypatch: pytest.MonkeyPatch):
     step = wide_step(memory={"remat": "none"}, data={"sequence_length": 256, "batch_size": 4})
     needed = estimate_of(step).device
@@ -184,7 +184,7 @@ def test_a_state_that_goes_to_the_host_may_take_the_weights_of_layers_along(monk
         check_step_fits(step.layout, step.mesh, estimate_of(step).device)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_where_nothing_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch):
     step = wide_step()
     on_a_gpu(monkeypatch, 2**20)

@@ -237,19 +237,19 @@ FEW = 8
 """Gathered layers: two of weights (one ahead), a float32 gradient that counts as two, and the activations."""
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["none", "gemm_last"])
 def test_no_gathered_layer_is_kept_for_the_backward(remat: str, compiled: dict[str, Any]):
     assert layers_held(compiled[remat]) < FEW
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_autodiff_of_a_plain_scan_would_keep_every_gathered_layer(compiled: dict[str, Any]):
     """So the bound above can fail."""
     assert layers_held(compiled["plain_scan"]) > 24
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration(compiled: dict[str, Any]):
     """Forward and backward: the gather is for the next iteration, and matmuls are issued before its end."""
     loops = compiled["gemm_last"]["loops"]
@@ -262,7 +262,7 @@ def test_no_matmul_of_a_layer_waits_for_a_gather_of_its_own_iteration(compiled: 
     assert plain["waiting"] == plain["matmuls"], "without a gather ahead every matmul waits"
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_no_gathered_layer_is_kept_under_full_recomputation():
     assert layers_held(in_child("tests.model.gpu_layers:measure", "full")["full"]) < FEW
 

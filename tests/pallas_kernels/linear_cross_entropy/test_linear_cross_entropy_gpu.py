@@ -16,7 +16,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_no_kernel_spills_and_all_use_the_tensor_cores():
     for case, kernels in zip(CASES, in_child(f"{PROGRAMS}:measure", *CASES), strict=True):
         assert set(kernels) == set(KERNELS), case
@@ -26,6 +26,6 @@ def test_no_kernel_spills_and_all_use_the_tensor_cores():
             assert 65536 < found["shared"] <= SHARED[case[0]], (case, name, found)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_both_kernels_compile_inside_a_shard_map_over_eight_gpus():
     assert in_child(f"{PROGRAMS}:over_eight") == list(KERNELS)

@@ -30,7 +30,7 @@ def percent(value: float | None) -> float:
     return 100 * value
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_errors_of_fitted_runs_have_not_risen(fitted: Report):
     overall = fitted.overall
     assert percent(overall.median_error) <= 5.2
@@ -52,7 +52,7 @@ def test_runs_that_nothing_was_fitted_to_are_as_close():
     assert percent(overall.p90_error) <= 12
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_all_runs_that_there_are():
     """The whole file where it lies beside the repository, else the part of it that is in it."""
     whole = ALL.exists()

@@ -79,7 +79,7 @@ def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):
     assert after.default_seconds == pytest.approx(1.25 * after.candidate.seconds)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_best_two_are_compiled_and_ranked_by_their_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -102,7 +102,7 @@ def test_the_best_two_are_compiled_and_ranked_by_their_programs(
     assert json.loads(output.read_text())["plan"] == files[0]["plan"]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_pipeline_is_compiled_as_it_was_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -34,7 +34,7 @@ def report_of(program: str, folder: Path, *, kills: int, seed: int) -> str:
 @pytest.mark.parametrize(
     ("kills", "seed"),
     [
-        pytest.param(12, 3, marks=pytest.mark.long(every=2)),
+        pytest.param(12, 3, marks=pytest.mark.long),
         *(pytest.param(40, seed, marks=pytest.mark.release) for seed in (1, 2)),
     ],
 )
@@ -51,7 +51,7 @@ def test_kills_of_training(tmp_path: Path, kills: int, seed: int):
 
 
 @pytest.mark.parametrize(
-    "kills", [pytest.param(6, marks=pytest.mark.long(every=2)), pytest.param(30, marks=pytest.mark.release)]
+    "kills", [pytest.param(6, marks=pytest.mark.long), pytest.param(30, marks=pytest.mark.release)]
 )
 def test_kills_of_preparation(tmp_path: Path, kills: int):
     message = report_of("tests.data.prepare.killed", tmp_path, kills=kills, seed=4)

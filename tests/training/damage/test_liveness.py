@@ -74,7 +74,7 @@ def hit(config: Config, victim: int, number: signal.Signals, *more: str, within_
             process.communicate()
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config):
     code, message = hit(config, 1, signal.SIGKILL, within_s=seconds(10))
     assert code == 1
@@ -82,7 +82,7 @@ def test_a_process_killed_in_a_step_is_named_by_the_other(config: Config):
     assert " step " in message and message.endswith(ENDS)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_process_0_killed_in_a_step_is_named_by_the_other(config: Config):
     """JAX's coordination service dies with it, which ends the others with SIGABRT where nothing prevents it."""
     code, message = hit(config, 0, signal.SIGKILL, within_s=seconds(10))
@@ -156,7 +156,7 @@ def test_a_process_that_dies_while_the_job_starts_is_named(config: Config):
     ) and message.endswith(ENDS)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_process_that_stops_while_the_job_starts_is_named(config: Config):
     port, over = free_port(), threading.Event()
     file = write_config(config, Path(config.run.dir) / "job.yaml")
@@ -176,7 +176,7 @@ def test_a_process_that_stops_while_the_job_starts_is_named(config: Config):
     assert message.startswith(f"jaxpar: process 1 on {HOST} gave no sign of life for 4 s")
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_process_that_comes_late_and_with_a_mistake_sends_it_to_the_others(config: Config, tmp_path: Path):
     file, port = write_config(config, tmp_path / "job.yaml"), free_port()
     first = start(file, *overrides(port, 0), devices=4)
@@ -189,7 +189,7 @@ def test_a_process_that_comes_late_and_with_a_mistake_sends_it_to_the_others(con
     assert reported[1] == f"jaxpar: process 1 on {HOST} stopped (it was opening its data) and reported: {message}"
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_another_number_of_devices_than_the_layout_takes_is_one_sentence(config: Config, tmp_path: Path):
     file, port = write_config(config, tmp_path / "job.yaml"), free_port()
     job = [start(file, *overrides(port, rank), devices=1) for rank in range(2)]
@@ -202,7 +202,7 @@ def test_another_number_of_devices_than_the_layout_takes_is_one_sentence(config:
         )
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_process_with_fewer_devices_than_it_should_have_names_itself(config: Config, tmp_path: Path):
     file, port = write_config(config, tmp_path / "job.yaml"), free_port()
     whole = "distributed.devices_per_process=4"
@@ -216,7 +216,7 @@ def test_a_process_with_fewer_devices_than_it_should_have_names_itself(config: C
     assert "process 1" in words[0][1]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_job_of_local_processes_ends_with_the_one_that_was_killed(config: Config, tmp_path: Path):
     command = [sys.executable, "-m", "jaxpar.train", "--config", str(write_config(config, tmp_path / "job.yaml"))]
     launcher = [sys.executable, "launch/local.py", "--processes", "2", "--devices-per-process", "4", "--", *command]

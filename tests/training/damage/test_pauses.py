@@ -56,7 +56,7 @@ def test_evaluations_saves_and_profiles_are_pauses(tmp_path: Path, places: Calla
     assert profiles[0] == ("writing a profile", False)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_look_into_a_broken_step_and_a_rollback_are_pauses(
     tmp_path: Path, places: Callable[..., list[tuple[str, bool]]]
 ):

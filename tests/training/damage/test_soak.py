@@ -40,7 +40,7 @@ def soak(folder: Path, steps: int) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "steps", [pytest.param(2_000, marks=pytest.mark.long(every=2)), pytest.param(20_000, marks=pytest.mark.release)]
+    "steps", [pytest.param(2_000, marks=pytest.mark.long), pytest.param(20_000, marks=pytest.mark.release)]
 )
 def test_a_long_run_stays_as_it_is(tmp_path: Path, steps: int):
     measured = soak(tmp_path, steps)

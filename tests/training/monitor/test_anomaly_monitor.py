@@ -137,7 +137,7 @@ def test_a_run_without_anomalies_reports_none(tmp_path: Path):
     assert not any("in all: " in message for message in recorded.messages)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spike(tmp_path: Path):
     config = watched(tmp_path / "spiked", 18, **ROLLBACK)
     recorded = fit_with(config, scrambled(14))
@@ -158,7 +158,7 @@ def test_a_rollback_goes_back_to_the_save_and_leaves_out_the_batches_of_the_spik
     assert_same_bits(saved_state(config, 18), saved_state(clean, 18))
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses(tmp_path: Path):
     whole, parts = (watched(tmp_path / name, 20, **ROLLBACK) for name in ("whole", "parts"))
     fit_with(whole, scrambled(11, 18))
@@ -258,7 +258,7 @@ def test_a_slow_batch_is_reported_as_a_slow_step_that_waited_for_its_batch(
     assert anomaly.text.endswith("s of it waiting for a batch.")
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_slow_loader_is_reported_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def slow(number: int, rows: Rows) -> Rows:
         time.sleep(0.25)

@@ -14,7 +14,7 @@ from tests.training.run.test_processes import free_port, outputs
 from tests.training.runs import MESH, ROOT, folder_of, losses, run_config, write_config
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_two_processes_agree_on_what_is_wrong_and_go_back_together(tmp_path: Path):
     config = run_config(
         tmp_path,

@@ -47,7 +47,7 @@ def check(found: tuple[float, Any], wanted: tuple[float, Any]) -> None:
     assert worst <= GRADIENT, f"gradient of {leaf} differs by {worst:.1e}"
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_one_device_is_near_float32():
     found, wanted = loss_and_gradients("bfloat16", None), loss_and_gradients("float32", None)
     check(found, wanted)

@@ -17,7 +17,7 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 5e-4, 2e-2
 """Of float16 against float64, max|difference| / max|reference|; 5e-5 and 7e-3 is what there is."""
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_scaled_loss_and_gradients_equal_float64_to_half_precision():
     run = SmallRun(
         small(

@@ -37,7 +37,7 @@ def config_of(tmp_path, steps, sources, **evaluation):
     )
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folders):
     a, b = folders
     first = config_of(tmp_path, 4, {a: 3.0, b: 1.0})
@@ -73,7 +73,7 @@ def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folde
     assert {step: after[step] for step in before} == before
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
     a, b = folders
     config = config_of(tmp_path, 2, {a: 1.0, b: 1.0})
@@ -83,7 +83,7 @@ def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
     assert mixture["first"] == 0 and sorted(mixture["weights"].values()) == [1.0, 1.0]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_run_keeps_the_order_that_it_began_with(tmp_path, folders):
     config = config_of(tmp_path, 2, {folders[0]: 1.0})
     fit(config)

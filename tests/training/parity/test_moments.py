@@ -30,7 +30,7 @@ def trained(moments: str) -> list[float]:
     return run.train(STEPS)[0]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 @pytest.mark.parametrize(("moments", "bound"), [("bfloat16", 0.001), ("int8", 0.003)])
 def test_a_small_decoder_trains_to_the_loss_of_float32(moments: str, bound: float):
     """Mean loss of the last 20 of 200 steps."""
@@ -39,7 +39,7 @@ def test_a_small_decoder_trains_to_the_loss_of_float32(moments: str, bound: floa
     assert np.mean(trained(moments)[-20:]) == pytest.approx(wanted, rel=bound)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_run_in_8_bits_goes_on_with_another_mesh(tmp_path: Path):
     """Checkpoints hold codes and scales by layer, so a pipeline can take up what fsdp and tensor ranks left."""
     sections: dict[str, Any] = {"model": MODEL, "precision": {"moments": "int8"}}

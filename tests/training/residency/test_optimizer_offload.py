@@ -91,7 +91,7 @@ def test_the_state_is_the_same_bits_as_on_the_device(tmp_path: Path, name: str):
 UNEVEN = {"pipe": 2, "fsdp": 2, "microbatches": 4, "stage_layers": (1, 3), "zero": 1}
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_run_may_change_where_its_state_is_stored_at_every_start(tmp_path: Path):
     """Checkpoints do not depend on where it was stored; layers are moved to their order in them, and back."""
 
@@ -110,7 +110,7 @@ def test_a_run_may_change_where_its_state_is_stored_at_every_start(tmp_path: Pat
     assert_same_bits(saved_state(parts, 4), saved_state(whole, 4))
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_what_fits_stays_on_the_device_and_the_state_is_the_same_bits():
     """Room for the state of the feed-forward's matrices, and what is small besides."""
     sections = {"model": {"layers": 4}, "parallel": {"fsdp": 2, "zero": 3}}
@@ -187,7 +187,7 @@ def test_files_have_no_name_while_they_are_in_use(tmp_path: Path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_state_in_files_whose_update_was_interrupted_takes_no_step_and_no_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

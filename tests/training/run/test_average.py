@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_continued_run_has_the_average_of_the_uninterrupted_one_bit_for_bit(tmp_path: Path, whole: Config):
     fit(averaged(tmp_path, 3))
     config = averaged(tmp_path, 6)
@@ -50,14 +50,14 @@ def test_a_continued_run_has_the_average_of_the_uninterrupted_one_bit_for_bit(tm
     assert np.abs(found.optimizer.average["head"]["weight"] - found.master["head"]["weight"]).max() > 1e-3
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_keeping_an_average_does_not_change_the_run(tmp_path: Path, whole: Config):
     config = run_config(tmp_path, 6, parallel=MESH)
     fit(config)
     assert losses(config) == losses(whole)
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     evaluation = {"batches": 1, "sample_tokens": 2}
     config = averaged(tmp_path, 3, evaluation={**evaluation, "ema": True})
@@ -71,7 +71,7 @@ def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     assert summary.eval_loss == trainer.evaluate() != of_weights
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_an_average_on_disk_is_read_once_for_an_evaluation_and_once_for_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -94,7 +94,7 @@ def test_an_average_on_disk_is_read_once_for_an_evaluation_and_once_for_a_sample
     assert rows == once
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_an_average_that_is_turned_on_later_begins_with_the_weights_of_that_step(tmp_path: Path):
     fit(run_config(tmp_path, 3, parallel=MESH))
     before = saved_state(run_config(tmp_path, 3, parallel=MESH), 3)

@@ -18,7 +18,7 @@ def run_of(**parallel: Any) -> Run:
     return Run(config, devices=jax.devices()[: layout_of(config.parallel)])
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_sample_by_the_cache_is_that_by_windows() -> None:
     run = run_of(fsdp=2, tensor=2)
     start = np.arange(1, 6, dtype=np.int32)
@@ -26,7 +26,7 @@ def test_a_sample_by_the_cache_is_that_by_windows() -> None:
     assert found.tolist() == sampling._by_windows(run, start, 11, 0.0).tolist() and len(found) == 11
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_a_sample_may_be_longer_than_the_models_sequence() -> None:
     run = run_of(fsdp=2)
     found = sampling.continue_tokens(run, np.arange(1, 14, dtype=np.int32), 40, 1.0)

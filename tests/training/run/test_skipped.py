@@ -141,7 +141,7 @@ def test_a_single_good_step_restarts_the_count(tmp_path: Path):
         fit_poisoned(run_config(tmp_path / "other", 8, parallel=MESH, run={"max_skipped_steps": 3}), {2, 3, 4})
 
 
-@pytest.mark.long(every=2)
+@pytest.mark.long
 def test_float16_recovers_from_a_loss_scale_that_is_too_large(tmp_path: Path):
     half = run_config(
         tmp_path / "half",
