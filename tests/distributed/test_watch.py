@@ -144,10 +144,10 @@ def test_a_process_that_was_stopped_itself_does_not_hold_that_time_against_the_o
 
 def test_one_that_is_silent_is_named_after_the_timeout(stage: Callable[..., Stage]):
     began = time.monotonic()
-    job = stage(3, without=(1,), timeout_s=1.5)
+    job = stage(3, without=(1,), timeout_s=4)
     [message] = job.verdicts()
-    assert time.monotonic() - began > 1.5
-    assert message.startswith("process 1 on node-1 gave no sign of life for 1.5 s")
+    assert time.monotonic() - began > 4
+    assert message.startswith("process 1 on node-1 gave no sign of life for 4 s")
 
 
 def test_one_that_does_not_get_on_is_named_to_everybody(stage: Callable[..., Stage]):
@@ -164,11 +164,11 @@ def test_one_that_gets_on_is_never_late(stage: Callable[..., Stage]):
     job = stage(2)
     for step in range(12):
         for member in job.members.values():
-            member.watch.mark(f"in step {step}", 0.8, "distributed.step_timeout_s")
-        time.sleep(0.1)
+            member.watch.mark(f"in step {step}", 2.5, "distributed.step_timeout_s")
+        time.sleep(0.25)
     for member in job.members.values():
         member.watch.mark("evaluating", 60, "distributed.pause_timeout_s")
-    time.sleep(1)
+    time.sleep(2.7)
     assert job.quiet()
 
 

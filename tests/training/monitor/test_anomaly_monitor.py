@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.observe import pace
 from jaxpar.observe.events import Anomaly
 from jaxpar.observe.timer import Turn
 from jaxpar.observe.writers.event_log import EventLog
@@ -22,6 +22,7 @@ from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor import anomaly_monitor as anomaly_monitor
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
+from tests.training.late import Late
 from tests.training.runs import (
     MESH,
     Recorder,
@@ -247,10 +248,13 @@ def test_a_slow_batch_is_reported_as_a_slow_step_that_waited_for_its_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def slow(number: int, rows: Rows) -> Rows:
-        time.sleep(1.5 if number == 17 else 0)
+        if number == 17:
+            late()
         return rows
 
+    late = Late(4.0)
     monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(pace, "SECONDS", 2.5)  # On a busy machine any step may take a second longer.
     recorded = fit_with(watched(tmp_path, 19, watch={"slow_pace": None}), slow)
     (anomaly,) = recorded.anomalies  # and no second one about data: it was a single wait
     # Batches are placed one step ahead.
@@ -260,8 +264,10 @@ def test_a_slow_batch_is_reported_as_a_slow_step_that_waited_for_its_batch(
 
 @pytest.mark.long
 def test_a_slow_loader_is_reported_once_as_waiting_for_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    late = Late(0.25)
+
     def slow(number: int, rows: Rows) -> Rows:
-        time.sleep(0.25)
+        late()
         return rows
 
     monkeypatch.setattr(anomaly_monitor, "WAIT_SECONDS", 1.0)
