@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.checkpoint.states import host_state, like, mesh_of
 from tests.same_bits import assert_same_bits
 
 
+@pytest.mark.long
 def test_two_processes_save_and_one_process_restores(tmp_path, checkpointer, reports):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -83,6 +83,7 @@ for _ in range(2):  # a second Trainer
         pytest.param("jnp.ones(3)", "--xla_gpu_enable_triton_gemm=true", False, id="an array, with one flag"),
     ],
 )
+@pytest.mark.matrix(quick=("an array",), ci=2)
 def test_flags_that_come_too_late_are_one_sentence(before: str, flags: str, in_force: bool):
     """In a process of its own with a pretended driver, as in a notebook that used JAX first."""
     variables = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}

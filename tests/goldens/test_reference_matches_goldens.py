@@ -30,6 +30,7 @@ def test_reference_logits_equal_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.matrix(quick=3, ci=3)
 def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
     """Each option that the golden is there for changes the logits by far more than the tolerance."""
     weights, options, tokens, logits = load(name)

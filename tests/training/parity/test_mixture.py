@@ -97,6 +97,7 @@ def test_a_run_keeps_the_order_that_it_began_with(tmp_path, folders):
     assert json.loads((folder.with_name("00000004") / FACTS).read_text())["shuffle"] == 1
 
 
+@pytest.mark.long
 def test_other_changes_of_the_data_are_another_run(tmp_path, folders):
     a, b = folders
     fit(config_of(tmp_path, 2, {a: 1.0, b: 1.0}))

@@ -74,6 +74,7 @@ def evaluated(layout: str | None) -> tuple[float, float, np.ndarray]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.matrix(quick=1, ci=1)
 def test_evaluation_and_logits_are_those_of_one_device(layout: str):
     (total, tokens, logits), (wanted, count, wanted_logits) = evaluated(layout), evaluated(None)
     assert abs(total - wanted) <= 1e-5 * wanted

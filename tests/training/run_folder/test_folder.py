@@ -65,6 +65,7 @@ def test_metrics_and_summary_have_the_promised_keys(finished: Config):
     assert all(summary[key] > 0 for key in SUMMARY)
 
 
+@pytest.mark.long
 def test_a_muon_run_logs_both_learning_rates(tmp_path: Path):
     rates = {"learning_rate": 1e-2, "muon_learning_rate": 4e-2}
     config = run_config(tmp_path, 3, optimizer={"name": "muon", "warmup_steps": 3, **rates})
