@@ -1,19 +1,23 @@
 """Which kernels have been right on a device: the records in `verified.json`.
 
 A kernel that was only compiled and interpreted is never chosen by `auto`. `python -m benchmarks.gpu --record` compares
-kernels with a float64 reference on the GPU that it finds and adds what passed. A record holds for GPUs of the same
-compute capability, for the sources that were run, and for the same minor version of jax, which compiles them.
+kernels with a float64 reference on the GPU that it finds and adds what passed. A record holds for the sources that
+were run, the versions that compiled them (jax, CUDA, ptxas), and GPUs of the same name with as many multiprocessors,
+which decide how a persistent kernel shares its tiles out.
+
+There are two files: the one that ships with this package, and the user's own, to which a run on a GPU adds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-import jax
+from pallas_kernels.toolchain import versions
 
 ROOT = Path(__file__).parent
 FILE = ROOT / "verified.json"
@@ -35,27 +39,40 @@ class Record:
     kernel: str
     """Such as `attention/triton`."""
     device: str
-    """Such as `NVIDIA H200`."""
-    compute_capability: str
-    """Such as `9.0`."""
+    """`jax.Device.device_kind`, such as `NVIDIA H200`."""
+    processors: int
+    """Its streaming multiprocessors."""
     date: str
     versions: tuple[tuple[str, str], ...]
-    """Package and version, of jax at least."""
+    """jax, CUDA and ptxas: see `toolchain.versions`."""
     sources: str
     """`digest` of what was run."""
 
 
+def user_file() -> Path:
+    """The records that were made on this machine, in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxpar" / "verified.json"
+
+
 @cache
-def records(file: Path = FILE) -> tuple[Record, ...]:
-    """The records of `verified.json`. Raises `ValueError` where it is not a list of such records."""
+def records() -> tuple[Record, ...]:
+    """All records: those that ship with the package, then the user's own."""
+    return tuple(record for file in (FILE, user_file()) for record in read_records(file))
+
+
+def read_records(file: Path) -> tuple[Record, ...]:
+    """The records in a file; none where there is no file. Raises `ValueError` where it is not a list of records."""
+    if not file.exists():
+        return ()
     try:
         return tuple(
             Record(**{**entry, "versions": tuple(sorted(entry["versions"].items()))})
             for entry in json.loads(file.read_text())
         )
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"{file} is not a list of records of kernel, device, compute_capability, date, versions, sources"
+            f"{file} is not a list of records of kernel, device, processors, date, versions, sources; delete it and "
+            "run python -m benchmarks.gpu --record"
         ) from error
 
 
@@ -71,19 +88,17 @@ def digest(kernel: str, root: Path = ROOT) -> str:
     return found.hexdigest()[:16]
 
 
-def record_of(kernel: str, compute_capability: float | None) -> Record | None:
-    """The last record of `kernel`, as it is now, on a GPU of this compute capability and by this minor version of jax;
-    None where there is none."""
-    if compute_capability is None:
-        return None
-    wanted = kernel, f"{compute_capability:.1f}", digest(kernel), _minor(jax.__version__)
+def record_of(kernel: str, gpu: str, processors: int | None) -> Record | None:
+    """The last record of `kernel`, as it is now, on GPUs of this name with so many multiprocessors; None where there is
+    none.
+
+    A version that is not installed here (a plan can be made on a machine without CUDA) is not compared.
+    """
+    wanted = kernel, gpu, processors, digest(kernel)
+    here = versions().items()
     found = [
         one
         for one in records()
-        if (one.kernel, one.compute_capability, one.sources, _minor(dict(one.versions).get("jax", ""))) == wanted
+        if (one.kernel, one.device, one.processors, one.sources) == wanted and here <= dict(one.versions).items()
     ]
     return found[-1] if found else None
-
-
-def _minor(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:2])

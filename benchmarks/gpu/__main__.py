@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int | None:
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything")
     add_json_file(parser)
-    parser.add_argument("--record", action="store_true", help="enter kernels that were right into verified.json")
+    parser.add_argument("--record", action="store_true", help="enter kernels that were right into the user's records")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine, in this process")
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)

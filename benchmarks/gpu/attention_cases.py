@@ -15,7 +15,7 @@ from pallas_kernels import flash_attention
 from pallas_kernels.attention import Settings
 from pallas_kernels.attention.registry import implementation as entry
 from pallas_kernels.attention.request import Request
-from pallas_kernels.device import target
+from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.masks import Mask, allowed, kept_pairs
 
 TOKENS = 16384
@@ -81,12 +81,12 @@ class Case:
 
     def request(self, *, lse: bool, interpret: bool = False) -> Request:
         """The request to a registry."""
-        platform, capability = ("interpreter", None) if interpret else target()
+        device = INTERPRETER if interpret else target()
         return Request(
-            platform=platform, dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
+            platform=device.platform, dtype=self.dtype, heads=self.heads, kv_heads=self.kv_heads, width=self.width,
             value_width=self.width if self.value_width is None else self.value_width, mask=self.mask, batch=self.batch,
             queries=self.seq, keys=self.seq, softcap=self.softcap, lse=lse, whole_rows=self.ranks == 1,
-            compute_capability=capability,
+            compute_capability=device.compute_capability, gpu=device.gpu, processors=device.processors,
         )  # fmt: skip
 
     def call(self, implementation: str, *, lse: bool, interpret: bool = False) -> Callable[..., Any]:

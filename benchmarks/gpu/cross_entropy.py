@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
 from pallas_kernels import fused_linear_cross_entropy
-from pallas_kernels.device import target
+from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy import Tile
 from pallas_kernels.linear_cross_entropy.registry import Request, implementation
 
@@ -33,8 +33,10 @@ def check(journal: Journal) -> None:
     kernel = DRY if journal.dry else {"implementation": "triton"}
     for case, (shape, options) in (DRY_CHECKED if journal.dry else CHECKED).items():
         row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
-        platform, capability = ("interpreter", None) if journal.dry else target()
-        reason = implementation("triton").supports(Request(platform, "bfloat16", *shape, capability))
+        device = INTERPRETER if journal.dry else target()
+        reason = implementation("triton").supports(
+            Request(device.platform, "bfloat16", *shape, device.compute_capability)
+        )
         if reason is not None:
             journal.add("check", **row, refused=reason)
             continue

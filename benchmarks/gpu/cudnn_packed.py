@@ -18,7 +18,7 @@ _MODULE = "jax._src.cudnn.fused_attention_stablehlo"
 
 def refusal() -> str | None:
     """Why it cannot be timed here; None if it can."""
-    platform, capability = target()
+    platform, capability, *_ = target()
     if platform != "gpu":
         return f"it needs an NVIDIA GPU, and the platform is {platform}"
     if capability is None or capability < 9.0:

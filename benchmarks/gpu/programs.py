@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from benchmarks.turns import take_turns
+from pallas_kernels import toolchain
 from pallas_kernels.unsupported import Unsupported
 
 THREADS = 8
@@ -80,7 +81,7 @@ def seconds_of(programs: Mapping[Any, Callable[[], Any]], rounds: int) -> dict[A
 
 
 def device_row() -> dict[str, Any]:
-    """The device, the versions that a record names, and XLA's flags."""
+    """The device, versions (those of `toolchain` go into a record), and XLA's flags."""
     device = jax.devices()[0]
     versions = {"jax": jax.__version__, "jaxlib": version("jaxlib")}
     backend = getattr(device, "client", None)
@@ -89,8 +90,10 @@ def device_row() -> dict[str, Any]:
         "device": device.device_kind,
         "platform": device.platform,
         "compute_capability": str(getattr(device, "compute_capability", "")),
+        "processors": device.core_count if device.platform == "gpu" else 0,
         "count": jax.device_count(),
         "versions": versions,
+        "toolchain": dict(toolchain.versions()),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 

@@ -1,4 +1,4 @@
-"""Records kernels that passed on a device in `pallas_kernels/verified.json`, so that `auto` may choose them there."""
+"""Records kernels that passed on a device in the user's `verified.json`, so that `auto` may choose them there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from pallas_kernels.verified import FILE, digest
+from pallas_kernels.verified import digest, user_file
 
 ALWAYS = ("attention/xla", "attention/cudnn")
 """Kernels that need no record."""
@@ -28,28 +28,38 @@ def verified(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [kernel for kernel in found if kernel not in ALWAYS]
 
 
-def add_records(kernels: Sequence[str], device: Mapping[str, Any], file: Path = FILE) -> list[str]:
-    """Write a record for each of `kernels`, in place of an older one of the same device; returns what was added.
+def new_records(kernels: Sequence[str], device: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A record for each of `kernels`, as `pallas_kernels.verified.Record` has it.
 
     Raises:
         ValueError: If the device is not a GPU: results of an interpreter verify nothing.
     """
-    if device["platform"] != "gpu" or not device["compute_capability"]:
+    if device["platform"] != "gpu":
         raise ValueError(f"only a run on a GPU is recorded, and this was one on {device['device']}")
-    records = json.loads(file.read_text())
-    key = lambda record: (record["kernel"], record["device"])
-    new = [
+    return [
         {
             "kernel": kernel,
             "device": device["device"],
-            "compute_capability": f"{float(device['compute_capability']):.1f}",
+            "processors": device["processors"],
             "date": date.today().isoformat(),
-            "versions": dict(device["versions"]),
+            "versions": dict(device["toolchain"]),
             "sources": digest(kernel),
         }
         for kernel in kernels
     ]
+
+
+def add_records(kernels: Sequence[str], device: Mapping[str, Any], file: Path | None = None) -> list[str]:
+    """Write a record for each of `kernels`, in place of an older one of the same device; returns what was added.
+
+    They go to the user's own file where `file` is None. Raises `ValueError` as `new_records` does.
+    """
+    new = new_records(kernels, device)
+    file = user_file() if file is None else file
+    records = json.loads(file.read_text()) if file.exists() else []
+    key = lambda record: (record["kernel"], record["device"], record["processors"])
     replaced = {key(record) for record in new}
     kept = [record for record in records if key(record) not in replaced]
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(sorted([*kept, *new], key=key), indent=2) + "\n")
     return list(kernels)

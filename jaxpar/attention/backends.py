@@ -37,6 +37,8 @@ def kernel_request(request: AttentionRequest) -> Request:
         softcap=request.softcap,
         whole_rows=request.whole_rows,
         compute_capability=request.compute_capability,
+        gpu=request.gpu,
+        processors=request.processors,
     )
 
 

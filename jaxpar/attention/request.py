@@ -43,6 +43,10 @@ class AttentionRequest:
     """Whether queries and keys on a device are those of whole rows, in their order."""
     compute_capability: float | None = None
     """Compute capability of the GPU (9.0 is Hopper); None where there is none."""
+    gpu: str = ""
+    """Name of the GPU, as `jax.Device.device_kind` has it."""
+    processors: int | None = None
+    """Streaming multiprocessors of the GPU."""
 
     @property
     def itemsize(self) -> int:

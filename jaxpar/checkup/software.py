@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 import jaxpar
 from jaxpar.checkup.finding import Finding
 from jaxpar.config.install import install_command
+from pallas_kernels import toolchain
 
 CUDA_RELEASES = ("12", "13")
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -26,6 +27,7 @@ def check_software(gpu: bool) -> Iterator[Finding]:
     yield _python(wanted_python)
     yield from _packages(wanted)
     yield from _plugin(gpu)
+    yield from _ptxas()
 
 
 def requirements() -> tuple[SpecifierSet, list[Requirement]]:
@@ -83,6 +85,18 @@ def _plugin(gpu: bool) -> Iterator[Finding]:
             yield Finding("plugin", "ok", f"{name} {found}" + ("" if gpu else ", but no NVIDIA driver"))
         else:
             yield Finding("plugin", "fail", f"{name} {found} beside jaxlib {lib}", f"pip install '{name}=={lib}'")
+
+
+def _ptxas() -> Iterator[Finding]:
+    """The assembler that makes the machine code of kernels; nothing where there is none."""
+    found = toolchain.versions()
+    if "ptxas" not in found:
+        return
+    reason = toolchain.miscompiles_causal(found)
+    if reason is None:
+        yield Finding("ptxas", "ok", found["ptxas"])
+    else:
+        yield Finding("ptxas", "warn", reason, "install it; until then the Mosaic attention kernels are refused")
 
 
 def cuda_release() -> int | None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,11 @@ from jaxpar.config.schema import CheckpointConfig, DistributedConfig, Evaluation
 from jaxpar.data import open_data
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import check_flags, xla_flags
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
-
-
-@dataclass(frozen=True)
-class _GPUDevice:
-    """The fields of a `jax.Device` that a choice of attention reads."""
-
-    device_kind: str
-    compute_capability: str
-    platform: str = "gpu"
 
 
 def plan_for(config: Config, cluster: Cluster, device: Any = None) -> tuple[Config, Plan]:
@@ -57,10 +49,9 @@ def plan_for(config: Config, cluster: Cluster, device: Any = None) -> tuple[Conf
     return config, make_plan(config, _device(cluster) if device is None else device, cluster.gpus_per_host, cluster)
 
 
-def _device(cluster: Cluster) -> _GPUDevice:
+def _device(cluster: Cluster) -> DescribedGPU:
     """The least capable GPU of a cluster."""
-    least = min(cluster.gpus, key=lambda gpu: gpu.compute_capability)
-    return _GPUDevice(least.device_kinds[0], "{}.{}".format(*least.compute_capability))
+    return DescribedGPU.of(min(cluster.gpus, key=lambda gpu: gpu.compute_capability))
 
 
 def compile_step(

@@ -17,7 +17,7 @@ from pallas_kernels.attention.registry import Chosen, choose, clauses
 from pallas_kernels.attention.registry import implementation as entry
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
-from pallas_kernels.device import target
+from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.masks import Mask
 
 _LOG = logging.getLogger("pallas_kernels")
@@ -81,9 +81,9 @@ def flash_attention(
     q_offset, kv_offset = (int(x) if _is_whole(x) else x for x in (q_offset, kv_offset))
     mask = Mask(bool(causal), window, segment_ids is not None, prefix is not None)
     tokens = _tokens(q, k, segment_ids, prefix, (q_offset, kv_offset), shapes)
-    platform, capability = ("interpreter", None) if interpret else target()
+    device = INTERPRETER if interpret else target()
     request = Request(
-        platform=platform,
+        platform=device.platform,
         dtype=str(q.dtype),
         heads=q.shape[2],
         kv_heads=k.shape[2],
@@ -97,7 +97,9 @@ def flash_attention(
         scale=scale,
         lse=return_lse,
         whole_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
-        compute_capability=capability,
+        compute_capability=device.compute_capability,
+        gpu=device.gpu,
+        processors=device.processors,
     )
     name = _chosen(implementation, request).name
     settings = Settings(

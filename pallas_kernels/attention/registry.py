@@ -55,7 +55,9 @@ class Implementation:
 
     def verified(self, request: Request) -> bool:
         """Whether nothing is left to verify on a device like that of the request."""
-        return not self.recorded or record_of(f"attention/{self.name}", request.compute_capability) is not None
+        if not self.recorded:
+            return True
+        return record_of(f"attention/{self.name}", request.gpu, request.processors) is not None
 
 
 IMPLEMENTATIONS = (

@@ -36,6 +36,10 @@ class Request:
     """Whether queries and keys have the same indices, in their order."""
     compute_capability: float | None = None
     """Of the GPU (9.0 is Hopper); None where there is none."""
+    gpu: str = ""
+    """Name of the GPU, as `jax.Device.device_kind` has it."""
+    processors: int | None = None
+    """Streaming multiprocessors of the GPU."""
 
     @property
     def dense(self) -> bool:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.device import target
+from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.linear_cross_entropy.head import CHUNK_BYTES, Head, Tile, merge_shards
 from pallas_kernels.linear_cross_entropy.registry import Request, chosen
 from pallas_kernels.linear_cross_entropy.registry import implementation as entry
@@ -79,8 +79,18 @@ def fused_linear_cross_entropy(
     )
     if not 0 < head.vocab <= columns * ranks:
         raise ValueError(f"vocab is {head.vocab}, expected 1 to {columns * ranks}, the columns of the table")
-    platform, capability = ("interpreter", None) if interpret else target()
-    name = chosen(implementation, Request(platform, str(x.dtype), x.shape[0], x.shape[1], columns, capability)).name
+    device = INTERPRETER if interpret else target()
+    request = Request(
+        device.platform,
+        str(x.dtype),
+        x.shape[0],
+        x.shape[1],
+        columns,
+        device.compute_capability,
+        device.gpu,
+        device.processors,
+    )
+    name = chosen(implementation, request).name
     nll, lse = _losses((name, head), *vary_alike((x, table, labels))[:2], labels)
     counts = labels != ignore_index
     lse = jnp.where(counts, lse, 0.0)

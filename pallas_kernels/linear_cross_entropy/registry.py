@@ -36,6 +36,10 @@ class Request:
     """Of the table, on this device."""
     compute_capability: float | None = None
     """Of the GPU (9.0 is Hopper); None where there is none."""
+    gpu: str = ""
+    """Name of the GPU, as `jax.Device.device_kind` has it."""
+    processors: int | None = None
+    """Streaming multiprocessors of the GPU."""
 
     def __str__(self) -> str:
         on = self.platform if self.compute_capability is None else f"{self.platform} {self.compute_capability:.1f}"
@@ -58,7 +62,7 @@ class Implementation:
 
     def verified(self, request: Request) -> bool:
         """Whether nothing is left to verify on a device like that of the request."""
-        return not self.recorded or record_of(f"{KERNEL}/{self.name}", request.compute_capability) is not None
+        return not self.recorded or record_of(f"{KERNEL}/{self.name}", request.gpu, request.processors) is not None
 
 
 def _triton_supports(request: Request) -> str | None:

@@ -18,14 +18,14 @@ from tests.sentences import refused
 OURS = ("mosaic", "mosaic_deterministic", "triton")
 HOPPER = AttentionRequest(
     platform="gpu", dtype="bfloat16", heads=8, kv_heads=2, head_dim=128, packed=False, window=None, softcap=None,
-    prefix=False, sequence=4096, context=1, compute_capability=9.0,
+    prefix=False, sequence=4096, context=1, compute_capability=9.0, gpu="NVIDIA H200", processors=132,
 )  # fmt: skip
 
 
-def record(monkeypatch: pytest.MonkeyPatch, *recorded: tuple[str, float]) -> None:
-    """Let there be records of these kernels and compute capabilities alone."""
-    known = {(f"attention/{name}", capability) for name, capability in recorded}
-    found = lambda kernel, capability: object() if (kernel, capability) in known else None
+def record(monkeypatch: pytest.MonkeyPatch, *recorded: str, gpu: str = "NVIDIA H200") -> None:
+    """Let there be records of these kernels on this GPU alone."""
+    known = {(f"attention/{name}", gpu) for name in recorded}
+    found = lambda kernel, gpu, processors: object() if (kernel, gpu) in known else None
     monkeypatch.setattr(registry, "record_of", found)
 
 
@@ -35,23 +35,23 @@ def test_a_kernel_with_a_record_is_chosen_where_cudnn_is_not_ahead(
 ) -> None:
     request = replace(HOPPER, **change)
     for name in OURS:
-        record(monkeypatch, (name, 9.0))
+        record(monkeypatch, name)
         choice = choose_backend("auto", request)
         assert choice.name == name and UNVERIFIED not in choice.reason
         assert all(choice.rejected[other] == UNVERIFIED for other in OURS if other != name)
-    record(monkeypatch, *((name, 9.0) for name in OURS))
+    record(monkeypatch, *OURS)
     assert choose_backend("auto", request).name.startswith("mosaic"), "of Hopper's own before Triton's"
 
 
 def test_cudnn_stays_ahead_where_the_mask_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    record(monkeypatch, *((name, 9.0) for name in OURS))
+    record(monkeypatch, *OURS)
     choice = choose_backend("auto", HOPPER)
     assert choice.name == "cudnn" and {choice.rejected[name] for name in OURS} == {"cudnn is preferred"}
 
 
 @pytest.mark.parametrize(("change", "name"), [({"packed": True}, "xla"), ({"window": 512}, "cudnn"), ({}, "cudnn")])
-def test_a_record_of_another_generation_is_none(change: dict, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    record(monkeypatch, *((name, capability) for name in OURS for capability in (8.0, 10.0)))
+def test_a_record_of_another_gpu_is_none(change: dict, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(monkeypatch, *OURS, gpu="NVIDIA H100 PCIe")
     choice = choose_backend("auto", replace(HOPPER, **change))
     assert choice.name == name and {choice.rejected[kernel] for kernel in OURS} == {UNVERIFIED}
 
@@ -70,7 +70,7 @@ def test_strategy_and_kernel_suit_each_other(
     change: dict, strategy: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole rows where cuDNN is the better kernel and can be had; else parts, which ours can merge."""
-    record(monkeypatch, *((name, 9.0) for name in OURS))
+    record(monkeypatch, *OURS)
     request = replace(HOPPER, sequence=2**20, context=8, **change)
     assert choose_context_strategy("auto", request).name == strategy
     choice = choose_backend("auto", replace(request, whole_rows=strategy == "ulysses"))
@@ -80,8 +80,11 @@ def test_strategy_and_kernel_suit_each_other(
 def test_a_scale_that_turns_the_order_of_scores_around_goes_to_a_kernel_that_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record(monkeypatch, *((name, 9.0) for name in OURS))
-    packed = Request("gpu", "bfloat16", 8, 2, 128, 128, Mask(segmented=True), compute_capability=9.0)
+    record(monkeypatch, *OURS)
+    packed = Request(
+        "gpu", "bfloat16", 8, 2, 128, 128, Mask(segmented=True), compute_capability=9.0, gpu="NVIDIA H200",
+        processors=132,
+    )  # fmt: skip
     assert registry.choose("auto", replace(packed, scale=0.5)).name.startswith("mosaic")
     for scale in (0.0, -0.5):
         chosen = registry.choose("auto", replace(packed, scale=scale))

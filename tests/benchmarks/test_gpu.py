@@ -26,12 +26,15 @@ from jaxpar.hardware.xla_flags import xla_flags
 from pallas_kernels.attention import kinds
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.attention.triton.tiles import AMPERE
-from pallas_kernels.verified import SOURCES, digest, records
+from pallas_kernels.verified import SOURCES, digest, read_records
 from tests.sentences import refused
 
 ABSENT = ("grain", "jax_triton", "tokamax", "pydantic", "tyro", "tensorboardX")
 """Packages that machines with GPUs often lack."""
-H200 = {"device": "NVIDIA H200", "platform": "gpu", "compute_capability": "9.0", "count": 1, "versions": {"jax": "1"}}
+H200 = {
+    "device": "NVIDIA H200", "platform": "gpu", "compute_capability": "9.0", "processors": 132, "count": 1,
+    "versions": {"jax": "1"}, "toolchain": {"jax": "1", "ptxas": "12.9.86"},
+}  # fmt: skip
 
 
 @pytest.mark.long
@@ -133,16 +136,17 @@ def test_a_part_that_was_cut_off_verifies_nothing():
 
 
 def test_records_are_read_back_by_the_registry(tmp_path: Path):
-    file = tmp_path / "verified.json"
-    file.write_text("[]")
+    file = tmp_path / "new" / "verified.json"
     add_records(["attention/triton"], H200, file)
-    add_records(["attention/triton", "linear_cross_entropy/triton"], H200 | {"versions": {"jax": "2"}}, file)
-    found = [(one.kernel, one.device, one.compute_capability, dict(one.versions)) for one in records(file)]
+    add_records(["attention/triton", "linear_cross_entropy/triton"], H200 | {"toolchain": {"jax": "2"}}, file)
+    add_records(["attention/triton"], H200 | {"processors": 16}, file)
+    found = [(one.kernel, one.device, one.processors, dict(one.versions)) for one in read_records(file)]
     assert found == [
-        ("attention/triton", "NVIDIA H200", "9.0", {"jax": "2"}),
-        ("linear_cross_entropy/triton", "NVIDIA H200", "9.0", {"jax": "2"}),
+        ("attention/triton", "NVIDIA H200", 16, {"jax": "1", "ptxas": "12.9.86"}),
+        ("attention/triton", "NVIDIA H200", 132, {"jax": "2"}),
+        ("linear_cross_entropy/triton", "NVIDIA H200", 132, {"jax": "2"}),
     ]
-    assert [one.sources for one in records(file)] == [digest(one.kernel) for one in records(file)]
+    assert [one.sources for one in read_records(file)] == [digest(one.kernel) for one in read_records(file)]
     with refused("GPU", H200["device"], error=ValueError):
         add_records(["attention/triton"], H200 | {"platform": "cpu"}, file)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxpar.attention import (
     CONTEXT_STRATEGIES,
@@ -25,6 +24,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.memory.remat import recomputed
 from jaxpar.units import size
 from pallas_kernels.attention import SAVED_NAMES
@@ -66,9 +66,7 @@ def attention_plan(
 
 def strategy_on(config: Config, cluster: Cluster) -> str:
     """The context strategy on the GPUs of a cluster."""
-    capability = "{}.{}".format(*cluster.gpu.compute_capability)
-    gpu: Any = SimpleNamespace(platform="gpu", compute_capability=capability)
-    request = widest(attention_requests(config, gpu, (), cluster.gpus_per_host))
+    request = widest(attention_requests(config, DescribedGPU.of(cluster.gpu), (), cluster.gpus_per_host))
     return choose_context_strategy(config.parallel.context_strategy, request, config.attention.backend).name
 
 
@@ -167,4 +165,6 @@ def attention_request(
         ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
         permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
         compute_capability=None if capability is None else float(capability),
+        gpu=getattr(device, "device_kind", ""),
+        processors=getattr(device, "core_count", None),
     )

@@ -62,4 +62,6 @@ def _request(config: Config, device: Device) -> Request:
         embed=config.model.embed,
         columns=head_columns(config),
         compute_capability=None if capability is None else float(capability),
+        gpu=getattr(device, "device_kind", ""),
+        processors=getattr(device, "core_count", None),
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.head_loss import choose_loss
+from pallas_kernels.toolchain import versions
 from pallas_kernels.verified import Record, digest
 from tests.sentences import refused
 from tests.small_run import small
 
 CPU: Any = SimpleNamespace(platform="cpu")
-H100: Any = SimpleNamespace(platform="gpu", compute_capability="9.0")
+H100: Any = DescribedGPU("NVIDIA H100 80GB HBM3", "9.0", 132)
 
 
 def run(compute: str = "bfloat16", **memory: Any) -> Config:
@@ -25,7 +26,7 @@ def run(compute: str = "bfloat16", **memory: Any) -> Config:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = "linear_cross_entropy/triton"
-    record = Record(kernel, "NVIDIA H100", "9.0", "2026-11-22", (("jax", jax.__version__),), digest(kernel))
+    record = Record(kernel, H100.device_kind, 132, "2026-11-22", tuple(versions().items()), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import flash_attention, verified
+from pallas_kernels import flash_attention, toolchain, verified
 from pallas_kernels.attention.registry import IMPLEMENTATIONS, UNVERIFIED, Unsupported, choose
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -22,7 +22,7 @@ from tests.sentences import refused
 
 HOPPER = Request(
     platform="gpu", dtype="bfloat16", heads=8, kv_heads=2, width=128, value_width=128, batch=1, queries=4096, keys=4096,
-    compute_capability=9.0,
+    compute_capability=9.0, gpu="NVIDIA H200", processors=132,
 )  # fmt: skip
 SEGMENTS = np.array([[1] * 5 + [2] * 6, [1] * 9 + [0] * 2], np.int32)
 
@@ -153,27 +153,37 @@ def test_what_the_triton_kernels_do_not_compute_is_refused_with_the_reason(
 
 def test_nothing_unverified_is_chosen_unless_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     packed = replace(HOPPER, mask=Mask(segmented=True))
-    file = tmp_path / "verified.json"
-    file.write_text("[]")
-    read = verified.records.__wrapped__
-    monkeypatch.setattr(verified, "records", lambda: read(file))
+    file = tmp_path / "jaxpar" / "verified.json"
+    file.parent.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(verified, "records", verified.records.__wrapped__)
+    monkeypatch.setattr(verified, "FILE", tmp_path / "none")
+    here = {"jax": jax.__version__, "cuda": "12.9.79", "ptxas": "12.9.86"}
+    monkeypatch.setattr(verified, "versions", lambda: here)
     assert choose("auto", packed).rejected["triton"] == UNVERIFIED
     named = choose("triton", packed)
     assert not named.verified and named.reason == f"the call names triton, though {UNVERIFIED}"
     record = {
-        "kernel": "attention/triton", "device": "NVIDIA H200", "compute_capability": "9.0", "date": "2026-01-01",
-        "versions": {"jax": jax.__version__}, "sources": verified.digest("attention/triton"),
+        "kernel": "attention/triton", "device": "NVIDIA H200", "processors": 132, "date": "2026-01-01",
+        "versions": here, "sources": verified.digest("attention/triton"),
     }  # fmt: skip
     file.write_text(json.dumps([record]))
     assert choose("auto", packed).name == "triton" and choose("triton", packed).verified
-    for stale in ({"versions": {"jax": "0.10.9"}}, {"sources": "0" * 16}):
+    old = [{"versions": here | {name: "0.1.2"}} for name in here]
+    for stale in (*old, {"versions": {"jax": jax.__version__}}, {"sources": "0" * 16}, {"processors": 78}):
         file.write_text(json.dumps([record | stale]))
         assert choose("auto", packed).name == "xla", f"a record says nothing of what has changed since: {stale}"
     file.write_text(json.dumps([record]))
-    assert choose("auto", replace(packed, compute_capability=8.0)).name == "xla", "a record is of one generation"
+    for other in ({"gpu": "NVIDIA H100 PCIe", "processors": 114}, {"processors": 16}, {"gpu": "", "processors": None}):
+        assert choose("auto", replace(packed, **other)).name == "xla", f"a record is of one GPU: {other}"
+    monkeypatch.setattr(verified, "versions", lambda: {"jax": jax.__version__})
+    assert choose("auto", packed).name == "triton", "a plan is made on a machine without CUDA"
     assert choose("auto", HOPPER).name == "cudnn", "which is ahead where the mask is dense"
     file.write_text(json.dumps([{name: value for name, value in record.items() if name != "sources"}]))
     with refused(str(file), "list of records", "sources", error=ValueError):
+        choose("auto", packed)
+    file.write_text("[{]")
+    with refused(str(file), "benchmarks.gpu --record", error=ValueError):
         choose("auto", packed)
 
 
@@ -195,8 +205,8 @@ def test_of_two_verified_forms_for_hopper_the_one_with_the_same_bits_in_every_ru
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernels = [f"attention/{entry.name}" for entry in IMPLEMENTATIONS if entry.recorded]
-    versions = (("jax", jax.__version__),)
-    made = [verified.Record(name, "NVIDIA H200", "9.0", "", versions, verified.digest(name)) for name in kernels]
+    versions = tuple(toolchain.versions().items())
+    made = [verified.Record(name, "NVIDIA H200", 132, "", versions, verified.digest(name)) for name in kernels]
     monkeypatch.setattr(verified, "records", lambda: tuple(made))
     packed = replace(HOPPER, mask=Mask(segmented=True))
     for name in ("auto", "flash"):

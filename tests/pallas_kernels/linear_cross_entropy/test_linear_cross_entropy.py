@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.linear_cross_entropy import Tile
 from pallas_kernels.linear_cross_entropy.registry import IMPLEMENTATIONS, Request, choose
+from pallas_kernels.toolchain import versions
 from pallas_kernels.verified import Record, digest
 from tests.pallas_kernels.dense64 import worst
 from tests.pallas_kernels.linear_cross_entropy.linear64 import Case, case, losses
@@ -214,7 +215,7 @@ def test_the_loss_never_has_logits_of_more_than_a_chunk():
     assert f"[{tokens},{columns}]" not in text
 
 
-GPU = Request("gpu", "bfloat16", 16384, 4096, 152064, 9.0)
+GPU = Request("gpu", "bfloat16", 16384, 4096, 152064, 9.0, "NVIDIA H200", 132)
 
 
 def test_auto_takes_a_kernel_only_where_a_record_states_that_it_was_right(monkeypatch: pytest.MonkeyPatch):
@@ -223,7 +224,7 @@ def test_auto_takes_a_kernel_only_where_a_record_states_that_it_was_right(monkey
     assert "not been verified" in choose("auto", GPU).rejected["triton"]
     assert not choose("triton", GPU).verified
     kernel = "linear_cross_entropy/triton"
-    record = Record(kernel, "NVIDIA H200", "9.0", "2026-11-22", (("jax", jax.__version__),), digest(kernel))
+    record = Record(kernel, "NVIDIA H200", 132, "2026-11-22", tuple(versions().items()), digest(kernel))
     monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
     assert choose("auto", GPU).name == "triton" and choose("auto", GPU).verified
 

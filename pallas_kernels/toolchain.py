@@ -1,0 +1,69 @@
+"""The versions that decide what machine code a kernel becomes, and those known to compile kernels wrongly."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+MISCOMPILED = "12.8", "12.9.86"
+"""First and first good version of ptxas that miscompiles causal Mosaic kernels on Hopper: that of CUDA 12.8.0 and that
+of CUDA 12.9.1. JAX's own attention kernel (`jax.experimental.pallas.ops.gpu.attention_mgpu`) refuses the same."""
+
+_RUNTIMES = "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Of jax, of the CUDA runtime and of ptxas; without those that are not installed or not found.
+
+    They are found without touching a device, so that a plan can be made before there is one.
+    """
+    found = {"jax": jax.__version__, "cuda": _cuda_runtime(), "ptxas": _ptxas()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def miscompiles_causal(found: Mapping[str, str] | None = None) -> str | None:
+    """Why causal Mosaic kernels must not be compiled by these versions (those at hand by default); None if they may."""
+    ptxas = (versions() if found is None else found).get("ptxas")
+    first, good = MISCOMPILED
+    if ptxas is None or not _number(first) <= _number(ptxas) < _number(good):
+        return None
+    return (
+        f"ptxas {ptxas} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; install CUDA "
+        f"12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={good}')"
+    )
+
+
+def _cuda_runtime() -> str | None:
+    """The version of the CUDA runtime's package; None where CUDA is not installed as one."""
+    for name in _RUNTIMES:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _ptxas() -> str | None:
+    """The version of the ptxas that JAX uses: of its CUDA folder, or the one on PATH."""
+    import jax.experimental.pallas.mosaic_gpu  # noqa: F401  # names the CUDA folder that JAX found in this variable
+
+    installed = Path(os.environ.get("MOSAIC_GPU_CUDA_ROOT", "")) / "bin" / "ptxas"
+    program = str(installed) if installed.is_file() else shutil.which("ptxas")
+    if program is None:
+        return None
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    number = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
+    return None if number is None else number[1]
+
+
+def _number(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))

@@ -1,0 +1,56 @@
+"""Versions that compile kernels wrongly are refused, and the others are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from jaxpar.checkup import software
+from pallas_kernels import toolchain
+from pallas_kernels.attention import mosaic
+from pallas_kernels.attention.registry import choose
+from pallas_kernels.attention.request import Request
+from pallas_kernels.masks import Mask
+from tests.sentences import refused
+
+CAUSAL = Request("gpu", "bfloat16", 8, 2, 128, 128, compute_capability=9.0, gpu="NVIDIA H200", processors=132)
+
+
+@pytest.mark.parametrize(
+    ("ptxas", "good"),
+    [
+        ("12.6.85", True), ("12.8.0", False), ("12.8.61", False), ("12.8.93", False), ("12.9.41", False),
+        ("12.9.86", True), ("13.0.48", True),
+    ],
+)  # fmt: skip
+def test_ptxas_from_cuda_12_8_to_before_12_9_1_is_refused_for_masks_that_cut_blocks(
+    ptxas: str, good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "versions", lambda: {"jax": "0.11.2", "ptxas": ptxas})
+    for mask in (Mask(), Mask(causal=False, window=8), Mask(segmented=True)):
+        reason = mosaic.refusal(replace(CAUSAL, mask=mask))
+        assert (reason is None) == good and (good or (ptxas in str(reason) and "12.9.86" in str(reason)))
+    assert mosaic.refusal(replace(CAUSAL, mask=Mask(causal=False))) is None
+    assert mosaic.refusal(replace(CAUSAL, platform="interpreter")) is None
+    if not good:
+        with refused("'mosaic'", f"ptxas {ptxas}", "12.9.1", error=ValueError):
+            choose("mosaic", CAUSAL)
+        found = {one.check: one for one in software.check_software(gpu=False)}["ptxas"]
+        assert found.status == "warn" and ptxas in found.found
+
+
+def test_without_ptxas_nothing_is_refused() -> None:
+    assert toolchain.miscompiles_causal({"jax": "0.11.2"}) is None
+
+
+def test_the_versions_that_are_installed_with_jaxpar_are_good() -> None:
+    """The range of pyproject.toml begins at the first good version, and the ptxas at hand is found."""
+    extras = software.tomllib.loads((toolchain.Path(__file__).parents[2] / "pyproject.toml").read_text())
+    for extra in ("cuda12", "compile"):
+        needed = [Requirement(text) for text in extras["project"]["optional-dependencies"][extra]]
+        (nvcc,) = (one.specifier for one in needed if one.name == "nvidia-cuda-nvcc-cu12")
+        assert nvcc == SpecifierSet(f">={toolchain.MISCOMPILED[1]}")
+    assert toolchain.versions().keys() >= {"jax", "ptxas"} and toolchain.miscompiles_causal() is None
