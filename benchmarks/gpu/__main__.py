@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu --json gpu.json             # everything
     python -m benchmarks.gpu --record                    # and note which kernels were right, for `auto` to take
+    python -m benchmarks.gpu --bring-up                  # kernels that no GPU like this one has run: step by step
     python -m benchmarks.gpu --only check-triton attention
     python -m benchmarks.gpu --dry-run                   # tiny shapes on any machine, kernels in the interpreter
 
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.journal import Journal, read
+from benchmarks.gpu.journal import Journal, begun, read
 from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import add_records, verified
 from benchmarks.gpu.report import table
@@ -48,9 +49,20 @@ def main(arguments: Sequence[str]) -> int | None:
     add_json_file(parser)
     parser.add_argument("--record", action="store_true", help="enter kernels that were right into the user's records")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine, in this process")
+    parser.add_argument(
+        "--bring-up", action="store_true",
+        help="climb from one tile to all cases, record what was right, and time it; run again to go on",
+    )  # fmt: skip
+    parser.add_argument("--step", help=argparse.SUPPRESS)
     parser.add_argument("--part", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--journal", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.bring_up:
+        from benchmarks.gpu.bring_up.run import bring_up, run_step
+
+        if options.step is not None:
+            return run_step(options.step, options.seconds, options.journal)
+        return bring_up(options.seconds, options.dry_run)
     parts = [part for part in PARTS if part.name in options.only]
     if options.part is not None:
         (part,) = (part for part in PARTS if part.name == options.part)
@@ -113,6 +125,7 @@ def _in_processes(parts: Sequence[Part], seconds: float) -> list[dict[str, Any]]
             failure = _child(part, left, file, Path(folder) / "compiled")
             rows += read(file)
             if failure is not None:
+                failure += f" at {case}" if (case := begun(read(file))) else ""
                 rows.append({"part": part.name, "kind": "skipped", "what": f"the rest of {part.name}", "why": failure})
                 rows.append({"part": part.name, "kind": "broken", "what": part.name, "why": failure})
     return rows

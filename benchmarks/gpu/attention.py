@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import cudnn_packed, torch_attention
+from benchmarks.gpu import cudnn_packed, jax_attention, torch_attention
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
@@ -35,19 +35,20 @@ def check(journal: Journal, name: str) -> None:
     for cases in batched(DRY_CHECKED if journal.dry else CHECKED, TOGETHER):
         if not journal.has_time(f"the rest of attention/{name}", 10):
             return
-        _check_some(journal, entry, cases)
+        check_some(journal, entry, cases)
 
 
-def _check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) -> None:
+def check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) -> None:
+    """Adds a row for each of these cases, whose programs are compiled side by side."""
     name, lse, interpret = entry.name, entry.kernels is not None, journal.dry and entry.recorded
     reasons = {case: entry.supports(case.request(lse=lse, interpret=interpret)) for case in cases}
     asked = [case for case in cases if reasons[case] is None]
-    compiled = compile_all({(case, "have"): _gradients(case, name, lse, case.arrays(), interpret) for case in asked})
+    compiled = compile_all({(case, "have"): gradients(case, name, lse, case.arrays(), interpret) for case in asked})
     right = {"low": "xla", "wanted": None}
     compiling_cases = [case for case in asked if not isinstance(compiled[case, "have"], Exception)]
     compiled |= compile_all(
         {
-            (case, kind): _gradients(case, by, lse, case.arrays())
+            (case, kind): gradients(case, by, lse, case.arrays())
             for case in compiling_cases
             for kind, by in right.items()
         }
@@ -61,6 +62,7 @@ def _check_some(journal: Journal, entry: Implementation, cases: Sequence[Case]) 
         if isinstance(have, Exception):  # the registry supports it, so that even a refusal is a failure
             journal.add("check", **row, failed=sentence(have))
             continue
+        journal.begin(f"attention/{name}: {case.name}")
         try:
             found = _compare(case, lse, {kind: compiled[case, kind] for kind in KINDS})
             found["passed"] &= found["same_bits"] or entry.varies is not None
@@ -74,7 +76,10 @@ TOGETHER = 8
 KINDS = ("wanted", "low", "have")
 
 
-def _gradients(case: Case, name: str | None, lse: bool, arrays: tuple, interpret: bool = False) -> Any:
+RESULTS = ("out", "lse", "dq", "dk", "dv")
+
+
+def gradients(case: Case, name: str | None, lse: bool, arrays: tuple, interpret: bool = False) -> Any:
     """Lowers the results and gradients by the implementation `name`, or by the plain formula in float64."""
 
     def program(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, d_lse: jax.Array) -> tuple:
@@ -99,7 +104,7 @@ def _compare(case: Case, lse: bool, compiled: dict[str, Any]) -> dict[str, Any]:
     with jax.enable_x64(True):
         wanted = [np.asarray(x) for x in compiled["wanted"](*(jnp.asarray(x, jnp.float64) for x in arrays))]
     low, have, again = (jax.device_get(compiled[kind](*arrays)) for kind in ("low", "have", "have"))
-    names = ("out", "lse", "dq", "dk", "dv") if lse else ("out", "dq", "dk", "dv")
+    names = [name for name in RESULTS if lse or name != "lse"]
     errors = {name: _error(a, b) for name, a, b in zip(names, have, wanted, strict=True)}
     allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(names, low, wanted, strict=True)}
     return {
@@ -126,8 +131,9 @@ def measure(journal: Journal) -> None:
     rounds = 2 if journal.dry else 7
     for case in DRY_TIMED if journal.dry else timed():
         what = f"{case.name}, {case.seq} tokens, width {case.width}"
-        if not journal.has_time(what, 12):
+        if journal.has("over", case=what) or not journal.has_time(what, 12):
             continue
+        journal.begin(what)
         arrays, flops = case.arrays(), case.flops()
         programs = compile_all({(name, way): lower for name in names for way, lower in _ways(case, name, arrays)})
         reason = None if case.packed is None else cudnn_packed.refusal()
@@ -136,6 +142,10 @@ def measure(journal: Journal) -> None:
             programs |= compile_all(
                 {(name, way): lower for name, attend in others.items() for way, lower in _lowered(attend, arrays)}
             )
+        of_jax = jax_attention.refusal(case)
+        if of_jax is None:
+            lowered = _lowered(jax_attention.attend(case), arrays)
+            programs |= compile_all({(jax_attention.NAME, way): lower for way, lower in lowered})
         ready: dict[str, dict[str, Any]] = {"forward": {}, "kept": {}, "backward": {}}
         row = {"case": case.name, "seq": case.seq, "width": case.width, "batch": case.batch}
         row |= {"heads": case.heads, "kv_heads": case.kv_heads}
@@ -157,6 +167,7 @@ def measure(journal: Journal) -> None:
             for name, seconds in _timed(journal, by_name, rounds, what).items():
                 tflops = work / seconds["seconds"] / 1e12
                 journal.add("attention", **row, by=name, way=way, tflops=tflops, **seconds)
+        journal.add("over", case=what)
 
 
 def _timed(journal: Journal, calls: dict[str, Any], rounds: int, what: str) -> dict[str, dict[str, float]]:

@@ -30,59 +30,81 @@ DRY = {"implementation": "triton", "interpret": True, "tile": Tile(32, 128, 32, 
 
 def check(journal: Journal) -> None:
     """The kernel's loss, log-sum-exp and gradients against float64: at most twice the error of logits that are kept."""
-    kernel = DRY if journal.dry else {"implementation": "triton"}
-    for case, (shape, options) in (DRY_CHECKED if journal.dry else CHECKED).items():
-        row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
-        device = INTERPRETER if journal.dry else target()
-        reason = implementation("triton").supports(
-            Request(device.platform, "bfloat16", *shape, device.compute_capability)
-        )
-        if reason is not None:
-            journal.add("check", **row, refused=reason)
-            continue
-        try:
-            journal.add("check", **row, **_compare(shape, options, kernel))
-        except Exception as error:  # a row reports what went wrong, and the others are still checked
-            journal.add("check", **row, failed=sentence(error))
+    for case, given in (DRY_CHECKED if journal.dry else CHECKED).items():
+        check_case(journal, case, given)
 
 
-def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:
+def check_case(journal: Journal, case: str, given: tuple[tuple[int, int, int], dict[str, Any]]) -> None:
+    """Adds the row of one case."""
+    shape, options = given
+    row: dict[str, Any] = {"kernel": "linear_cross_entropy/triton", "case": f"{case}, {shape}"}
+    device = INTERPRETER if journal.dry else target()
+    reason = implementation("triton").supports(Request(device.platform, "bfloat16", *shape, device.compute_capability))
+    if reason is not None:
+        journal.add("check", **row, refused=reason)
+        return
+    journal.begin(f"{row['kernel']}: {row['case']}")
+    try:
+        journal.add("check", **row, **_compare(shape, options, kernel_options(journal.dry)))
+    except Exception as error:  # a row reports what went wrong, and the others are still checked
+        journal.add("check", **row, failed=sentence(error))
+
+
+def kernel_options(dry: bool) -> dict[str, Any]:
+    """What asks `fused_linear_cross_entropy` for the kernel."""
+    return DRY if dry else {"implementation": "triton"}
+
+
+RESULTS = ("loss", "lse", "dx", "d_table")
+
+
+def _gradients(function: Any) -> Any:
+    """The result is of (x, table [embed, columns], weights): losses, and the gradients of their weighted sum."""
+
+    def program(x: jax.Array, table: jax.Array, weights: jax.Array) -> tuple:
+        (loss, lse), pullback = jax.vjp(function, x, table)
+        return loss, lse, *pullback((weights, jnp.zeros_like(weights)))
+
+    return jax.jit(program)
+
+
+def _arrays(shape: tuple[int, int, int], options: dict[str, Any]) -> tuple[jax.Array, ...]:
+    """x, table, weights and labels."""
     tokens, embed, columns = shape
-    vocab_first = options.get("vocab_first", False)
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (tokens, embed), jnp.float32).astype(jnp.bfloat16)
     table = (2 * embed**-0.5 * jax.random.normal(keys[1], (embed, columns), jnp.float32)).astype(jnp.bfloat16)
     labels = jax.random.randint(keys[2], (tokens,), 0, options.get("vocab", columns)).at[0].set(-100)
-    weights = jax.random.normal(keys[3], (tokens,), jnp.float32)
+    return x, table, jax.random.normal(keys[3], (tokens,), jnp.float32), labels
 
-    def gradients(function: Any) -> Any:
-        """The result is of (x, table [embed, columns], weights): losses, and the gradients of their weighted sum."""
 
-        def program(x: jax.Array, table: jax.Array, weights: jax.Array) -> tuple:
-            (loss, lse), pullback = jax.vjp(function, x, table)
-            return loss, lse, *pullback((weights, jnp.zeros_like(weights)))
-
-        return jax.jit(program)
+def program(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[str, Any]) -> tuple[Any, tuple]:
+    """The kernel's losses and gradients, and the arrays that they are of."""
+    *arrays, labels = _arrays(shape, options)
 
     def fused(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
-        table = table.T if vocab_first else table
+        table = table.T if options.get("vocab_first", False) else table
         found = fused_linear_cross_entropy(x, table, labels, **kernel, **options, chunk_bytes=1 << 24)
         return found.loss, found.lse
 
+    return _gradients(fused), tuple(arrays)
+
+
+def _compare(shape: tuple[int, int, int], options: dict[str, Any], kernel: dict[str, Any]) -> dict[str, Any]:
+    x, table, weights, labels = _arrays(shape, options)
     kept = lambda x, table: kept_logits(x, table, labels, **options)
-    run = gradients(fused)
+    run, _ = program(shape, options, kernel)
     have, again = (jax.device_get(run(x, table, weights)) for _ in range(2))
-    low = jax.device_get(gradients(kept)(x, table, weights))
+    low = jax.device_get(_gradients(kept)(x, table, weights))
     with jax.enable_x64(True):
-        wanted = jax.device_get(gradients(kept)(*(jnp.asarray(a, jnp.float64) for a in (x, table, weights))))
-    names = ("loss", "lse", "dx", "d_table")
+        wanted = jax.device_get(_gradients(kept)(*(jnp.asarray(a, jnp.float64) for a in (x, table, weights))))
     same_bits = all(np.array_equal(a, b) for a, b in zip(have, again, strict=True))
-    errors = {name: _error(a, b) for name, a, b in zip(names, have, wanted, strict=True)}
-    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(names, low, wanted, strict=True)}
+    errors = {name: _error(a, b) for name, a, b in zip(RESULTS, have, wanted, strict=True)}
+    allowed = {name: 2 * _error(a, b) + 1e-6 for name, a, b in zip(RESULTS, low, wanted, strict=True)}
     return {
         "errors": errors,
         "allowed": allowed,
-        "passed": same_bits and all(errors[name] <= allowed[name] for name in names),
+        "passed": same_bits and all(errors[name] <= allowed[name] for name in RESULTS),
         "same_bits": same_bits,
     }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,18 @@ class Journal:
         seconds: time that it has; infinite where it does not matter.
         file: where rows are added as lines of JSON; None keeps them here alone.
         dry: whether shapes are tiny and times are meaningless.
+        earlier: rows of an earlier run that is continued.
     """
 
-    def __init__(self, part: str, seconds: float, file: Path | None = None, dry: bool = False):
-        self.part, self.file, self.dry = part, file, dry
+    def __init__(
+        self,
+        part: str,
+        seconds: float,
+        file: Path | None = None,
+        dry: bool = False,
+        earlier: Sequence[Mapping[str, Any]] = (),
+    ):
+        self.part, self.file, self.dry, self.earlier = part, file, dry, tuple(earlier)
         self.rows: list[dict[str, Any]] = []
         self._end = time.monotonic() + seconds
 
@@ -30,10 +40,21 @@ class Journal:
         if self.file is not None:
             with self.file.open("a") as out:
                 out.write(json.dumps(row) + "\n")
+                out.flush()
+                os.fsync(out.fileno())  # a hung GPU can take the machine with it
+
+    def begin(self, what: str) -> None:
+        """Note what starts now: the last such row of a part that hangs or crashes names its case."""
+        self.add("begin", what=what)
 
     def skip(self, what: str, why: str) -> None:
         """Add a row for something that this run skipped."""
         self.add("skipped", what=what, why=why)
+
+    def has(self, kind: str, **row: Any) -> bool:
+        """Whether an earlier run that this one continues has a row of this kind with these values."""
+        wanted = {"kind": kind, **row}.items()
+        return any(all(one.get(name) == value for name, value in wanted) for one in self.earlier)
 
     @property
     def left(self) -> float:
@@ -54,3 +75,8 @@ def read(file: Path) -> list[dict[str, Any]]:
         return []
     lines = file.read_text().split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+def begun(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """What had begun, and was not over, when the last of these rows was written."""
+    return rows[-1]["what"] if rows and rows[-1]["kind"] == "begin" else None

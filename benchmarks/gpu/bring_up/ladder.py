@@ -1,0 +1,125 @@
+"""The rungs that each kernel climbs: its cases from one tile up, by the processors of the GPU at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from benchmarks.gpu import attention, cross_entropy
+from benchmarks.gpu.attention_cases import CHECKED, Case
+from benchmarks.gpu.journal import Journal
+from pallas_kernels.attention.registry import implementation
+
+RUNGS = ("one tile", "one wave", "three tiles a processor", "the grid")
+"""A wave is a tile for each multiprocessor: the most that runs before a program of a persistent grid takes a second
+tile. Three tiles a processor wrap every ring of buffers around."""
+WIDTHS = (64, 96, 128, 192, 256)
+_ROW = 1024
+"""Tokens of the rows of waves: eight tiles."""
+
+type Run = tuple[Any, tuple[str, ...]]
+"""A call without arguments, and the names of its results."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How a kernel is tried."""
+
+    name: str
+    """As in `pallas_kernels.verified.SOURCES`."""
+    cases: Callable[[int, bool], Mapping[str, Sequence[Any]]]
+    """By rung, of so many processors; tiny ones for a dry run."""
+    label: Callable[[Any], str]
+    check: Callable[[Journal, Any], None]
+    """Adds a `check` row of one case, which runs twice."""
+    repeat: Callable[[Any, bool], Run]
+    """A launch of the case, forward and backward."""
+    varies: tuple[str, ...] = ()
+    """Results that are not the same bits in every run."""
+
+
+def _attention_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Case]]:
+    if dry:
+        return {RUNGS[0]: [Case("dry", 72, 64, 2, 1, packed=30)]}
+
+    def of(seq: int, heads: int, width: int, **mask: Any) -> Case:
+        kind = ", ".join(mask) or "causal"
+        values = 128 if width == 192 else None
+        return Case(f"{seq} x {heads}, {kind}, {width}", seq, width, heads, heads, value_width=values, **mask)
+
+    tiles = _ROW // 128
+    wave, three = max(1, processors // tiles), -(-3 * processors // tiles)
+    return {
+        "one tile": [of(128, 1, width, **mask) for width in WIDTHS for mask in ({}, {"packed": 40})],
+        "one wave": [*(of(_ROW, wave, width) for width in WIDTHS), of(_ROW, wave, 128, packed=200)],
+        "three tiles a processor": [
+            *(of(_ROW, three, width) for width in WIDTHS),
+            *(of(_ROW, three, width, packed=200) for width in (64, 128)),
+        ],
+        "the grid": CHECKED,
+    }
+
+
+def _attention(name: str, varies: tuple[str, ...] = ()) -> Kernel:
+    def repeat(case: Case, dry: bool) -> Run:
+        arrays = case.arrays()
+        program = attention.gradients(case, name, True, arrays, interpret=dry)().compile()
+        return (lambda: program(*arrays)), attention.RESULTS
+
+    return Kernel(
+        f"attention/{name}",
+        _attention_cases,
+        lambda case: case.name,
+        lambda journal, case: attention.check_some(journal, implementation(name), [case]),
+        repeat,
+        varies,
+    )
+
+
+def _cross_entropy_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Any]]:
+    if dry:
+        return {RUNGS[0]: list(cross_entropy.DRY_CHECKED.items())}
+    wave = 128 * max(1, processors // 8)  # the vocabulary is gone through in eight parts
+    return {
+        "one tile": [("one tile", ((64, 64, 128), {}))],
+        "one wave": [("one wave", ((wave, 256, 4096), {}))],
+        "three tiles a processor": [("three waves", ((3 * wave + 128, 256, 4096), {"softcap": 20.0}))],
+        "the grid": list(cross_entropy.CHECKED.items()),
+    }
+
+
+def _repeat_cross_entropy(case: Any, dry: bool) -> Run:
+    shape, options = case[1]
+    run, arrays = cross_entropy.program(shape, options, cross_entropy.kernel_options(dry))
+    return (lambda: run(*arrays)), cross_entropy.RESULTS
+
+
+KERNELS = (
+    _attention("mosaic", varies=("dq",)),
+    _attention("mosaic_deterministic"),
+    _attention("triton"),
+    Kernel(
+        "linear_cross_entropy/triton",
+        _cross_entropy_cases,
+        lambda case: case[0],
+        lambda journal, case: cross_entropy.check_case(journal, *case),
+        _repeat_cross_entropy,
+    ),
+)
+
+
+def kernel(name: str) -> Kernel:
+    """The entry called `name`."""
+    (found,) = (one for one in KERNELS if one.name == name)
+    return found
+
+
+@jax.jit
+def differing(first: Sequence[jax.Array], again: Sequence[jax.Array]) -> list[jax.Array]:
+    """Of each result, whether its bytes differ."""
+    unsigned = {2: "uint16", 4: "uint32"}
+    bits = lambda x: jax.lax.bitcast_convert_type(x, unsigned[x.dtype.itemsize])
+    return [(bits(a) != bits(b)).any() for a, b in zip(first, again, strict=True)]

@@ -1,0 +1,149 @@
+"""The steps of a bring-up, each in a process of its own; what is over is in the journal, and is not run again."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from benchmarks.gpu import attention, cross_entropy
+from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, differing
+from benchmarks.gpu.journal import Journal
+
+LAUNCHES = 10_000
+CASE_SECONDS = 15
+"""A case does not start with fewer seconds left."""
+SANITIZER = "compute-sanitizer"
+TOOLS = ("racecheck", "synccheck")
+_FOUND = 86
+"""Exit code that the sanitizer is asked to end with where it found an error."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one process does."""
+
+    name: str
+    run: Callable[[Journal], bool]
+    """Returns whether all of it is over; else time was up, and another run goes on."""
+    kernel: str | None = None
+    """That which climbs no higher where the step shows something wrong; None for speeds."""
+
+
+def _climb(kernel: Kernel, rung: str) -> Callable[[Journal], bool]:
+    def run(journal: Journal) -> bool:
+        cases = kernel.cases(_processors(journal), journal.dry).get(rung, ())
+        for case in cases:
+            label = kernel.label(case)
+            if journal.has("over", step=journal.part, case=label):
+                continue
+            if journal.left < CASE_SECONDS:
+                return False
+            journal.begin(label)
+            kernel.check(journal, case)
+            journal.add("over", step=journal.part, case=label)
+        return True
+
+    return run
+
+
+def _launch(kernel: Kernel) -> Callable[[Journal], bool]:
+    """Thousands of launches of one case: a race that is rare shows as other bits."""
+
+    def run(journal: Journal) -> bool:
+        cases = kernel.cases(_processors(journal), journal.dry)
+        case = list(cases.values())[min(2, len(cases) - 1)][-1]
+        launches = 3 if journal.dry else LAUNCHES
+        journal.begin(f"{launches} launches of {kernel.label(case)}")
+        launch, names = kernel.repeat(case, journal.dry)
+        first = launch()
+        total = [jax.numpy.int32(0)] * len(names)
+        for _ in range(launches - 1):
+            total = [a + b for a, b in zip(total, differing(first, launch()), strict=True)]
+        found = {name: int(count) for name, count in zip(names, total, strict=True)}
+        differed = {name: count for name, count in found.items() if count and name not in kernel.varies}
+        journal.add(
+            "launches", kernel=kernel.name, case=kernel.label(case), launches=launches, passed=not differed,
+            differed=differed, varies=list(kernel.varies),
+        )  # fmt: skip
+        return True
+
+    return run
+
+
+def _sanitize(kernel: Kernel, tool: str) -> Callable[[Journal], bool]:
+    """The cases of one tile under compute-sanitizer, which watches accesses to shared memory, or barriers."""
+
+    def run(journal: Journal) -> bool:
+        row = {"kernel": kernel.name, "tool": tool}
+        program = shutil.which(SANITIZER)
+        if program is None:
+            journal.add("sanitizer", **row, skipped=f"{SANITIZER} is not installed")
+            return True
+        journal.begin(f"{tool} of {RUNGS[0]}")
+        step = [sys.executable, "-m", "benchmarks.gpu", "--bring-up", "--step", f"{kernel.name}, {RUNGS[0]}"]
+        asked = [program, "--tool", tool, "--error-exitcode", str(_FOUND), "--print-limit", "5", *step]
+        done = subprocess.run(
+            [*asked, "--seconds", str(journal.left)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
+        )  # fmt: skip
+        reported = [line for line in done.stdout.splitlines() if line.startswith("=========")]
+        if done.returncode in (0, _FOUND):
+            journal.add("sanitizer", **row, passed=done.returncode == 0, reported=reported[:20])
+        else:
+            why = f"it ended with {done.returncode}: {' | '.join((reported or done.stdout.splitlines())[-2:])[-300:]}"
+            journal.add("sanitizer", **row, skipped=why)
+        return True
+
+    return run
+
+
+def _measure(measure: Callable[[Journal], None]) -> Callable[[Journal], bool]:
+    def run(journal: Journal) -> bool:
+        measure(journal)
+        return not any(row["kind"] == "skipped" and "time budget" in row["why"] for row in journal.rows)
+
+    return run
+
+
+def _processors(journal: Journal) -> int:
+    return 1 if journal.dry else jax.devices()[0].core_count
+
+
+STEPS = (
+    *(Step(f"{one.name}, {rung}", _climb(one, rung), one.name) for rung in RUNGS for one in KERNELS),
+    *(Step(f"{one.name}, launches", _launch(one), one.name) for one in KERNELS),
+    *(Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name) for tool in TOOLS for one in KERNELS),
+)
+"""Up to the records."""
+SPEEDS = (
+    Step("speeds of attention", _measure(attention.measure)),
+    Step("speeds of cross-entropy", _measure(cross_entropy.measure)),
+)
+"""After the records: a bring-up that is cut off here has kernels turned on."""
+
+
+def step(name: str) -> Step:
+    """The step called `name`."""
+    (found,) = (one for one in (*STEPS, *SPEEDS) if one.name == name)
+    return found
+
+
+def is_over(step: Step, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the whole step is in the journal."""
+    return any(row["kind"] == "step" and row["what"] == step.name for row in rows)
+
+
+def trouble(kernel: str, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The first row that shows something wrong with a kernel; None while all is right.
+
+    Results at an earlier rung mean nothing for a higher one where something is wrong, and a hang costs minutes: the
+    kernel climbs no higher.
+    """
+    wrong = lambda row: row.get("passed") is False or "failed" in row or row["kind"] in ("hang", "crash")
+    return next((row for row in rows if row.get("kernel") == kernel and wrong(row)), None)
