@@ -1,4 +1,5 @@
-"""`python -m jaxpar.convert hf-to-jaxpar MODEL OUT`, `jaxpar-to-hf MODEL OUT`: from and to Hugging Face's format."""
+"""`python -m jaxpar.convert hf-to-jaxpar MODEL OUT`, `jaxpar-to-hf MODEL OUT`: from and to Hugging Face's format;
+`factorize MODEL OUT`: matrices as products of two."""
 
 from __future__ import annotations
 
@@ -8,36 +9,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpar.cli import Parser, command, without_gpus
+from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.units import parse_file_size
 
-INTO, BACK = "hf-to-jaxpar", "jaxpar-to-hf"
+INTO, BACK, FACTORIZE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize"
+OPTIONS = {
+    "dtype": (BACK,), "shard_size": (BACK,), "adapter": (BACK,), "check": (INTO, BACK),
+    "rank": (FACTORIZE,), "share": (FACTORIZE,), "solver": (FACTORIZE,),
+}  # fmt: skip
+"""The directions that take each option."""
 
 
 @command()
 def main(arguments: Sequence[str]) -> None:
     """Convert from the command line; the exit code: 0 done, 2 a user error."""
     options = _parser().parse_args(arguments)
-    for option in ("dtype", "shard_size", "adapter"):
-        if options.direction == INTO and getattr(options, option):
-            raise UserError(f"--{option.replace('_', '-')}: expected with {BACK} alone")
+    for option, directions in OPTIONS.items():
+        if options.direction not in directions and getattr(options, option) not in (None, False):
+            raise UserError(f"--{option.replace('_', '-')}: expected with {' or '.join(directions)} alone")
     for option in ("check", "shard_size"):
         if options.adapter and getattr(options, option):
             raise UserError(f"--{option.replace('_', '-')}: expected without --adapter, which writes one small file")
     if (options.out is None) != options.check:
         raise UserError("OUT: expected a new folder, or --check, which writes nothing")
     without_gpus()
-    _into_jaxpar(options) if options.direction == INTO else _into_hf(options)
+    {INTO: _into_jaxpar, BACK: _into_hf, FACTORIZE: _factorize}[options.direction](options)
 
 
 def _parser() -> Parser:
-    parser = Parser("jaxpar.convert", "Convert weights from and to Hugging Face's format (docs/models.md).")
-    parser.add_argument(
-        "direction", choices=(INTO, BACK), help="to a checkpoint, or to what transformers and vLLM load"
+    parser = Parser(
+        "jaxpar.convert",
+        "Convert weights from and to Hugging Face's format, and to low-rank products (docs/models.md).",
     )
-    words = f"a folder in Hugging Face's format; for {BACK} also of a run, a checkpoint or a converted model"
+    words = "to a checkpoint, to what transformers and vLLM load, or to a checkpoint with matrices as products of two"
+    parser.add_argument("direction", choices=(INTO, BACK, FACTORIZE), help=words)
+    words = f"a folder in Hugging Face's format; but for {INTO} also of a run, a checkpoint or a converted model"
     parser.add_argument("model", metavar="MODEL", help=words)
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="the new folder")
     parser.add_argument("--check", action="store_true", help="both ways in memory, bit for bit; writes nothing")
@@ -47,6 +55,12 @@ def _parser() -> Parser:
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
     words = f"of {BACK}: the low-rank factors of a run alone, in PEFT's format (default: merged with the weights)"
     parser.add_argument("--adapter", action="store_true", help=words)
+    words = f"of {FACTORIZE}: the rank of every product; or --share"
+    parser.add_argument("--rank", metavar="N", type=positive, help=words)
+    words = f"of {FACTORIZE}: what share of a matrix's weights its factors have at most, above 0 and below 1"
+    parser.add_argument("--share", metavar="S", type=float, help=words)
+    words = f"of {FACTORIZE}: svd, the nearest product; or random, to train it from its beginning (default: svd)"
+    parser.add_argument("--solver", choices=("svd", "random"), help=words)
     return parser
 
 
@@ -100,6 +114,23 @@ def _into_hf(options: argparse.Namespace) -> None:
     print(f"{named(options.out)}: {what}, in {len(files)} file{'s' * (len(files) > 1)}")
     if not any((options.out / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         print("No tokenizer is known for this model: put its files beside the weights before the folder is used.")
+
+
+def _factorize(options: argparse.Namespace) -> None:
+    from jaxpar.interop.conversion.factorize import plan_factorization
+    from jaxpar.interop.conversion.new_folder import new_folder
+    from jaxpar.interop.sources.open_source import open_source
+
+    if (options.rank is None) == (options.share is None):
+        raise UserError("expected one of --rank N and --share S")
+    if options.share is not None and not 0 < options.share < 1:
+        raise UserError(f"--share: expected a number above 0 and below 1, got {options.share:g}")
+    source = open_source(options.model, "MODEL")
+    made = plan_factorization(source, options.rank, options.share, options.solver or "svd", print)
+    with new_folder(options.out) as folder:
+        made.write(folder, print)
+    print(f"{named(options.out)}: {made.weights:,} weights, where {named(source.path)} has {made.weights_before:,}")
+    print(made.table())
 
 
 def _into_peft(source: Any, options: argparse.Namespace) -> None:

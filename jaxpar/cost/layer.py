@@ -91,15 +91,32 @@ class _Counted:
         inward = self.device.matmul(case.tokens, k, n, 1, case.item, self.operand)
         return inward, self.device.matmul(k, n, case.tokens, 1, accumulated, self.operand)
 
-    def casts(self, n: int, k: int) -> tuple[int, int]:
+    def casts(self, part: Part, group: Matmuls) -> tuple[int, int]:
         """Bytes of casts to float8 and of their scales, forward and backward."""
-        tokens = self.case.tokens
-        return (4 * tokens * k + 4 * n * k, 4 * tokens * n) if self.case.float8 else (0, 0)
+        tokens, sides = self.case.tokens, self.matmuls(part, group)
+        if not self.case.float8:
+            return 0, 0
+        return sum(4 * tokens * k + 4 * n * k for n, k in sides), sum(4 * tokens * n for n, _ in sides)
 
-    def group(self, part: Part, group: Matmuls) -> tuple[int, int]:
-        """Outputs and inputs of a group as one matmul, its matrices concatenated."""
-        sides = [self.shape.matrix(part.weights[name]) for name in group.weights]
-        return sum(n for _, n in sides), sides[0][0]
+    def matmuls(self, part: Part, group: Matmuls) -> list[tuple[int, int]]:
+        """Outputs and inputs of each matmul of a group: one for its matrices concatenated, and two for each that is the
+        product of two."""
+        whole = [self.shape.matrix(part.weights[name]) for name in group.weights if not part.is_factored(name)]
+        factors = [name for name in group.weights if part.is_factored(name)]
+        pairs = [self.shape.matrix(part.weights[name]) for name in part.factors_of(*factors)]
+        joined = [(sum(n for _, n in whole), whole[0][0])] if whole else []
+        return joined + [(n, k) for k, n in pairs]
+
+    def group_seconds(self, part: Part, group: Matmuls) -> float:
+        """Seconds of the matmuls of a group."""
+        return sum(self.product(n, k) for n, k in self.matmuls(part, group))
+
+    def group_gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
+        """`gradients` of all matmuls of a group, with the first products of factors, which are computed again."""
+        pairs = [self.gradients(n, k) for n, k in self.matmuls(part, group)]
+        firsts = [part.factors_of(name)[0] for name in group.weights if part.is_factored(name)]
+        again = sum(self.product(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in firsts))
+        return again + sum(inward for inward, _ in pairs), sum(weight for _, weight in pairs)
 
     def moved(self, traffic: Traffic, numbers: float, back: bool = False) -> float:
         """Bytes of elementwise work on so many numbers."""
@@ -124,14 +141,13 @@ class _Counted:
 
     def products(self, part: Part, group: Matmuls) -> dict[str, Work]:
         """One matmul with all matrices of a group and the work on its outputs, divided among these by width."""
-        n, k = self.group(part, group)
-        joined, (cast, _) = self.product(n, k), self.casts(n, k)
+        joined, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
         sent = self.messages.gather(joined)
         rope, layout = self._rope(group), self._layout(group)
         turned = sum(self.widths[name] for name in group.rotated)
         works: dict[str, Work] = {}
         for name in group.outputs:
-            share = self.widths[name] / n
+            share = self.widths[name] / self.shape.inside(part, group)
             rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
             other = self.device.bytes_seconds(rotation + (layout + cast) * share)
             kernels = 2 * self.unfused if group.by_head else 1
@@ -140,8 +156,7 @@ class _Counted:
 
     def back(self, part: Part, group: Matmuls) -> Work:
         """The matmul back into the residual stream."""
-        n, k = self.group(part, group)
-        out, (cast, _) = self.product(n, k), self.casts(n, k)
+        out, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
         added = self.moved(RESIDUAL, self.case.between) + self.drop * self.case.between if group.adds else 0.0
         kernels = 2 * self.unfused if group.adds else 1
         other = self.device.bytes_seconds(added + cast)
@@ -194,10 +209,13 @@ class _Counted:
         moved, kernels = 0.0, 0
         for part, one in layer.operations:
             if isinstance(one, Matmuls):
-                sides = self.group(part, one)
-                backs.append(self.gradients(*sides))
-                moved += self._matmuls_back(part, one) + self.casts(*sides)[1]
-                kernels += 2 + (2 * self.unfused * len(one.outputs) if one.by_head else 0) + self.unfused * one.adds
+                backs.append(self.group_gradients(part, one))
+                moved += self._matmuls_back(part, one) + self.casts(part, one)[1]
+                kernels += (
+                    2 * len(self.matmuls(part, one))
+                    + (2 * self.unfused * len(one.outputs) if one.by_head else 0)
+                    + self.unfused * one.adds
+                )
                 kernels += any(f"{name}_bias" in part.weights for name in one.weights)
             elif isinstance(one, Core):
                 kernels += 2 * self.core_kernels

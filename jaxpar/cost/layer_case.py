@@ -51,7 +51,9 @@ class LayerCase:
     @property
     def parameters(self) -> int:
         """Weights of the layer's matrices, on this device before any sharding over data ranks."""
-        return layer_matmul_parameters(self.shape.model) // self.tensor
+        # Of the two factors of a matrix, one is whole on every tensor rank.
+        whole = sum(spec.size for spec in self.shape.layer.matrices if set(spec.axes) <= {"embed", "rank"})
+        return whole + (layer_matmul_parameters(self.shape.model) - whole) // self.tensor
 
 
 def layer_case(

@@ -82,9 +82,9 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
             found[one.outputs[0]] = 4.0 * shape.tokens * shape.keys_per_query * shape.width(query.dims)
         elif isinstance(one, Matmuls):
             for place, weight in enumerate(one.weights):
-                inputs, outputs = shape.matrix(part.weights[weight])
+                sides = [shape.matrix(part.weights[factor]) for factor in part.factors_of(weight)]
                 name = one.outputs[place] if one.outputs else f"{part.name}_{weight}"
-                found[name] = 2.0 * shape.tokens * inputs * outputs
+                found[name] = 2.0 * shape.tokens * sum(inputs * outputs for inputs, outputs in sides)
     return found
 
 

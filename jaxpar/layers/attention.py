@@ -14,9 +14,10 @@ from jaxpar.config import counting
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation, name_activation
-from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, factor_names, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.lora import OFF, adapted, low_rank_product
+from jaxpar.layers.low_rank import factored, product
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.rope import rotate
 
@@ -35,10 +36,6 @@ class Attention(nnx.Module):
         self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
         self.normed, self.factors = model.qk_norm, NORMS[model.norm].factors
         declare_weights(self, self.part.weights)
-        self.query: nnx.Param
-        self.key: nnx.Param
-        self.value: nnx.Param
-        self.output: nnx.Param
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -68,21 +65,26 @@ class Attention(nnx.Module):
 
     def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
-        q = jnp.einsum("bse,ehd->bshd", x, self.query[...])
-        k = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.key[...], 1))
-        v = jnp.einsum("bse,ehd->bshd", x, self._own_heads(self.value[...], 1))
-        return self._adapted(q, x, "query"), self._adapted(k, x, "key"), self._adapted(v, x, "value")
+        q, k, v = (self._product("bse,ehd->bshd", x, name) for name in ("query", "key", "value"))
+        return q, k, v
 
     def project_out(self, x: Float[Array, "batch seq heads head_dim"]) -> Float[Array, "batch seq embed"]:
         """This rank's partial sums; the output bias is added by `add_bias`."""
-        return self._adapted(jnp.einsum("bshd,hde->bse", x, self.output[...]), x, "output")
+        return self._product("bshd,hde->bse", x, "output")
 
-    def _adapted(self, y: jax.Array, x: jax.Array, name: str) -> jax.Array:
-        """The product `y` of `x` and a matrix, with that of its factors if it has any."""
+    def _product(self, dims: str, x: jax.Array, name: str) -> jax.Array:
+        """`x` times a matrix or its two factors, with the product of those of `lora` if it has any."""
+
+        def weight(name: str) -> jax.Array:
+            w = self._vector(name)
+            return self._own_heads(w, 1) if "kv_heads" in self.part.weights[name].axes else w
+
+        if self.part.is_factored(name):
+            return product(x, *map(weight, factor_names(name)))
+        y = jnp.einsum(dims, x, weight(name))
         if f"{name}_lora_a" not in self.part.weights:
             return y
-        a, b = self._vector(f"{name}_lora_a"), self._vector(f"{name}_lora_b")
-        return y + low_rank_product(x, a, self._own_heads(b, 1) if name in ("key", "value") else b, self.lora)
+        return y + low_rank_product(x, weight(f"{name}_lora_a"), weight(f"{name}_lora_b"), self.lora)
 
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
@@ -155,4 +157,4 @@ def _weights(model: ModelConfig) -> Weights:
         weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}
     elif model.qk_norm:
         weights |= {name: vector((width,), ("norm",), neutral) for name in ("query_norm", "key_norm")}
-    return Weights(weights)
+    return factored(weights, model.low_rank)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
-from jaxpar.config.bounds import PARAMETERS
+from jaxpar.config.bounds import PARAMETERS, WIDTH
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ModelConfig
@@ -22,10 +23,36 @@ def validate(config: Config, since: Config | None = None) -> None:
         UserError: the first thing that is wrong, in one sentence.
     """
     validate_keys(config, since)
+    if since is None:
+        check_low_rank(config.model)
     if since is None or VOCAB in became_known(since, config):
         check_parameters(config.model)
     if since is None:
         check_targets(config)
+
+
+def check_low_rank(model: ModelConfig) -> None:
+    """Refuse `model.low_rank` of what is no matrix of a layer, or of a rank that the matrix cannot have.
+
+    Raises:
+        UserError: see above.
+    """
+    whole = [declare_layer(replace(own, low_rank={})) for own in kind_models(model).values()]
+    most: dict[str, int] = {}
+    for part in (part for layer in whole for part in layer.parts):
+        for name, spec in zip(part.matrix_names, part.matrices, strict=True):
+            inputs = prod(spec.shape[: spec.inputs])
+            most[name] = min(inputs, spec.size // inputs, most.get(name, WIDTH))
+    for name, rank in model.low_rank.items():
+        if name not in most:
+            raise UserError(
+                f"model.low_rank: {quoted(name, 80)} is no matrix of this model's layers"
+                f"{did_you_mean(name, most) or f'; there are {one_of(most)}'}"
+            )
+        if not 1 <= rank <= most[name]:
+            raise UserError(
+                f"model.low_rank.{name}: expected a rank from 1 to {most[name]}, the matrix's smaller side, got {rank}"
+            )
 
 
 def check_targets(config: Config) -> None:
@@ -35,7 +62,7 @@ def check_targets(config: Config) -> None:
         UserError: see above.
     """
     parts = [part for own in kind_models(config.model).values() for part in declare_layer(own).parts]
-    known = tuple(dict.fromkeys(name for part in parts for group in part.groups for name in group.weights))
+    known = tuple(dict.fromkeys(name for part in parts for name in part.matrix_names))
     for name in config.lora.targets or ():
         if name not in known:
             raise UserError(

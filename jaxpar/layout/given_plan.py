@@ -14,7 +14,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
 from jaxpar.layout.choices.head_loss import check_loss
-from jaxpar.layout.choices.pipeline import layer_order, schedule_of
+from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.step_layout import StepLayout
 
@@ -55,10 +55,8 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     Raises:
         UserError: it does not, or cannot: one sentence with the key of the plan.
     """
-    if config.lora.rank is not None and schedule_of(plan).splits_backward:
-        raise UserError(
-            f"plan.schedule: {plan.schedule} splits the backward, and lora.rank is {config.lora.rank}; {OTHERWISE}"
-        )
+    if (why := whole_backward(config)) is not None and schedule_of(plan).splits_backward:
+        raise UserError(f"plan.schedule: {plan.schedule} splits the backward, but {why}; {OTHERWISE}")
     for key, found, wanted, what in _sizes(plan, config):
         if found != wanted:
             raise UserError(f"plan.{key}: {shown(found)}, and {what} is {shown(wanted)}; {OTHERWISE}")

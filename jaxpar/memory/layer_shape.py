@@ -84,7 +84,18 @@ class LayerShape:
 
     def matrix(self, spec: ParamSpec) -> tuple[int, int]:
         """Inputs and outputs of a matrix on a device."""
-        return self.width(spec.axes[: spec.inputs]), self.width(spec.axes[spec.inputs :])
+        dims = list(zip(spec.axes, spec.shape, strict=True))
+        return self._side(dims[: spec.inputs]), self._side(dims[spec.inputs :])
+
+    def _side(self, dims: list[tuple[str, int]]) -> int:
+        """Numbers of some dims of a weight; each has its own rank between two factors, which is not split."""
+        rank = prod(size for dim, size in dims if dim == "rank")
+        return rank * self.width(dim for dim, _ in dims if dim != "rank")
+
+    def inside(self, part: Part, group: Matmuls) -> int:
+        """Numbers of a token that a group's matmuls make or read inside its part, on a device."""
+        ends = [part.factors_of(name)[-1 if group.inward else 0] for name in group.weights]
+        return sum(self.matrix(part.weights[name])[group.inward] for name in ends)
 
     def numbers(self, activation: Activation) -> int:
         """Of an activation."""
@@ -140,13 +151,12 @@ def matmul_bytes(shape: LayerShape) -> int:
 
 def _around(shape: LayerShape, part: Part, group: Matmuls) -> int:
     """Bytes of a group's input, as tensor ranks split it between the blocks or inside, and of its outputs."""
-    inside = [shape.matrix(part.weights[name])[group.inward] for name in group.weights]
-    return between_bytes(shape) + shape.tokens * sum(inside) * shape.item_bytes
+    return between_bytes(shape) + shape.tokens * shape.inside(part, group) * shape.item_bytes
 
 
 def inside_numbers(shape: LayerShape, part: Part) -> int:
     """Numbers of a token that the matmuls of a part make or read inside it."""
-    return sum(shape.matrix(part.weights[name])[group.inward] for group in part.groups for name in group.weights)
+    return sum(shape.inside(part, group) for group in part.groups)
 
 
 def matrix_numbers(shape: LayerShape) -> int:

@@ -50,6 +50,13 @@ def test_the_defaults_are_valid():
             ["lora.rank=8", "run.init_from=a", "memory.optimizer_offload=host"],
             ("lora.rank: 8", "memory.optimizer_offload is host", "expected none"),
         ),
+        (
+            ["lora.rank=8", "run.init_from=a", "model.low_rank={up: 4}"],
+            ("lora.rank: 8", "model.low_rank", "up", "one of the two keys"),
+        ),
+        (["model.low_rank={upp: 4}"], ("model.low_rank: 'upp'", "no matrix", "did you mean up?")),
+        (["model.low_rank={up: 500}"], ("model.low_rank.up:", "from 1 to 256", "got 500")),
+        (["model.low_rank={up: 0}"], ("model.low_rank.up:", "from 1 to 256", "got 0")),
         (["lora.alpha=8"], ("lora.alpha: 8.0", "lora.rank is null", "default, 16.0")),
         (["model.head_dim=31"], ("model.head_dim:", "even width", "got 31")),
         (

@@ -48,6 +48,24 @@ def test_operations_make_each_named_activation_once():
         assert sorted(["layer_input", *made]) == sorted(activation_bytes(other)), option
 
 
+def test_products_of_two_take_the_time_of_their_factors():
+    """On two tensor ranks, into a part the first factor is whole on both and its product is computed twice; out of it
+    the second. The backward computes the first product again."""
+    low = changed(SHAPE, low_rank={"up": 64, "down": 32})
+    found, whole = operation_flops(low), operation_flops(SHAPE)
+    assert whole["mlp_up"] == 2 * SHAPE.tokens * 512 * 768
+    assert found["mlp_up"] == 2 * SHAPE.tokens * 64 * (512 + 768)
+    assert found["mlp_down"] == 2 * SHAPE.tokens * 32 * (768 + 512)
+    assert {name for name in whole if whole[name] != found[name]} == {"mlp_up", "mlp_down"}
+    assert activation_bytes(low) == activation_bytes(SHAPE), "what is between two factors is not kept"
+    large = changed(SHAPE, embed=4096, head_dim=512, mlp=16384, tensor=1)
+    low = changed(large, low_rank=dict.fromkeys(("query", "output", "up", "gate", "down"), 1024))
+    times = [time_of(shape) for shape in (low, large)]
+    assert times[0].forward.matmul < times[1].forward.matmul
+    shares = [time.backward.matmul / time.forward.matmul for time in times]
+    assert shares[0] > shares[1]
+
+
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b"])
 def test_matmuls_of_a_layer_are_two_flops_for_each_weight_and_token(model: str):
     config = Config(model=MODELS[model], data=DataConfig(sequence_length=4096))

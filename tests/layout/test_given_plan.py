@@ -120,7 +120,7 @@ def test_a_plan_is_for_the_factors_that_it_was_made_with():
     tuned = replace(config, lora=replace(config.lora, rank=4))
     with refused("--set lora.rank", "-> 4", "made for another value"):
         check_same_layout(config, tuned)
-    with refused("plan.schedule: zb-h1", "splits the backward", "lora.rank is 4"):
+    with refused("plan.schedule: zb-h1", "splits the backward", "lora.rank: 4"):
         check_plan(replace(plan, schedule="zb-h1"), tuned, jax.devices()[0])
 
 

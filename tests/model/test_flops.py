@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.layers.counting import factor_parameters, layer_matmul_parameters, matmul_parameters
+from jaxpar.layers.counting import (
+    factor_parameters,
+    layer_matmul_parameters,
+    matmul_parameters,
+    parameter_count,
+)
 from jaxpar.model.flops import flops_per_step, mfu
 
 GPT2 = ModelConfig(
@@ -76,6 +81,18 @@ def test_frozen_weights_ask_for_no_gradients_of_their_own_and_factors_for_theirs
     attention = 12 * 32 * 32 * 128 * causal_pairs(8192)
     found = flops_per_step(LLAMA3_8B, 8192, {None: causal_pairs(8192)}, 128256, lora)
     assert found == (4 * 7_504_658_432 + 6 * factors) * 8192 + attention
+
+
+def test_a_product_of_two_counts_its_factors() -> None:
+    """Up [768, 3072] at rank 100, and output [768, 768] at rank 50, in the place of the whole matrices."""
+    low_rank = replace(GPT2, low_rank={"up": 100, "output": 50})
+    layer = 3 * 768 * 768 + 50 * (768 + 768) + 768 * 3072 + 100 * (768 + 3072)
+    assert layer_matmul_parameters(low_rank) == layer == 4_589_568
+    matmuls = 12 * layer + 768 * 50257
+    attention = 12 * 12 * 768 * causal_pairs(1024)
+    assert flops_per_step(low_rank, 1024, {None: causal_pairs(1024)}, 50257) == 6 * matmuls * 1024 + attention
+    whole, found = (parameter_count(replace(model, vocab=50257), padded=False) for model in (GPT2, low_rank))
+    assert whole - found == 12 * (7_077_888 - layer)
 
 
 def test_masked_pairs_are_no_work() -> None:

@@ -17,6 +17,12 @@ def check_lora(config: Config) -> None:
             f"{text} adds factors to the weights of a model, and run.init_from is null; expected a model with it, or "
             "lora.rank: null, which trains all weights"
         )
+    if config.model.low_rank:
+        products = ", ".join(config.model.low_rank)
+        raise UserError(
+            f"{text} adds factors to whole matrices, and model.low_rank makes {products} products of two; expected "
+            "one of the two keys"
+        )
     if memory.optimizer_offload != "none":
         raise UserError(
             f"{text} leaves moments of the small factors alone, and memory.optimizer_offload is "

@@ -84,6 +84,9 @@ class ModelConfig:
     """Biases on the projections of the feed-forward layer."""
     activation: Annotated[str, FEED_FORWARDS] = "swiglu"
     """The feed-forward, by its non-linearity; those that gate it, such as `swiglu`, have a third projection."""
+    low_rank: dict[str, int] = field(default_factory=dict, hash=False)
+    """The layers' matrices that are products of two, `x @ a @ b`, each with the rank between them: `{up: 64, down: 64}`
+    (docs/models.md). `python -m jaxpar.convert factorize` makes them of a model's."""
     tied: bool = False
     """Use the token embedding as the output head."""
     embedding_scale: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ from jaxpar.interop.conversion.export import GENERATION, TOKENIZER
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import HF_FACTS, HF_FILES
-from jaxpar.interop.sources.source import ReadPart, read_part
+from jaxpar.interop.sources.source import Origin, ReadPart, WeightSource, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.model.decoder import decoder_specs
@@ -33,27 +33,39 @@ PIECE_BYTES = 64 * 2**20
 
 def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], None]) -> None:
     """Write the weights into a new folder, in float32, with the files of `config.json` and of the tokenizer."""
-    config = Config(model=source.model)
-    order = LayerOrder.of_kinds([0], [layer_kinds(source.model)])
+    write_weights(source, Config(model=source.model), hf_facts(source.origin), folder, report)
+    keep_hf_files(source.origin, folder)
+
+
+def write_weights(
+    source: WeightSource, config: Config, facts: Mapping[str, Any], folder: Path, report: Callable[[str], None]
+) -> None:
+    """Write the weights of a model into a new folder, as a checkpoint in float32 with a configuration and facts."""
+    order = LayerOrder.of_kinds([0], [layer_kinds(config.model)])
     master = jax.tree_util.tree_map_with_path(
         lambda path, spec: _ReadPieces(spec, read_part(source, path, spec, order)),
         decoder_specs(config, order),
         is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
     )
-    facts = {"config": config_to_dict(config), HF_FACTS: _origin_facts(source)}
+    facts = {"config": config_to_dict(config), **facts}
     checkpointer = Checkpointer(folder / CHECKPOINTS, keep_last=1, keep_every=None, report=report)
     try:
         checkpointer.save(0, {"master": master, "step": jnp.int32(0)}, facts)
     finally:
         checkpointer.close()
+
+
+def hf_facts(origin: Origin) -> dict[str, Any]:
+    """The fact of a checkpoint whose weights came from a folder in Hugging Face's format."""
+    return {HF_FACTS: {"family": origin.family.name, "dtypes": origin.dtypes}}
+
+
+def keep_hf_files(origin: Origin, folder: Path) -> None:
+    """Copy `config.json` and the files of the tokenizer to where the folder of a checkpoint has them."""
     (folder / HF_FILES).mkdir()
     for name in (CONFIG, GENERATION, *TOKENIZER):
-        if (source.path / name).exists():
-            copy_beside(source.path / name, folder / HF_FILES / name)
-
-
-def _origin_facts(source: HFFolder) -> dict[str, Any]:
-    return {"family": source.origin.family.name, "dtypes": source.origin.dtypes}
+        if (origin.folder / name).exists():
+            copy_beside(origin.folder / name, folder / HF_FILES / name)
 
 
 @dataclass(frozen=True)

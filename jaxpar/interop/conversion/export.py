@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
@@ -21,6 +22,7 @@ from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
 from jaxpar.interop.sources.open_source import Model, origin_of
 from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, WHOLE
+from jaxpar.interop.sources.whole import read_whole, whole_model
 
 GENERATION = "generation_config.json"
 TOKENIZER = (
@@ -58,7 +60,7 @@ class Export:
         for weight, spec in zip(tensor.weights, tensor.laid.specs, strict=True):
             whole = tuple(slice(0, size) for size in spec.shape)
             layers = None if tensor.layer is None else [tensor.layer]
-            read = self.source.read(weight, layers, whole)
+            read = read_whole(self.source, weight, layers, whole)
             weights.append(read if layers is None else read[0])
         return tensor.laid.join(weights).astype(self.dtypes[tensor.name])
 
@@ -120,8 +122,8 @@ def plan_export(source: Model, dtype: str | None = None, report: Callable[[str],
     Raises:
         UserError: no family of Hugging Face's format can hold the model.
     """
-    model, origin = source.model, origin_of(source, report)
-    if origin is not None and not _holds(origin.family, source):
+    model, origin = whole_model(source.model), origin_of(source, report)
+    if origin is not None and not _holds(origin.family, model):
         report(f"The format of {origin.family.name}, in which the weights came, cannot hold what the model is now.")
         origin = None
     family = family_for(model) if origin is None else origin.family
@@ -140,11 +142,11 @@ def plan_export(source: Model, dtype: str | None = None, report: Callable[[str],
     )
 
 
-def _holds(family: Family, source: Model) -> bool:
+def _holds(family: Family, model: ModelConfig) -> bool:
     """Whether a family can still hold what a run made of its model."""
     try:
-        tensors_of(family, source.model)
-        config_of(family, source.model, {}, length=1)
+        tensors_of(family, model)
+        config_of(family, model, {}, length=1)
     except UserError:
         return False
     return True

@@ -8,6 +8,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.conversion.export import Export
 from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.whole import read_whole
 
 
 def check_import(source: HFFolder, export: Export) -> None:
@@ -33,7 +34,7 @@ def check_export(export: Export) -> None:
         for place, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
             whole = tuple(slice(0, size) for size in spec.shape)
             layers = None if tensor.layer is None else [tensor.layer]
-            found = export.source.read(weight, layers, whole).astype(np.float32)
+            found = read_whole(export.source, weight, layers, whole).astype(np.float32)
             again = tensor.laid.read(place, whole, lambda lines, written=written: written[lines]).astype(np.float32)
             if (found if layers is None else found[0]).tobytes() != again.tobytes():
                 raise UserError(

@@ -45,7 +45,8 @@ class Matmuls:
 
     name: str
     weights: tuple[str, ...]
-    """Matrices of the part; `ParamSpec.inputs` of their dims are summed over."""
+    """Matrices of the part; `ParamSpec.inputs` of their dims are summed over. Each is a weight, or the product of two
+    (`factor_names`)."""
     inward: bool
     """Into the part, after a gather of the sequence; else back out, before a scatter of the partial sums."""
     input: str = ""
@@ -137,7 +138,7 @@ class Part:
         assert first is self.operations[0] and last is self.operations[-1], "its operations lie between"
         made = [name for operation in self.operations for name in made_by(operation)]
         assert sorted(made) == sorted(one.name for one in self.activations), f"{self.name}: each is made once"
-        assert all(name in self.weights for group in self.groups for name in group.weights), self.name
+        assert all(own in self.weights for group in self.groups for own in self.factors_of(*group.weights)), self.name
 
     @property
     def groups(self) -> tuple[Matmuls, ...]:
@@ -145,9 +146,23 @@ class Part:
         return tuple(one for one in self.operations if isinstance(one, Matmuls))
 
     @property
+    def matrix_names(self) -> list[str]:
+        """Of the matrices of its groups."""
+        return [name for group in self.groups for name in group.weights]
+
+    @property
     def matrices(self) -> list[ParamSpec]:
         """What tokens are multiplied with."""
-        return [self.weights[name] for group in self.groups for name in group.weights]
+        return [self.weights[name] for group in self.groups for name in self.factors_of(*group.weights)]
+
+    def is_factored(self, matrix: str) -> bool:
+        """Whether a matrix of its groups is the product of two weights."""
+        return matrix not in self.weights
+
+    def factors_of(self, *matrices: str) -> list[str]:
+        """The weights that matrices of its groups are: each its own, or its two factors."""
+        pairs = [factor_names(name) if self.is_factored(name) else (name,) for name in matrices]
+        return [name for pair in pairs for name in pair]
 
 
 @dataclass(frozen=True)
@@ -187,6 +202,11 @@ class Layer:
 def made_by(operation: Operation) -> tuple[str, ...]:
     """Names of the activations that an operation makes."""
     return (operation.output,) if isinstance(operation, Elementwise) else operation.outputs
+
+
+def factor_names(matrix: str) -> tuple[str, str]:
+    """The names of the two factors of a matrix: `up_a` and `up_b` of `up`."""
+    return f"{matrix}_a", f"{matrix}_b"
 
 
 def matrix(shape: tuple[int, ...], axes: Dims, **options: Any) -> ParamSpec:

@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import name_activation
-from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.part import Matmuls, Part, Weights, factor_names, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.lora import OFF, adapted, is_trained, low_rank_product
+from jaxpar.layers.low_rank import factored, product
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.parameters import Arrays, select
@@ -34,7 +35,7 @@ def hidden_weights(model: ModelConfig, *inward: str) -> Weights:
     if model.mlp_bias:
         weights |= {f"{name}_bias": vector((model.mlp,), HIDDEN) for name in inward}
         weights["down_bias"] = vector((model.embed,), ("norm",))
-    return Weights(weights)
+    return factored(weights, model.low_rank)
 
 
 class FeedForward(nnx.Module, ABC):
@@ -70,7 +71,10 @@ class FeedForward(nnx.Module, ABC):
         return self._product(x, "down")
 
     def _product(self, x: jax.Array, name: str) -> jax.Array:
-        """`x` times a matrix, with the product of its factors if it has any."""
+        """`x` times a matrix or its two factors, with the product of those of `lora` if it has any."""
+        if self.part.is_factored(name):
+            a, b = factor_names(name)
+            return product(x, getattr(self, a)[...], getattr(self, b)[...])
         y = x @ getattr(self, name)[...]
         if f"{name}_lora_a" not in self.part.weights:
             return y

@@ -37,13 +37,22 @@ def choose_schedule(config: Config) -> Schedule:
         schedule = _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
     except ScheduleError as error:
         raise UserError(f"parallel.schedule: {error}") from None
-    if schedule.splits_backward and config.lora.rank is not None:
+    if schedule.splits_backward and (why := whole_backward(config)) is not None:
         raise UserError(
-            f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, which are frozen "
-            f"under lora.rank: {config.lora.rank}; expected a schedule that does not split the backward, as 1f1b, "
-            "interleaved or breadth-first"
+            f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, but {why}; expected a "
+            "schedule that does not split the backward, as 1f1b, interleaved or breadth-first"
         )
     return schedule
+
+
+def whole_backward(config: Config) -> str | None:
+    """Why no schedule may split the backward; None if one may."""
+    if config.lora.rank is not None:
+        return f"under lora.rank: {config.lora.rank} these are frozen"
+    if config.model.low_rank:
+        names = ", ".join(config.model.low_rank)
+        return f"under model.low_rank: {names} the gradient of one factor needs the other"
+    return None
 
 
 def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
 from jaxpar.pipeline.schedules.registry import check_sizes
@@ -128,7 +129,7 @@ class Space:
         for name, family in SCHEDULES.items():
             if family.one_rank or (wanted is not None and name != wanted):
                 continue
-            if family.splits_backward and self.config.lora.rank is not None:
+            if family.splits_backward and whole_backward(self.config) is not None:
                 continue  # `choose_schedule` refuses it
             low, high = family.virtual_stages
             for stages in VIRTUAL_STAGES if virtual is None else (virtual,):

@@ -82,6 +82,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2},
         "memory": {"optimizer_offload": "host", "weights_offload": "host", "weights_resident": 10 * 2**20},
     },
+    "products of two, Muon": {
+        "model": {"low_rank": {"query": 256, "key": 128, "output": 300, "gate": 200, "up": 384, "down": 384}},
+        "parallel": {"fsdp": 2, "tensor": 4, "zero": 3, "microbatches": 2},
+        "optimizer": {"name": "muon"},
+    },
     "two kinds of layers": {"model": KINDS, "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
     "two kinds in a pipeline, in other places of each stage": {
         "model": KINDS, "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4},

@@ -1,0 +1,102 @@
+"""Matrices that are products of two factors: the gradients are those of the whole matrices, projected; on every layout
+the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpar.config.schema.model import Pattern
+from tests.given_weights import state_with
+from tests.nonzero_gradients import nonzero_gradients
+from tests.sentences import refused
+from tests.small_run import SmallRun, small, worst_difference
+
+TOLERANCE = 1e-5
+"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+
+RANKS = {"query": 5, "key": 6, "value": 4, "output": 7, "gate": 9, "up": 8, "down": 10}
+MODEL: dict[str, Any] = {"layers": 2, "low_rank": RANKS}
+
+
+def test_gradients_are_those_of_the_products_projected():
+    """With G the gradient of W = a b: that of a is G b^T, and that of b is a^T G."""
+    run = SmallRun(small(model=MODEL | {"kv_heads": 4}))
+    loss, found = run.loss_and_gradients()
+    weights = run.by_layer(run.step.residency.initial_state().master)
+    whole = SmallRun(small(model={"layers": 2, "kv_heads": 4}))
+    shapes = whole.step.layout.specs["layers"]
+    pairs: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {"attention": {}, "mlp": {}}
+    merged: dict[str, Any] = {name: own for name, own in weights["layers"].items() if name not in pairs}
+    for part, own in pairs.items():
+        factors, merged[part] = weights["layers"][part], {}
+        for name in [name.removesuffix("_a") for name in factors if name.endswith("_a")]:
+            a, b = factors[f"{name}_a"], factors[f"{name}_b"]
+            own[name] = a.reshape(2, -1, RANKS[name]), b.reshape(2, RANKS[name], -1)
+            merged[part][name] = (own[name][0] @ own[name][1]).reshape(shapes[part][name].shape)
+            scale = shapes[part][name].scale
+            assert 0.8 * scale < merged[part][name].std() < 1.2 * scale, "the product is drawn as the matrix is"
+            norms = [np.linalg.norm(factor, axis=(1, 2)) for factor in own[name]]
+            np.testing.assert_allclose(*norms, rtol=0.25)
+    assert sum(map(len, pairs.values())) == 7
+    state = state_with(whole.step, weights | {"layers": merged})
+    wanted_loss, gradients = whole.step.gradients(state, whole.batch(0))
+    assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
+    for part, own in pairs.items():
+        for name, (a, b) in own.items():
+            g = np.asarray(gradients["layers"][part][name]).reshape(2, a.shape[1], -1)
+            wanted = {"a": g @ b.transpose(0, 2, 1), "b": a.transpose(0, 2, 1) @ g}
+            for end, factor in wanted.items():
+                got = found["layers"][part][f"{name}_{end}"].reshape(factor.shape)
+                assert np.abs(got - factor).max() <= TOLERANCE * np.abs(factor).max(), (part, name, end)
+
+
+KINDS: dict[str, Any] = {
+    "layers": 4,
+    "kinds": {"local": {"window": 5}, "wide": {"mlp": 64, "activation": "gelu", "mlp_bias": True}},
+    "pattern": Pattern(unit=("local", "wide")),
+}
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "fsdp, tensor and context": {"parallel": {"fsdp": 2, "tensor": 2, "context": 2}},
+    "key heads that tensor ranks share": {"parallel": {"tensor": 8}, "model": {"kv_heads": 2}},
+    "whole weights": {"parallel": {"fsdp": 4, "zero": 0, "microbatches": 2}, "model": {"tied": True}},
+    "sharded state, in tiles": {
+        "parallel": {"fsdp": 2, "tensor": 2, "zero": 1}, "memory": {"mlp_tiles": 3, "loss_tiles": 2}
+    },
+    "sharded gradients, all recomputed": {"parallel": {"fsdp": 4, "zero": 2}, "memory": {"remat": "full"}},
+    "some matrices": {"parallel": {"tensor": 4, "context": 2}, "model": {"low_rank": {"up": 3, "value": 2}}},
+    "stages": {"parallel": {"pipe": 2, "fsdp": 2, "tensor": 2, "microbatches": 4}},
+    "kinds, interleaved": {
+        "parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2, "schedule": "interleaved", "virtual_stages": 2},
+        "model": KINDS,
+    },
+}  # fmt: skip
+
+
+@cache
+def _alone(layout: str) -> tuple[float, Any, Any]:
+    run = SmallRun(small(model=MODEL | LAYOUTS[layout].get("model", {})))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    return *nonzero_gradients(run, initial), initial
+
+
+@pytest.mark.matrix(quick=(), ci=1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_has_the_gradients_of_one_device(layout: str):
+    sections = LAYOUTS[layout]
+    wanted_loss, wanted, initial = _alone(layout)
+    run = SmallRun(small(**{**sections, "model": MODEL | sections.get("model", {})}))
+    loss, gradients = nonzero_gradients(run, initial)
+    assert loss == pytest.approx(wanted_loss, rel=TOLERANCE)
+    assert worst_difference(gradients, wanted)[0] <= TOLERANCE
+
+
+def test_a_schedule_that_splits_the_backward_is_refused():
+    config = small(model=MODEL, parallel={"pipe": 2, "microbatches": 2, "schedule": "zb-h1"})
+    with refused("parallel.schedule", "zb-h1", "model.low_rank", "1f1b"):
+        SmallRun(config)
+    SmallRun(replace(config, model=replace(config.model, low_rank={})))
