@@ -46,12 +46,15 @@ def _parser() -> Parser:
     )
     how.add_argument(
         "--format",
-        choices=("text", "lines", "jsonl", "parquet", "chat"),
+        choices=("text", "lines", "jsonl", "parquet", "chat", "preference"),
         help="format of every file, whatever its name; lines: a line is a document; chat: JSON lines with `messages`, "
-        "or `prompt` and `completion`, of which the assistant's tokens alone are trained on",
+        "or `prompt` and `completion`, of which the assistant's tokens alone are trained on; preference: JSON lines "
+        "with `prompt`, `chosen` and `rejected`, to train on with loss.name: dpo",
     )
     how.add_argument(
-        "--chat-template", metavar="FILE|chatml", help="for --format chat (default: the template beside the tokenizer)"
+        "--chat-template",
+        metavar="FILE|chatml",
+        help="for --format chat and preference (default: the template beside the tokenizer)",
     )
     how.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,

@@ -189,10 +189,10 @@ def _head(rank: _Rank, count: jax.Array, given: Any) -> Any:
     def once(turn: jax.Array, carry: Any) -> Any:
         y, totals, reported = carry
         loss = lambda accumulators, y: rank.stages.loss(rank.weights, accumulators, y, rank.microbatch(turn))
-        value, pullback, nll = jax.vjp(loss, totals, y, has_aux=True)
+        value, pullback, reports = jax.vjp(loss, totals, y, has_aux=True)
         new, dy = pullback(vary(jnp.ones_like(value), varying_axes(value)))
         totals = jax.tree.map(lambda total, a: total + jnp.where(vary(turn < count), a, 0), totals, new)
-        return dy, totals, reported + nll
+        return dy, totals, reported + reports["loss"]
 
     ends = {part: rank.accumulators(part) for part in rank.weights if part != "layers"}
     reported = vary(jnp.float32(0), set(AXES) - set(rank.stages.vocab_axes))

@@ -62,6 +62,7 @@ def _at_least(low: int, most: float = COUNT) -> Bound:
 _POSITIVE = Bound("above 0", lambda value: value > 0)
 _SHARE = Bound("from 0 to 1", lambda value: 0 <= value <= 1, UNLIMITED)
 _BELOW_ONE = Bound("from 0 to below 1", lambda value: 0 <= value < 1, UNLIMITED)
+_BELOW_HALF = Bound("from 0 to below 0.5", lambda value: 0 <= value < 0.5, UNLIMITED)
 _ABOVE_ONE = Bound("above 1", lambda value: value > 1)
 _BETWEEN = Bound("above 0 and below 1", lambda value: 0 < value < 1, UNLIMITED)
 _SEED = Bound("from 0 to 2^32 - 1", lambda value: 0 <= value < 2**32, UNLIMITED)
@@ -116,6 +117,8 @@ BOUNDS: dict[str, Bound] = {
     "memory.mlp_tiles": _at_least(1),
     "attention.query_block": _at_least(1),
     "attention.kv_block": _at_least(1),
+    "loss.beta": _POSITIVE,
+    "loss.label_smoothing": _BELOW_HALF,
     "optimizer.learning_rate": _at_least(0, 1e30),
     "optimizer.beta1": _BELOW_ONE,
     "optimizer.beta2": _BELOW_ONE,

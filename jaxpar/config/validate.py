@@ -20,6 +20,7 @@ from jaxpar.config.checks.layout import (
     check_vocab,
 )
 from jaxpar.config.checks.lora import check_lora
+from jaxpar.config.checks.loss import check_loss
 from jaxpar.config.checks.memory import check_offload, check_tiles, check_weights_offload
 from jaxpar.config.checks.model import check_model, check_table
 from jaxpar.config.checks.paths import check_paths
@@ -81,6 +82,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_lora),
     ((), check_optimizer),
     ((), check_data),
+    ((), check_loss),
     ((), check_watch),
     ((), check_distributed),
 )

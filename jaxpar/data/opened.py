@@ -13,12 +13,24 @@ from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import one_of
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows, Rows
+from jaxpar.data.pairs import PairRows
 from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS
 from jaxpar.data.stream import TokenStream
+from jaxpar.data.tokens.token_folder import TokenFolder
 from jaxpar.units import plain
 
 HELDOUT_SEED = 0
 """Held-out rows come in the same order in every run, so that their losses compare."""
+
+
+@dataclass(frozen=True)
+class PairedSplit:
+    """The rows of pairs that a split of a token folder has."""
+
+    folder: TokenFolder
+    split: str
+    """`train` or `heldout`."""
+    rows: PairRows
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ class Data:
     """Text to tokens, where the source supports it."""
     description: str
     """A line about the data: its source, and the size of each split."""
+    paired: tuple[PairedSplit, ...] = ()
+    """The rows of `train` and `heldout`, where documents come in pairs."""
 
     @property
     def facts(self) -> dict[str, Any]:

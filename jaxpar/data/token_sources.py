@@ -10,13 +10,24 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.mixture import MixedSource, Mixture
-from jaxpar.data.opened import Data, heldout_rows, heldout_size, packed_rows, size, split_sizes
+from jaxpar.data.opened import (
+    HELDOUT_SEED,
+    Data,
+    PairedSplit,
+    heldout_rows,
+    heldout_size,
+    packed_rows,
+    size,
+    split_sizes,
+)
 from jaxpar.data.packing import Rows
+from jaxpar.data.pairs import PairRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.document_starts import DocumentStarts
 from jaxpar.data.tokens.sharded_tokens import AllCounted, ShardedTokens
 from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
+from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.units import percent
 
@@ -40,7 +51,6 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     folders = {path: _open_folder(path, key) for path in weights}
     _check_alike(folders, key)
     first = next(iter(folders.values()))
-    heldout, note = _heldout(config, folders, key)
     index = first.index
     if config.separator not in (None, index.separator):
         raise UserError(
@@ -48,6 +58,9 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
             f"{key}={quoted(str(first.path))}, "
             f"which is {index.separator}; expected {index.separator}, or null"
         )
+    if any(folder.index.paired for folder in folders.values()):
+        return _open_pairs(config, folders, key, vocab, seed)
+    heldout, note = _heldout(config, folders, key)
     known = tokenizers_installed()
     if not known:
         note += "; the package tokenizers is not installed, so samples are shown as token numbers"
@@ -65,6 +78,38 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         decode=first.codec.decode if known else None,
         encode=first.codec.encode if known else None,
         description=f"{described}{', ' if config.sources is None else '; '}{heldout_size(heldout)}{note}",
+    )
+
+
+def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, vocab: int | None, seed: int) -> Data:
+    """The data of a folder of pairs."""
+    (path, folder), *others = folders.items()
+    if others:
+        raise UserError(
+            f"{key}: a folder of pairs is not mixed with others; expected data.path with one folder: python -m "
+            "jaxpar.prepare --format preference takes several files"
+        )
+    length, index = config.sequence_length, folder.index
+    train = PairedSplit(folder, TRAIN, PairRows(folder.train, sequence_length=length, seed=seed, name=path))
+    other = folder if config.heldout_path is None else _heldout_folder(config.heldout_path, folders, key)
+    if not other.index.paired:
+        raise UserError(f"data.heldout_path={quoted(str(other.path))} has no pairs, and {key}={quoted(path)} has")
+    split, stream = (HELDOUT, other.heldout) if other.heldout is not None else (TRAIN, other.train)
+    heldout = None
+    if config.heldout_path is not None or split == HELDOUT:
+        rows = PairRows(stream, sequence_length=length, seed=HELDOUT_SEED, name="the held-out data")
+        heldout = PairedSplit(other, split, rows)
+    codec = folder.codec if tokenizers_installed() else None
+    return Data(
+        train=train.rows,
+        heldout=None if heldout is None else heldout.rows,
+        vocab=_model_vocab(vocab, index.vocab, key, folder.path),
+        separator=index.separator,
+        decode=None if codec is None else codec.decode,
+        encode=None if codec is None else codec.encode,
+        description=f"{path}: {train.rows.description} to train on, "
+        + ("nothing held out" if heldout is None else f"{heldout.rows.description} held out"),
+        paired=(train,) if heldout is None else (train, heldout),
     )
 
 
@@ -114,20 +159,11 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
     comparable between runs with different weights.
     """
     if config.heldout_path is not None:
-        path = config.heldout_path
-        if not Path(path).expanduser().is_dir():
+        other = _heldout_folder(config.heldout_path, folders, key)
+        if other.index.paired:
             raise UserError(
-                f"data.heldout_path={quoted(path)} is not a token folder, and {key} names token folders; expected "
-                "one that "
-                "was prepared with the same tokenizer file"
-            )
-        other = open_token_folder(path, key="data.heldout_path")
-        first_path, first = next(iter(folders.items()))
-        if other.index.tokenizer.digest != first.index.tokenizer.digest:
-            raise UserError(
-                f"data.heldout_path={quoted(path)} was made with another tokenizer than {key}={quoted(first_path)}; "
-                "expected a "
-                "folder that was prepared with the same tokenizer file"
+                f"data.heldout_path={quoted(config.heldout_path)} has pairs of answers, and {key} has none; expected a "
+                "folder of single documents"
             )
         return other.heldout or other.train, ""
     streams = [folder.heldout for folder in folders.values() if folder.heldout is not None]
@@ -137,6 +173,23 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
     if len(joined) < config.sequence_length:
         return None, f" ({len(joined)} tokens are, which is less than a row of data.sequence_length)"
     return joined, ""
+
+
+def _heldout_folder(path: str, folders: dict[str, TokenFolder], key: str) -> TokenFolder:
+    """`data.heldout_path`. Raises `UserError` where it is no folder of tokens like those to train on."""
+    if not Path(path).expanduser().is_dir():
+        raise UserError(
+            f"data.heldout_path={quoted(path)} is not a token folder, and {key} names token folders; expected one that "
+            "was prepared with the same tokenizer file"
+        )
+    other = open_token_folder(path, key="data.heldout_path")
+    first_path, first = next(iter(folders.items()))
+    if other.index.tokenizer.digest != first.index.tokenizer.digest:
+        raise UserError(
+            f"data.heldout_path={quoted(path)} was made with another tokenizer than {key}={quoted(first_path)}; "
+            "expected a folder that was prepared with the same tokenizer file"
+        )
+    return other
 
 
 def _joined(streams: list[TokenStream]) -> TokenStream:

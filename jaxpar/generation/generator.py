@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config, LossConfig, UserError
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.generation.cache import PARTITION, KeyValues
 from jaxpar.generation.functions import GenerationFunctions, Rows
@@ -72,7 +72,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
-    return replace(config, parallel=parallel, memory=memory, data=data)
+    return replace(config, parallel=parallel, memory=memory, data=data, loss=LossConfig())
 
 
 def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int = 0, zero: int = 0) -> StepLayout:

@@ -15,7 +15,7 @@ from jaxpar.config import Config, load_config, virtual_devices_needed
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
-from jaxpar.distributed.devices import find_devices, prepare_devices
+from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.generator import generation_layout
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import read_part
@@ -59,17 +59,22 @@ def open_model(path: str, overrides: Sequence[str]) -> tuple[Config, Model]:
 
 
 def place_model(config: Config, source: Model) -> PlacedModel:
-    """Read the weights onto all devices: each process reads what its own devices hold.
+    """`place_on` all devices. On CPUs layers compute in float32 unless the configuration names a precision."""
+    devices = find_devices()
+    if devices[0].platform == "cpu" and config.precision == type(config.precision)():
+        config = replace(config, precision=replace(config.precision, compute="float32"))
+    return place_on(config, source, devices)
+
+
+def place_on(config: Config, source: Model, devices: Sequence[Device]) -> PlacedModel:
+    """Read the weights onto some devices: each process reads what its own devices hold.
 
     Where the configuration names no axis, the tensor axis takes as many devices as divide the heads, and fsdp the
-    others. On CPUs layers compute in float32 unless the configuration names a precision.
+    others.
     """
-    devices = find_devices()
     if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
         tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
         config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))
-    if devices[0].platform == "cpu" and config.precision == type(config.precision)():
-        config = replace(config, precision=replace(config.precision, compute="float32"))
     rows = 8 * len(devices)
     data = replace(config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False)
     config = resolve_config(replace(config, data=data), len(devices))

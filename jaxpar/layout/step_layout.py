@@ -22,6 +22,7 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.model.decoder import decoder_specs
+from jaxpar.model.preference_loss import PAIRS, REFERENCE
 from jaxpar.optim.moments import check_blocks
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
@@ -134,7 +135,9 @@ class StepLayout:
         """Partition of each array of a batch, [microbatch, row, ...]."""
         tokens = PartitionSpec(None, DATA_AXES, "context")
         names = ("tokens", "labels", "mask", "segments", "positions", "indices")
-        return {**dict.fromkeys(names, tokens), "examples": PartitionSpec(None, DATA_AXES)}
+        rows = PartitionSpec(None, DATA_AXES)
+        of_pairs = {REFERENCE: tokens, PAIRS: rows} if self.config.loss.name == "dpo" else {}
+        return {**dict.fromkeys(names, tokens), "examples": rows, **of_pairs}
 
     @property
     def batch_shape(self) -> tuple[int, int, int]:
@@ -192,8 +195,8 @@ class StepLayout:
         """Shapes and shardings of a placed batch, for compiling before there is one."""
         return {
             name: jax.ShapeDtypeStruct(
-                self.batch_shape[: 2 if name == "examples" else 3],
-                jnp.float32 if name == "mask" else jnp.int32,
+                self.batch_shape[: len(self.batch[name])],
+                jnp.float32 if name in ("mask", REFERENCE) else jnp.int32,
                 sharding=sharding,
             )
             for name, sharding in shardings(self.mesh if mesh is None else mesh, self.batch).items()

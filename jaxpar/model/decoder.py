@@ -44,11 +44,12 @@ from jaxpar.model.embedding import (
 from jaxpar.model.loop.held_chunks import hold, no_chunks, over_held_chunks, release
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
-from jaxpar.model.tiled_loss import head_loss, tiled_scores
+from jaxpar.model.preference_loss import PAIRS, REFERENCE, REWARDS, preference_loss
+from jaxpar.model.tiled_loss import head_loss, label_log_probabilities, tiled_scores
 
 type Batch = dict[str, jax.Array]
 """One rank's part of a microbatch: tokens, labels, mask, segments, positions, indices `[batch, seq]`, and examples
-`[batch]`."""
+`[batch]`. Under a loss of preferences also `PAIRS` and `REFERENCE` of `jaxpar.model.preference_loss`."""
 
 
 class Decoder(nnx.Module):
@@ -212,19 +213,41 @@ class DecoderStages:
 
     def loss(
         self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """This rank's sums over unmasked tokens: the objective (with z-loss) and the negative log-likelihood, in nats.
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """This rank's sums over the unmasked tokens, or over pairs: the objective and `loss_reports`, in nats.
 
-        Both are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global token
-        count. The gradient of the objective goes to `accumulators`; the other has none.
+        They are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global number
+        of tokens, or of pairs. The gradient of the objective goes to `accumulators`; the others have none.
+
+        The objective of tokens is their negative log-likelihood, with z-loss. The objective of pairs is that of tokens
+        too, each weighted by the loss's derivative with respect to it: its value means nothing, and its gradient is the
+        loss's. So the head's logits are computed once more, and never exist whole.
         """
         x, table = self._before_head(weights, accumulators, x)
+        counts, reported = batch["mask"], None
+        if self.of_pairs:
+            likely = label_log_probabilities(
+                x, table, batch["labels"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend
+            )
+            reference, segments, pairs = batch[REFERENCE], batch["segments"], batch[PAIRS]
+            found = preference_loss(likely, counts, reference, segments, pairs, self.config.loss)
+            reported, counts = vary((found.sums, found.derivative), set(AXES) - set(self.vocab_axes))
         objective, total = head_loss(
-            x, table, batch["labels"], batch["mask"], self.model, self.vocab_axes, self.loss_tiles, self.loss_backend,
+            x, table, batch["labels"], counts, self.model, self.vocab_axes, self.loss_tiles, self.loss_backend,
             trained=self._head in accumulators,
         )  # fmt: skip
         assert_varies_over(objective, [axis for axis in AXES if axis not in self.vocab_axes], "the loss")
-        return objective, total
+        return objective, {"loss": total} if reported is None else reported
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether the loss is one of pairs of documents."""
+        return self.config.loss.name == "dpo"
+
+    @property
+    def loss_reports(self) -> tuple[str, ...]:
+        """Names of what `loss` reports: `loss` and its metrics."""
+        return ("loss", *REWARDS) if self.of_pairs else ("loss",)
 
     def scores(
         self, weights: Weights, accumulators: Weights, x: jax.Array, labels: Int[Array, "batch seq"], *, tiles: int

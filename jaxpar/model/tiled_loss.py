@@ -7,6 +7,7 @@ linear cross-entropy (arXiv:2410.10989).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -64,14 +65,21 @@ def fused_cross_entropy(
     Holds no logits, and in the backward at most 256 MiB of their gradients. Sends what `gather_sequence` of `x` and
     `scatter_sequence` of its gradient send, and three floats per token over `axes`.
     """
-    joined = gather_sequence(x)
-    found = fused_linear_cross_entropy(
-        joined.reshape(-1, joined.shape[-1]), table, labels.reshape(-1), softcap=model.logit_softcap, vocab=model.vocab,
-        axes=axes, vocab_first=model.tied, implementation=implementation,
-    )  # fmt: skip
+    found = _fused(x, table, labels, model, axes, implementation)
     counts = vary(mask.reshape(-1), set(AXES) - set(axes))
     total = jnp.sum(counts * found.loss)
     return total + model.z_loss * jnp.sum(counts * found.lse**2), lax.stop_gradient(total)
+
+
+def _fused(
+    x: jax.Array, table: jax.Array, labels: jax.Array, model: ModelConfig, axes: tuple[str, ...], implementation: str
+) -> Any:
+    """Loss and log-sum-exp of each token, by `implementation` of the kernel."""
+    joined = gather_sequence(x)
+    return fused_linear_cross_entropy(
+        joined.reshape(-1, joined.shape[-1]), table, labels.reshape(-1), softcap=model.logit_softcap, vocab=model.vocab,
+        axes=axes, vocab_first=model.tied, implementation=implementation,
+    )  # fmt: skip
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
@@ -116,11 +124,38 @@ def tiled_scores(
     Arguments are those of `tiled_cross_entropy`. Holds float32 logits of one tile, and has no derivative.
     """
 
-    def step(_: None, tile: Any) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        part, labels = tile
-        logits = bound_logits(project(gather_sequence(part[None]), table, model), model, axes)
+    def score(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
         nll, _lse = _cross_entropy(logits, labels, axes)
-        return None, (-nll[0], (likeliest(logits, axes) == labels)[0].astype(jnp.int32))
+        return -nll[0], (likeliest(logits, axes) == labels)[0].astype(jnp.int32)
+
+    return _by_token(score, x, table, labels, model, axes, tiles)
+
+
+def label_log_probabilities(
+    x: Float[Array, "batch part embed"],
+    table: Float[Array, "..."],
+    labels: Int[Array, "batch seq"],
+    model: ModelConfig,
+    axes: tuple[str, ...],
+    tiles: int,
+    backend: str,
+) -> Float[Array, "batch seq"]:
+    """The log-probability of each label in nats, as `head_loss` has it, without a derivative."""
+    x, table = lax.stop_gradient((x, table))
+    if backend != "xla":
+        return -_fused(x, table, labels, model, axes, FUSED[backend]).loss.reshape(labels.shape)
+    return _by_token(lambda logits, own: -_cross_entropy(logits, own, axes)[0][0], x, table, labels, model, axes, tiles)
+
+
+def _by_token(
+    score: Callable[[jax.Array, jax.Array], Any], x: jax.Array, table: jax.Array, labels: jax.Array,
+    model: ModelConfig, axes: tuple[str, ...], tiles: int,
+) -> Any:  # fmt: skip
+    """`score(logits, labels)` of each tile [1, tokens], as arrays [batch, seq]."""
+
+    def step(_: None, tile: Any) -> tuple[None, Any]:
+        part, labels = tile
+        return None, score(bound_logits(project(gather_sequence(part[None]), table, model), model, axes), labels)
 
     parts = into_tiles(x.reshape(-1, x.shape[-1]), tiles), _joined(labels, tiles)
     _, found = scan_tiles(step, None, parts)

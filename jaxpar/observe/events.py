@@ -62,7 +62,7 @@ class StepRecord:
     step: int
     """Number of the step, from 1."""
     loss: float
-    """Training loss in nats per token."""
+    """Training loss in nats per token, or per pair."""
     grad_norm: float
     """Global norm of the gradient before clipping."""
     learning_rate: float
@@ -94,6 +94,8 @@ class StepRecord:
     """Data source to its epochs so far."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
+    metrics: dict[str, float] | None = None
+    """What the loss and the layers report of this step, by name; beginning with `eval_`, of held-out data."""
 
 
 @dataclass(frozen=True)

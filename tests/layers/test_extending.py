@@ -70,7 +70,7 @@ def test_its_loss_is_that_of_a_plain_computation(name: str, monkeypatch: pytest.
     master = run.step.residency.initial_state().master
     total, tokens = run.step.evaluate(run.step.residency.readable(master), run.batch(0))
     wanted = decoder64.loss(run.by_layer(master), asdict(run.config.model), run.rows(0))
-    assert float(total / tokens) == pytest.approx(wanted, rel=1e-6)
+    assert float(total["loss"] / tokens) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_it_is_a_value_of_the_configuration(name: str):

@@ -65,18 +65,18 @@ def facts_of(remat: str) -> dict[str, Any]:
 
 
 def execute_plainly(
-    program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seed: jax.Array
+    program: Any, stages: Any, weights: Any, accumulators: Any, microbatches: Any, seeds: Seeds
 ) -> Gradients:
     """What one would write first, with the numbers of `execute`: one microbatch, its layers left to autodiff."""
     data = jax.tree.map(lambda a: a[0], microbatches)
 
-    def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         x = scan_layers(stages.loop, weights["layers"], accumulators["layers"], x, stages.token_context(data))
         return stages.loss(weights, accumulators, x, data)
 
-    value, pullback, nll = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
-    gradients, dx = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
-    return Gradients(stages.embed_gradients(weights, data, dx, gradients), nll, {})
+    value, pullback, reported = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
+    gradients, dx = pullback(vary(seeds.objective.astype(value.dtype), varying_axes(value)))
+    return Gradients(stages.embed_gradients(weights, data, dx, gradients), reported, {})
 
 
 def scan_layers(loop: Any, weights: Any, accumulators: Any, x: jax.Array, tokens: Any) -> jax.Array:

@@ -26,6 +26,7 @@ from jaxpar.mesh.placements import place
 from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import execute
 from jaxpar.pipeline.execution.program import PipelineProgram, make_program
 from jaxpar.pipeline.schedules import Schedule
@@ -102,11 +103,15 @@ class ToyStages(DecoderStages):
         kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
         return LayerLoop({ALIKE: kind}, self.placements, self.order)
 
-    def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, jax.Array]:
+    def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         del batch
         head = materialize(weights["head"], accumulators["head"], self.placements, part="head")
         total = reduce_sum(jnp.sum((x @ head["weight"]) ** 2), ("tensor",))  # of size 1
-        return total, total
+        return total, {"loss": total}
+
+    @property
+    def loss_reports(self) -> tuple[str, ...]:
+        return ("loss",)
 
 
 class ToyRun:
@@ -153,9 +158,9 @@ class ToyRun:
         def function(master: Any, x: jax.Array) -> tuple[jax.Array, Any]:
             weights = to_storage(master, self.placements)
             accumulators = {part: zero_accumulators(w, self.placements, part=part) for part, w in weights.items()}
-            seed = jnp.float32(self.seed)
-            gradients, reported, _ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seed)
-            total = reduce_sum(reported, [axis for axis in AXES if axis != "tensor"])
+            seeds = Seeds(jnp.float32(self.seed), jnp.float32(0))
+            gradients, reported, _ = execute(self.program, self.stages, weights, accumulators, {"x": x}, seeds)
+            total = reduce_sum(reported["loss"], [axis for axis in AXES if axis != "tensor"])
             return total, to_optimizer(gradients, self.placements)
 
         rows = PartitionSpec(None, "fsdp")

@@ -12,6 +12,7 @@ def check_paths(config: Config) -> None:
     """Every path that a configuration names can be one. JAX itself reads `run.compile_cache`, also at a URL."""
     read = {
         "run.init_from": config.run.init_from,
+        "loss.reference": config.loss.reference,
         "data.path": config.data.path,
         "data.heldout_path": config.data.heldout_path,
         "distributed.secret_file": config.distributed.secret_file,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from jaxpar.config.schema.layout import AttentionConfig, MemoryConfig, ParallelConfig, PrecisionConfig
 from jaxpar.config.schema.model import LoraConfig, ModelConfig
 from jaxpar.config.schema.run import CheckpointConfig, DistributedConfig, RunConfig, WatchConfig
-from jaxpar.config.schema.training import DataConfig, EvaluationConfig, OptimizerConfig
+from jaxpar.config.schema.training import DataConfig, EvaluationConfig, LossConfig, OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Config:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

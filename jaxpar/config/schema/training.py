@@ -1,9 +1,26 @@
-"""The sections `optimizer`, `data` and `evaluation`: what is trained on, and how."""
+"""The sections `loss`, `optimizer`, `data` and `evaluation`: what is trained on, and how."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What a step minimizes."""
+
+    name: Literal["cross_entropy", "dpo"] = "cross_entropy"
+    """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
+    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`."""
+    beta: float = 0.1
+    """Of DPO: how much a log-probability relative to the reference's is worth; a smaller beta lets the model move
+    further away from the reference."""
+    label_smoothing: float = 0.0
+    """Of DPO: the probability that a pair is labelled the wrong way round (conservative DPO)."""
+    reference: str | None = None
+    """Of DPO: the model that the trained one is compared with, a folder as in `run.init_from`; null means the model of
+    `run.init_from`. Its log-probabilities are computed once, and stored in the token folder."""
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,23 @@ class ChatEncoder:
         longest_first = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first))) if special else None
 
-    def rendered(self, conversation: Conversation) -> Rendered:
-        """All of a conversation as text. Raises `Unusable` where it cannot be used."""
+    def rendered(self, conversation: Conversation, prompt: int = 0) -> Rendered:
+        """All of a conversation as text. Raises `Unusable` where it cannot be used.
+
+        What the assistant says in the first `prompt` messages is not among the ranges.
+        """
         self.check(conversation.messages)
         self._check_plain(conversation.tools, "`tools`")
         found = self._renderer.rendered(conversation)
+        if prompt:
+            said = sum(message["role"] == ASSISTANT for message in conversation.messages)
+            if len(found.ranges) != said:
+                raise Unusable(
+                    f"the chat template marks {len(found.ranges)} passages, and the assistant has {said} messages, so "
+                    "that those of the prompt are not known"
+                )
+            before = sum(message["role"] == ASSISTANT for message in conversation.messages[:prompt])
+            found = found._replace(ranges=found.ranges[before:])
         if not any(first < last for first, last in found.ranges):
             raise Unusable("the chat template renders nothing that the assistant says")
         return found

@@ -30,7 +30,7 @@ class Rendered(NamedTuple):
     """A conversation as text."""
 
     text: str
-    ranges: list[tuple[int, int]]
+    ranges: Sequence[tuple[int, int]]
     """The places of what the assistant says, with the ends of its turns."""
 
 

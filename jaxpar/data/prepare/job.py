@@ -30,6 +30,8 @@ class Job:
     separator: int
     chat: ChatTemplate | None
     """Of conversations; None for text."""
+    paired: bool
+    """Whether a line of the input is a pair of conversations, one chosen and one rejected."""
 
     @property
     def dtype(self) -> str:

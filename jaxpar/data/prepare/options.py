@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 
-CHAT_FORMAT = "chat"
+CHAT_FORMAT, PREFERENCE_FORMAT = CHAT_FORMATS = "chat", "preference"
+"""Formats of conversations, and of pairs of them."""
 TEXT_KEY = "text"
 SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
@@ -53,15 +54,20 @@ class Options:
         """Raises `UserError` for an invalid value or pair of values."""
         if (self.tokenizer is None) == (self.train_bpe is None):
             raise UserError("expected either --tokenizer FILE or --train-bpe VOCAB")
-        if self.format == CHAT_FORMAT and self.tokenizer is None:
+        if self.format in CHAT_FORMATS and self.tokenizer is None:
             raise UserError(
-                f"--format {CHAT_FORMAT} expects --tokenizer FILE, that of the model to train further: a tokenizer "
+                f"--format {self.format} expects --tokenizer FILE, that of the model to train further: a tokenizer "
                 "that is trained here has no tokens for turns"
             )
-        if self.format == CHAT_FORMAT and self.text_key != TEXT_KEY:
-            raise UserError("--text-key is for text: a conversation is in `messages`, or `prompt` and `completion`")
-        if self.format != CHAT_FORMAT and self.chat_template is not None:
-            raise UserError(f"--chat-template is for conversations: expected --format {CHAT_FORMAT} with it")
+        if self.format in CHAT_FORMATS and self.text_key != TEXT_KEY:
+            raise UserError(
+                "--text-key is for text: a conversation is in `messages`, or `prompt` and `completion`, and a pair in "
+                "`prompt`, `chosen` and `rejected`"
+            )
+        if self.format not in CHAT_FORMATS and self.chat_template is not None:
+            raise UserError(
+                f"--chat-template is for conversations: expected --format {CHAT_FORMAT} or {PREFERENCE_FORMAT} with it"
+            )
         if self.train_bpe is not None and not SMALLEST_BPE <= self.train_bpe <= 2**24:
             raise UserError(
                 f"--train-bpe {self.train_bpe}: expected {SMALLEST_BPE} (the bytes and an end-of-document token) or "

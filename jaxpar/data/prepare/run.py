@@ -18,7 +18,7 @@ from jaxpar.data.chat.template import CHAT, CHATML, ChatTemplate, chosen_templat
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
-from jaxpar.data.prepare.options import CHAT_FORMAT, Options
+from jaxpar.data.prepare.options import CHAT_FORMATS, PREFERENCE_FORMAT, Options
 from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
 from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_whole, read_record, unit_maker
@@ -32,6 +32,7 @@ from jaxpar.data.tokens.token_index import (
     CHAT_VERSION,
     HELDOUT,
     INDEX,
+    PAIRS_VERSION,
     SPLITS,
     TRAIN,
     VERSION,
@@ -71,7 +72,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
         loaded = load_tokenizer(options.tokenizer, f"--tokenizer {quoted(str(options.tokenizer))}")
         end_of_document(loaded, options.separator)
         tokenizer = read_file(options.tokenizer)
-        if options.format == CHAT_FORMAT:
+        if options.format in CHAT_FORMATS:
             chat = _template(options, options.tokenizer)
             _check_template(ChatEncoder(chat, loaded), console)
     units = plan_units(inputs, options.unit_bytes, options.text_key)
@@ -96,6 +97,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     vocab=0,
                     separator=0,
                     chat=chat,
+                    paired=options.format == PREFERENCE_FORMAT,
                 )
                 _Preparation(options, job, console).run(tokenizer)
         finally:
@@ -111,8 +113,8 @@ def _template(options: Options, tokenizer: Path) -> ChatTemplate:
     found = template_beside(tokenizer.parent)
     if found is None:
         raise UserError(
-            f"--format {CHAT_FORMAT}: there is no chat template beside --tokenizer {quoted(str(tokenizer))}, neither "
-            f"chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
+            f"--format {options.format}: there is no chat template beside --tokenizer {quoted(str(tokenizer))}, "
+            f"neither chat_template.jinja nor in {CHAT}; expected --chat-template FILE, or --chat-template {CHATML}"
         )
     return found
 
@@ -249,7 +251,8 @@ class _Preparation:
                 "broken": sum(record.broken for record in records),
             },
             chat=self._chat_file(),
-            version=VERSION if job.chat is None else CHAT_VERSION,
+            paired=job.paired,
+            version=VERSION if job.chat is None else PAIRS_VERSION if job.paired else CHAT_VERSION,
         )
         flush_folder(job.out)
         write_file(job.out / INDEX, encode(index))
@@ -270,8 +273,10 @@ class _Preparation:
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
             if self.job.chat is not None and tokens:
                 counted = sum(record.splits[split].counted for record in records if split in record.splits)
-                per_token = f", {counted:,} of them the assistant's"
-            _print(self.console, f"{tokens:,} tokens in {index.documents_in(split):,} documents {what}{per_token}")
+                per_token = f", {counted:,} of them {'counted' if self.job.paired else "the assistant's"}"
+            documents = index.documents_in(split)
+            units = f"{documents // 2:,} pairs" if self.job.paired else f"{documents:,} documents"
+            _print(self.console, f"{tokens:,} tokens in {units} {what}{per_token}")
         if self.options.heldout_fraction and not index.tokens_in(HELDOUT):
             _print(
                 self.console,
@@ -289,7 +294,8 @@ class _Preparation:
         _print(
             self.console,
             f"Train on it: python -m jaxpar.train --config FILE --set data.source=tokens --set data.path={self.job.out}"
-            + ("" if self.job.chat is None else " --set run.init_from=MODEL"),
+            + ("" if self.job.chat is None else " --set run.init_from=MODEL")
+            + (" --set loss.name=dpo" if self.job.paired else ""),
         )
 
 

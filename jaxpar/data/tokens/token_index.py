@@ -23,8 +23,8 @@ from jaxpar.data.tokens.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, diges
 
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"
-VERSION, CHAT_VERSION = 1, 2
-"""Of folders of text, and of folders of conversations, which have two more kinds of files."""
+VERSION, CHAT_VERSION, PAIRS_VERSION = VERSIONS = 1, 2, 3
+"""Of folders of text; of those of conversations, which have two more kinds of files; and of those of pairs of them."""
 TRAIN, HELDOUT = SPLITS = ("train", "heldout")
 SUMS = ".sums"
 """Suffix of the file of sums after the name of its file of tokens."""
@@ -83,6 +83,8 @@ class Index:
     """Documents that were left out, by the reason (`empty`, `broken`)."""
     chat: File | None = None
     """The template that conversations were rendered with, in the form of a `tokenizer_config.json`; None for text."""
+    paired: bool = False
+    """Whether documents come in pairs within a shard: one that was chosen, and after it one that was rejected."""
     format: Literal["jaxpar-tokens"] = FORMAT
     version: int = VERSION
     digest: str = field(default="", compare=False)
@@ -124,6 +126,8 @@ def encode(index: Index) -> bytes:
     del plain["digest"]
     if index.chat is None:  # The text of version 1 has neither key.
         del plain["chat"]
+    if not index.paired:  # That of version 2 neither.
+        del plain["paired"]
     for shards in plain["splits"].values():
         for shard in shards.values():
             if shard["counted"] is None:
@@ -165,9 +169,10 @@ def decode(raw: bytes, label: str) -> Index:
     if plain.get("format") != FORMAT:
         raise UserError(f"{label} is not the index of a token folder (its format is not {quoted(FORMAT)})")
     version = plain.get("version")
-    if type(version) is int and version not in (VERSION, CHAT_VERSION):
+    if type(version) is int and version not in VERSIONS:
         raise UserError(
-            f"{label} has version {version} of the format, and this release reads versions {VERSION} and {CHAT_VERSION}"
+            f"{label} has version {version} of the format, and this release reads versions "
+            f"{', '.join(map(str, VERSIONS))}"
         )
     _check_names(plain, label)
     index = record_from_plain(Index, plain, label)
@@ -210,11 +215,13 @@ def _check(index: Index, label: str) -> None:
         raise UserError(f"{label}: skipped: expected counts of at least 0")
     _check_file(index.tokenizer, label)
     chat = [index.chat, *(shard.counted for shards in index.splits.values() for shard in shards.values())]
-    if any((file is not None) != (index.version == CHAT_VERSION) for file in chat):
+    if any((file is not None) != (index.version >= CHAT_VERSION) for file in chat):
         raise UserError(
-            f"{label}: version {index.version}: expected `chat`, and `counted` in each shard, in version "
-            f"{CHAT_VERSION} and not in version {VERSION}"
+            f"{label}: version {index.version}: expected `chat`, and `counted` in each shard, from version "
+            f"{CHAT_VERSION} on and not in version {VERSION}"
         )
+    if index.paired != (index.version == PAIRS_VERSION):
+        raise UserError(f"{label}: version {index.version}: expected `paired` in version {PAIRS_VERSION} alone")
     if index.chat is not None:
         _check_file(index.chat, label)
     for shards in index.splits.values():
@@ -233,6 +240,8 @@ def _check_shard(shard: Shard, index: Index, label: str) -> None:
             f"{label}: {shard.document_count} documents of {shard.token_count} tokens; expected at least one document, "
             "and at least one token in each"
         )
+    if index.paired and shard.document_count % 2:
+        raise UserError(f"{label}: {shard.document_count} documents; expected an even number, since they are pairs")
     width = 2 if index.dtype == "uint16" else 4
     files = [(shard.tokens, width * shard.token_count), (shard.starts, 8 * shard.document_count)]
     if shard.counted is not None:

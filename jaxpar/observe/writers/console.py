@@ -30,6 +30,9 @@ FILES = (
 )
 """What a run's folder may hold, with a description."""
 
+ACCURACY, MARGIN = "reward_accuracy", "reward_margin"
+"""Metrics of a loss of preferences that have a column."""
+
 HEADER_EVERY = 25
 PLAIN_WIDTH = 120
 
@@ -80,6 +83,9 @@ class ConsoleView(Listener):
             self._line("".join(f"{title:>{width}}" for title, width, _ in columns), "bold")
         self._line("".join(f"{value:>{width}}" for _, width, value in columns))
         self._lines_since_header += 1
+        if record.metrics is not None and f"eval_{ACCURACY}" in record.metrics:
+            accuracy, margin = (record.metrics[f"eval_{name}"] for name in (ACCURACY, MARGIN))
+            self._line(f"{'':>16}  held-out accuracy {percent(accuracy)}, margin {margin:.3f}", "cyan")
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)
 
@@ -166,11 +172,15 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     ]
     if record.muon_learning_rate is not None:
         columns.append(("muon lr", 8, f"{record.muon_learning_rate:.1e}"))
+    of_pairs = record.metrics is not None and ACCURACY in record.metrics
+    if record.metrics is not None and of_pairs:
+        columns += [("accuracy", 9, percent(record.metrics[ACCURACY])), ("margin", 7, f"{record.metrics[MARGIN]:.2f}")]
     columns += [
         ("s/step", 9, three_digits(record.step_time_s)),
         ("tokens/s", 9, count(record.tokens_per_second)),
-        ("/device", 8, count(record.tokens_per_second_per_device)),
     ]
+    if not of_pairs:  # There is no room for both.
+        columns.append(("/device", 8, count(record.tokens_per_second_per_device)))
     if record.mfu is not None:
         columns.append(("MFU", 6, percent(record.mfu)))
     if record.memory_bytes is not None:

@@ -20,7 +20,7 @@ type Held = Arrays | None
 
 
 class Carry(NamedTuple):
-    """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and the reported loss."""
+    """The carry between ticks: the buffers of `program.BUFFERS`, gradients, and what is reported."""
 
     stash: Any
     arrivals: jax.Array
@@ -28,11 +28,21 @@ class Carry(NamedTuple):
     outputs: jax.Array
     kept: Held
     gradients: Weights
-    reported: Float[Array, ""]
+    reported: dict[str, Float[Array, ""]]
+    """What the loss reports, summed."""
     held: Held
     """Gradients of the chunks that are held."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics, summed."""
+
+
+class Seeds(NamedTuple):
+    """Where a backward starts from."""
+
+    objective: Float[Array, ""]
+    """Cotangent of the objective."""
+    auxiliary: Float[Array, ""]
+    """Cotangent of the layers' auxiliary loss."""
 
 
 class Given(NamedTuple):
@@ -44,8 +54,8 @@ class Given(NamedTuple):
     """The layers' weights: all of them in storage placement, or the chunks that are held."""
     microbatches: Batch
     """Arrays [microbatch, ...]."""
-    seed: jax.Array | None
-    """Cotangent of the objective; None where nothing goes backward."""
+    seeds: Seeds | None
+    """None where nothing goes backward."""
 
 
 type Act = Callable[[Row, Carry, Given], tuple[Any, Carry]]

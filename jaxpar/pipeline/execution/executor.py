@@ -24,7 +24,7 @@ from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.tracing import TracedOnce, traced
 from jaxpar.pipeline.actions import Kind
-from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row
+from jaxpar.pipeline.execution.carry import Act, Carry, Given, Held, Row, Seeds
 from jaxpar.pipeline.execution.permutes import refuse_permutes
 from jaxpar.pipeline.execution.program import EMBEDDING, NOTHING, STASHED, Loop, PipelineProgram, Run
 from jaxpar.pipeline.execution.stages import Batch, Stages
@@ -35,8 +35,8 @@ class Gradients(NamedTuple):
 
     gradients: Weights
     """Of all weights, in gradient placement."""
-    nll: Float[Array, ""]
-    """The reported loss."""
+    reported: dict[str, Float[Array, ""]]
+    """What the loss reports."""
     report: dict[str, Float[Array, ""]]
     """The layers' metrics."""
 
@@ -47,26 +47,27 @@ def execute(
     weights: Weights,
     gradients: Weights,
     microbatches: Batch,
-    seed: Float[Array, ""],
+    seeds: Seeds,
 ) -> Gradients:
-    """Gradients, the reported loss and the layers' reports of this rank, summed over the microbatches.
+    """Gradients and the reports of the loss and of the layers of this rank, summed over the microbatches.
 
     `weights` are in storage placement; `microbatches` are arrays [microbatch, ...]; `gradients` are the zeros in
-    gradient placement that gradients accumulate in; `seed` is the cotangent of the objective (loss scale / tokens).
+    gradient placement that gradients accumulate in.
     """
-    return _Executor(program, stages).train(gradients, Given(weights, weights[LAYERS], microbatches, seed))
+    return _Executor(program, stages).train(gradients, Given(weights, weights[LAYERS], microbatches, seeds))
 
 
-def evaluate(
+def evaluate[Result](
     program: PipelineProgram,
     stages: Stages,
     weights: Weights,
     microbatches: Batch,
-    result: Callable[[jax.Array, Batch], Float[Array, "..."]],
-) -> Float[Array, "..."]:
+    result: Callable[[jax.Array, Batch], Result],
+) -> Result:
     """`result(output of the last chunk, microbatch)`, summed over the microbatches, for a program of forwards alone.
 
-    Counted on the last chunk's rank and zero on the others, or counted on all where they share the vocabulary.
+    The result is a tree of arrays. It is counted on the last chunk's rank and zero on the others, or counted on all
+    where they share the vocabulary.
     """
     return _Executor(program, stages).evaluate(result, Given(weights, weights[LAYERS], microbatches, None))
 
@@ -95,7 +96,9 @@ class _Executor:
             stash=loop.stash(layers, x, tokens, slots["stash"]),
             kept=loop.kept(layers, x, tokens, slots["kept"]) if slots["kept"] else None,
             gradients=gradients,
-            reported=vary(jnp.float32(0), set(AXES) - set(self.stages.vocab_axes)),
+            reported=vary(
+                {name: jnp.float32(0) for name in self.stages.loss_reports}, set(AXES) - set(self.stages.vocab_axes)
+            ),
             held=None,
             report={name: vary(jnp.float32(0)) for name in loop.reports},
             **self._buffers(x),
@@ -122,13 +125,14 @@ class _Executor:
             held = self.stages.hold(held, window.slot, given.weights, window.chunk, carry.arrivals)
         return held, carry
 
-    def evaluate(self, result: Callable[[jax.Array, Batch], jax.Array], given: Given) -> jax.Array:
+    def evaluate[Result](self, result: Callable[[jax.Array, Batch], Result], given: Given) -> Result:
         x, _ = self._shapes(given)
         first = lambda: self._microbatch(given, jnp.int32(0))
         like = jax.eval_shape(lambda: result(vary(jnp.zeros(x.shape, x.dtype)), first()))
-        carry = self._buffers(x)["arrivals"], vary(jnp.zeros(like.shape, like.dtype), like.manual_axis_type.varying)
+        nothing = lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype), leaf.manual_axis_type.varying)
+        carry = self._buffers(x)["arrivals"], jax.tree.map(nothing, like)
 
-        def tick(run: Run, row: Row, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def tick(run: Run, row: Row, carry: tuple[jax.Array, Result]) -> tuple[jax.Array, Result]:
             arrivals, total = carry
             data = self._microbatch(given, row["f_microbatch"])
             x = self._input(row, given, arrivals, None)
@@ -137,7 +141,8 @@ class _Executor:
             if run.head:
                 last = (row["f_counts"] & row["f_last"]) == 1
                 found = result(self._shared(y, last), self._last(row, given, "f"))
-                total += found if self._shares_ends else jnp.where(last, found, 0)
+                counts = True if self._shares_ends else last
+                total = jax.tree.map(lambda so_far, own: so_far + _where(counts, own), total, found)
             return self._arrive(run, "y", row, y, arrivals), total
 
         for part in self.program.loops:
@@ -231,20 +236,20 @@ class _Executor:
     def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients counted, and the cotangent of the output."""
         counts = (row["b_counts"] & row["b_last"]) == 1
-        data, seed = self._last(row, given, "b"), given.seed
-        assert seed is not None, "a backward starts from the cotangent of the objective"
+        data = self._last(row, given, "b")
+        assert given.seeds is not None, "a backward starts from the cotangent of the objective"
 
-        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def objective(accumulators: Weights, y: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
             return self.stages.loss(given.weights, accumulators, self._shared(y, counts), data)
 
         # The accumulators are zeros by contract; the accumulated values stand in for them, and are not read.
         ends = {part: tree for part, tree in carry.gradients.items() if part != LAYERS}
-        value, pullback, nll = jax.vjp(objective, ends, self._at(carry.outputs, row["b_output"]), has_aux=True)
-        new, g = pullback(vary(seed.astype(value.dtype), varying_axes(value)))
+        value, pullback, reports = jax.vjp(objective, ends, self._at(carry.outputs, row["b_output"]), has_aux=True)
+        new, g = pullback(vary(given.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
             mine = True if self._shares_ends else counts
             ends = jax.tree.map(lambda total, a: total + _where(mine, a), ends, new)
-        reported = carry.reported + _where(mine, nll)
+        reported = {name: total + _where(mine, reports[name]) for name, total in carry.reported.items()}
         return g, carry._replace(gradients=carry.gradients | ends, reported=reported)
 
     def _backward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
@@ -254,7 +259,7 @@ class _Executor:
         dx, totals, kept = self._loop.backward(
             self._chunk(given.layers, row, "b", "weights"), row["b_dy"], self.stages.token_context(data),
             carry.stash, row["b_slot"], self._chunk(totals, row, "b", "gradients"), counts, carry.kept, row["b_kept"],
-            self._is_first(row, given), given.seed,
+            self._is_first(row, given), None if given.seeds is None else given.seeds.auxiliary,
         )  # fmt: skip
         carry = carry._replace(held=totals) if self.program.holds else _with_layers(carry, totals)
         into_embedding = jnp.where(counts & (row["b_first"] == 1), dx, 0)

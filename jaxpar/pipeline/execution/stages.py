@@ -53,6 +53,13 @@ class Stages(Protocol):
         """`gradients` of the whole model with those of `embed` added, whose cotangent is `dx`."""
         ...
 
-    def loss(self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Sums over the unmasked tokens of a microbatch: the objective and the negative log-likelihood, in nats."""
+    def loss(
+        self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Sums over a microbatch: the objective, and `loss_reports`, in nats."""
+        ...
+
+    @property
+    def loss_reports(self) -> tuple[str, ...]:
+        """Names of what `loss` reports."""
         ...

@@ -83,6 +83,7 @@ class _Loop:
         changes, notice = from_first(self.folder.claim)
         if notice is not None:
             self.listeners.message(notice)
+        self.trainer.provide_reference(self.listeners.message)
         liveness.at("restoring a checkpoint")
         if not self._restore():
             self._report_first_weights()
@@ -150,6 +151,7 @@ class _Loop:
             return False
         state, facts = restored
         self.trainer.check_base(facts)
+        self.trainer.check_reference(facts)
         self.trainer.state = saved.incoming(state)
         liveness.restarted()
         self.progress.restore(facts)
@@ -310,8 +312,9 @@ class _Loop:
         self._compiling("the evaluation")
         liveness.at(f"evaluating after step {number}")
         with self.timer.paused():
-            loss = self.trainer.evaluate()
-            self.progress.evaluated(number, loss)
+            metrics = self.trainer.evaluation()
+            loss = metrics.pop("loss")
+            self.progress.evaluated(number, loss, metrics)
             self.listeners.evaluation(number, loss, self.baseline)
 
     def _compiling(self, what: str) -> None:
@@ -326,7 +329,7 @@ class _Loop:
         facts |= {"lookout": self.monitor.facts(), "left_out": list(self.trainer.left_out)}
         facts |= self.trainer.data.facts | {"data": self.trainer.data.description}
         facts |= {"config": config_to_dict(self.config), "jaxpar": __version__}
-        facts |= self.trainer.base_facts
+        facts |= self.trainer.base_facts | self.trainer.reference_facts
         if self.trainer.came_from:
             facts[CAME_FROM] = list(self.trainer.came_from)
         self.clock.saved()

@@ -24,6 +24,8 @@ class Progress:
         """Training loss of the last logged step."""
         self._evaluated: tuple[int, float] | None = None
         """Step and held-out loss of the last evaluation."""
+        self._heldout_metrics: dict[str, float] = {}
+        """The loss's other metrics in that evaluation."""
         self._start_lap()
 
     def _start_lap(self) -> None:
@@ -62,9 +64,9 @@ class Progress:
         else:
             self.skipped += 1
 
-    def evaluated(self, step: int, loss: float) -> None:
+    def evaluated(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Held-out data was evaluated after `step`."""
-        self._evaluated = step, loss
+        self._evaluated, self._heldout_metrics = (step, loss), dict(metrics)
 
     def heldout_loss(self, step: int) -> float | None:
         """The held-out loss after `step`; None where that step was not evaluated."""
@@ -99,4 +101,12 @@ class Progress:
             memory_limit_bytes=limit_bytes(),
             epochs=trainer.epochs(number),
             data_wait=data_wait,
+            metrics=self._metrics(number, metrics) or None,
         )
+
+    def _metrics(self, number: int, metrics: StepMetrics) -> dict[str, float]:
+        """What layers and the loss report of step `number`, and what the loss does of held-out data."""
+        found = {name: float(value) for name, value in metrics.report.items()}
+        if self.heldout_loss(number) is None:
+            return found
+        return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,8 @@ from jaxpar.distributed.devices import Device, check_devices, devices_per_node, 
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.interop.config_json import Difference
 from jaxpar.interop.sources.adapted import base_facts, check_base
-from jaxpar.interop.sources.open_source import open_source
-from jaxpar.interop.sources.source import WeightSource, check_fits
+from jaxpar.interop.sources.open_source import Model, open_source
+from jaxpar.interop.sources.source import check_fits
 from jaxpar.layers.checks import validate
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
@@ -47,6 +48,7 @@ from jaxpar.training.run.out_of_memory import (
     check_step_fits,
     explained,
 )
+from jaxpar.training.run.reference import check_pairs, check_reference, provide_reference, reference_facts
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
@@ -98,6 +100,7 @@ class Run:
         liveness.at("opening its data", busy=True)
         config = resolve_config(config, len(devices), validated=True)
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
+        check_pairs(config, self.data)
         self.config = with_vocab(config, self.data.vocab)
         if plan is None:
             plan = make_plan(self.config, devices[0], devices_per_node(devices))
@@ -137,7 +140,7 @@ class Run:
         return self._state
 
     @cached_property
-    def first_weights(self) -> WeightSource | None:
+    def first_weights(self) -> Model | None:
         """`run.init_from`, opened and checked; None where weights are drawn from the seed.
 
         Raises `UserError` where there is no such model, or its weights do not fit this one.
@@ -168,6 +171,36 @@ class Run:
         if self.layout.frozen:
             assert self.first_weights is not None, "weights are frozen that another model has"
             check_base(self.first_weights, facts, "the run")
+
+    @cached_property
+    def reference(self) -> Model | None:
+        """The model that this one is compared with under a loss of preferences: `loss.reference`, or `run.init_from`.
+
+        Raises `UserError` where there is no such model.
+        """
+        if self.config.loss.name != "dpo":
+            return None
+        named = self.config.loss.reference
+        return self.first_weights if named is None else open_source(named, "loss.reference")
+
+    def provide_reference(self, report: Callable[[str], None] = lambda text: None) -> None:
+        """Compute what the reference says about the data, or read it; it is stored beside the tokens.
+
+        Rows need it. To call this before there is a state leaves more memory for the reference.
+        """
+        if self.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
+            liveness.at("computing log-probabilities of the reference")
+            provide_reference(self.config, self.data, self.reference, list(self.mesh.devices.flat), report)
+
+    @cached_property
+    def reference_facts(self) -> dict[str, Any]:
+        """Facts of a checkpoint about the reference."""
+        return {} if self.reference is None else reference_facts(self.reference)
+
+    def check_reference(self, facts: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the facts of a checkpoint are about another reference."""
+        if self.reference is not None:
+            check_reference(self.reference, facts)
 
     def _first_frozen(self) -> Weights:
         """The frozen weights, from `run.init_from`."""
@@ -226,18 +259,23 @@ class Run:
         return metrics
 
     def evaluate(self) -> float:
-        """Mean negative log-likelihood in nats per token over the held-out batches, always the same ones.
+        """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
 
         Raises `UserError` when the data source holds nothing out, or nothing that the loss counts.
         """
-        total = count = 0.0
+        return self.evaluation()["loss"]
+
+    def evaluation(self) -> dict[str, float]:
+        """`evaluate`, and the metrics of the loss over the same batches."""
+        totals, count = Counter[str](), 0.0
         weights = self.evaluated_weights()
         for rows in self.heldout_batches():
-            nll, tokens = self.functions.evaluate(weights, self.placer(rows))
-            total, count = total + float(nll), count + float(tokens)
+            sums, counted = self.functions.evaluate(weights, self.placer(rows))
+            totals.update({name: float(total) for name, total in sums.items()})
+            count += float(counted)
         if not count:
             raise UserError(NOTHING_COUNTED)
-        return total / count
+        return {name: total / count for name, total in totals.items()}
 
     def evaluated_weights(self) -> Weights:
         """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`.
@@ -249,8 +287,8 @@ class Run:
         return merge(self.state.frozen, trained)
 
     def baseline(self) -> float | None:
-        """Loss of a bigram model on the held-out batches, in nats per token; None when nothing is held out."""
-        if not self.evaluates:
+        """Loss of a bigram model on the held-out batches, in nats per token; None where that is nothing, or pairs."""
+        if not self.evaluates or self.data.paired:
             return None
         rows = range(self.config.data.batch_size)
         return bigram_loss(self.data.train.stream, self.heldout_batches(rows), self.data.vocab)
@@ -287,6 +325,7 @@ class Run:
         """The held-out batches: `rows` of each, by default those that this process loads."""
         if self.data.heldout is None:
             raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        self.provide_reference()
         own = self.placer.rows if rows is None else rows
         for index in range(self.config.evaluation.batches):
             yield batch_rows(self.data.heldout, index, self.config.data.batch_size, own)
@@ -313,6 +352,7 @@ class Run:
 
     def _placed_batches(self, first_step: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them."""
+        self.provide_reference()
         data, mask = self.config.data, mask_of(self.config, self.config.model)
         masks = {window: replace(mask, window=window) for window in windows(self.config.model)}
         share = data.batch_size / len(self.placer.rows)

@@ -17,7 +17,9 @@ from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.embedding import vocab_axes
+from jaxpar.model.preference_loss import PAIRS
 from jaxpar.optim.norm import global_norm
+from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import evaluate, execute
 from jaxpar.precision.loss_scale import next_loss_scale
 from jaxpar.training.residency.protocol import Measured, Residency
@@ -31,7 +33,7 @@ class StepMetrics(NamedTuple):
     """The metrics of one step, the same on every device."""
 
     loss: Float[Array, ""]
-    """Mean negative log-likelihood in nats over the unmasked tokens of the global batch."""
+    """Mean over the global batch: of unmasked tokens' negative log-likelihood in nats, or of the pairs' loss."""
     grad_norm: Float[Array, ""]
     """Global norm of the gradient before clipping."""
     learning_rate: Float[Array, ""]
@@ -46,7 +48,7 @@ class StepMetrics(NamedTuple):
     squares: Weights
     """Sum of the squares of each weight's gradient before clipping: [rows] of a stacked weight, else a scalar."""
     report: dict[str, Float[Array, ""]]
-    """The layers' own metrics, summed over layers and tokens, per unmasked token."""
+    """The layers' own metrics, summed over layers and tokens, per unmasked token; and the loss's, per pair."""
 
 
 class StepGradients(NamedTuple):
@@ -72,14 +74,17 @@ class StepFunctions:
         stages = stages_of(self.layout, train=True)
         weights = self.residency.compute_weights(all_weights(state))
         accumulators = self.residency.accumulators(weights)
-        count = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        tokens = reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        count = self._count(batch)
         scale = state.loss_scale.value
         seed = scale / jnp.maximum(count, 1.0)
-        accumulated, nll, report = execute(self.layout.program, stages, weights, accumulators, batch, seed)
+        seeds = Seeds(seed, scale / jnp.maximum(tokens, 1.0))
+        accumulated, reported, report = execute(self.layout.program, stages, weights, accumulators, batch, seeds)
         gradients = self.residency.reduced(accumulated, scale)
-        loss = self._sum(nll) / jnp.maximum(count, 1.0)
-        report = {name: reduce_sum(value, AXES) / jnp.maximum(count, 1.0) for name, value in report.items()}
-        return StepGradients(loss, gradients, count, report)
+        means = {name: self._sum(total) / jnp.maximum(count, 1.0) for name, total in reported.items()}
+        loss = means.pop("loss")
+        report = {name: reduce_sum(value, AXES) / jnp.maximum(tokens, 1.0) for name, value in report.items()}
+        return StepGradients(loss, gradients, tokens, report | means)
 
     def measured(self, state: TrainState, batch: Batch) -> Measured:
         """Gradients and the facts of the update; the state after the step, without what the update makes; metrics."""
@@ -101,18 +106,24 @@ class StepFunctions:
         metrics = StepMetrics(loss, norm, rate, muon_rate, count, finite, skipped, state.loss_scale.value, sums, report)
         return Measured(gradients, UpdateFacts(norm, finite, state.applied), following, metrics)
 
-    def evaluate(self, weights: Weights, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The sum of the negative log-likelihood in nats, and unmasked tokens."""
+    def evaluate(self, weights: Weights, batch: Batch) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
+        """The sums of what the loss reports, in nats, and how many unmasked tokens or pairs there are."""
         stages = stages_of(self.layout, train=False)
         weights = self.residency.compute_weights(weights)
         accumulators = self.residency.accumulators(weights)
 
         program = forward_program(self.layout.plan, self.layout.plan.microbatches)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
-        total = evaluate(program, stages, weights, batch, loss)
-        return self._sum(total), reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+        totals = evaluate(program, stages, weights, batch, loss)
+        return {name: self._sum(total) for name, total in totals.items()}, self._count(batch)
 
-    def _sum(self, nll: Float[Array, ""]) -> Float[Array, ""]:
+    def _count(self, batch: Batch) -> Float[Array, ""]:
+        """What the loss of the global batch is the mean of: pairs of documents, or unmasked tokens."""
+        if PAIRS in batch:
+            return reduce_sum(batch[PAIRS].sum(), DATA_AXES).astype(jnp.float32)
+        return reduce_sum(batch["mask"].sum(), TOKEN_AXES)
+
+    def _sum(self, own: Float[Array, ""]) -> Float[Array, ""]:
         """The sum over tokens and pipeline stages of all ranks; ranks that split the vocabulary hold equal values."""
         alike = vocab_axes(self.layout.placements)
-        return reduce_sum(nll, [axis for axis in AXES if axis not in alike])
+        return reduce_sum(own, [axis for axis in AXES if axis not in alike])

@@ -14,7 +14,7 @@ from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.decoder import Batch
+from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.training.residency.registry import residency_of
 from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
 
@@ -35,7 +35,8 @@ class TrainStep:
 
         The old state's buffers are reused.
         """
-        report = dict.fromkeys(stages_of(self.layout, train=True).loop.reports, WHOLE)
+        report = dict.fromkeys([*self._stages.loop.reports, *self._stages.loss_reports], WHOLE)
+        del report["loss"]
         metrics = StepMetrics(*[WHOLE] * len(StepMetrics._fields))
         return self.residency.train(
             self._functions.measured, metrics._replace(squares=self.layout.squares, report=report)
@@ -43,8 +44,13 @@ class TrainStep:
 
     @cached_property
     def evaluate(self) -> Any:
-        """Compiled (all weights of a state, batch) -> (sum of the negative log-likelihood in nats, unmasked tokens)."""
-        return self.compiled(self._functions.evaluate, (self.layout.weights, self.layout.batch), (WHOLE, WHOLE))
+        """Compiled (all weights of a state, batch) -> (sums of what the loss reports, unmasked tokens or pairs)."""
+        results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
+        return self.compiled(self._functions.evaluate, (self.layout.weights, self.layout.batch), results)
+
+    @property
+    def _stages(self) -> DecoderStages:
+        return stages_of(self.layout, train=True)
 
     @cached_property
     def gradients(self) -> Any:

@@ -117,7 +117,7 @@ def test_no_index_whatsoever_shows_a_traceback(folder, tmp_path):
     ("change", "parts"),
     [
         (lambda plain: plain.update(format="other"), ("not the index of a token folder",)),
-        (lambda plain: plain.update(version=3), ("version 3", "versions 1 and 2")),
+        (lambda plain: plain.update(version=4), ("version 4", "versions 1, 2, 3")),
         (
             lambda plain: plain["tokenizer"].update(name="../tokenizer.json"),
             ("../tokenizer.json", "not the plain name of a file"),

@@ -51,7 +51,7 @@ def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
         state, metrics = run.step.train(state, run.batch(step))
         before.append((float(metrics.loss), float(metrics.grad_norm)))
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.master)} == {"pinned_host"}
-    return before, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0])
+    return before, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0]["loss"])
 
 
 CASES: dict[str, tuple[float, dict[str, Any]]] = {

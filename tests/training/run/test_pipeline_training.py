@@ -70,7 +70,7 @@ def evaluated(layout: str | None) -> tuple[float, float, np.ndarray]:
     master, batch = run.step.residency.initial_state().master, rows_of(run, 0)
     total, tokens = run.step.evaluate(master, batch)
     window = {name: array[:1] for name, array in batch.items()}
-    return float(total), float(tokens), np.asarray(next_token_logits(run.step)(master, window, 5))
+    return float(total["loss"]), float(tokens), np.asarray(next_token_logits(run.step)(master, window, 5))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

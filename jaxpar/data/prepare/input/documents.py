@@ -31,7 +31,7 @@ class Document(NamedTuple):
     place: int
     """Where it is: the byte at which its line begins, the number of its row from 0, or 0 for a whole file."""
     text: str
-    """Of a conversation, its line of JSON."""
+    """Of a conversation, or a pair of them, its line of JSON."""
     broken: str = ""
     """Why there is no text; empty when there is."""
 
@@ -108,7 +108,7 @@ def _line_documents(file: Input, first: int, last: int, key: str, unpacked: Unpa
         if file.format == "lines":
             yield Document(place, text)
         elif text and not text.isspace():
-            yield Document(place, text) if file.format == "chat" else _from_json(place, text, key)
+            yield Document(place, text) if file.format in ("chat", "preference") else _from_json(place, text, key)
 
 
 class NoObject(ValueError):

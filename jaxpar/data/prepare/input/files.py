@@ -19,6 +19,7 @@ FORMATS = {
     "jsonl": "a line is a JSON object with a document",
     "parquet": "a row of a column is a document",
     "chat": "a line is a JSON object with a conversation",
+    "preference": "a line is a JSON object with two answers, one chosen and one rejected",
 }
 _BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst", ".tex", ".html", ".py"), "text"),
@@ -44,7 +45,7 @@ class Input:
     @property
     def divisible(self) -> bool:
         """Whether units may begin within the file."""
-        return self.compression is None and self.format in ("lines", "jsonl", "chat")
+        return self.compression is None and self.format in ("lines", "jsonl", "chat", "preference")
 
 
 def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[Input]:

@@ -1,4 +1,4 @@
-"""Documents as tokens: plain text in pieces, or conversations with the tokens that count."""
+"""Documents as tokens: plain text in pieces, or conversations, or pairs of them, with the tokens that count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt, UInt8
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.chat.conversation import Unusable, conversation_of
+from jaxpar.data.chat.conversation import Unusable, conversation_of, pair_of
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.renderer import Rendered
 from jaxpar.data.chat.template import ChatTemplate
@@ -26,15 +26,16 @@ class NotEncodable(ValueError):
 
 
 class Text(NamedTuple):
-    """A document to encode."""
+    """A document to encode, or a pair of conversations."""
 
     pieces: list[str]
+    """Of one document; or each conversation."""
     raw: bytes
     """All of it in UTF-8."""
-    ranges: list[tuple[int, int]]
-    """Of a conversation: the places of what the assistant says."""
-    is_open: bool = False
-    """Of a conversation: whether the token behind it ends the assistant's turn."""
+    ranges: Sequence[Sequence[tuple[int, int]]] = ()
+    """Of each conversation: the places of what the loss counts."""
+    is_open: Sequence[bool] = ()
+    """Of each conversation: whether the token behind it ends the assistant's turn."""
 
     @property
     def letters(self) -> int:
@@ -43,11 +44,13 @@ class Text(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A document as tokens, the end-of-document token last."""
+    """A document, or a pair of them, as tokens, the end-of-document token last."""
 
     tokens: UInt[np.ndarray, " n"]
     counted: UInt8[np.ndarray, " n"] | None
     """1 for each token that the loss counts; None where it counts all."""
+    lengths: tuple[int, ...]
+    """Tokens of each document."""
 
 
 class PlainText:
@@ -63,7 +66,7 @@ class PlainText:
         pieces = self._cuts.pieces(document)
         if pieces is None:
             raise NotEncodable(_uncut(len(document), self._cuts))
-        return Text(pieces, raw, [])
+        return Text(pieces, raw)
 
     def encoded(self, texts: Sequence[Text]) -> Iterator[Encoded]:
         """Each text as tokens."""
@@ -73,7 +76,8 @@ class PlainText:
             for (_, last), one in zip(group, found, strict=True):
                 tokens.append(as_tokens(one.ids, self._job))
                 if last:
-                    yield Encoded(np.concatenate([*tokens, as_tokens([self._job.separator], self._job)]), None)
+                    joined = np.concatenate([*tokens, as_tokens([self._job.separator], self._job)])
+                    yield Encoded(joined, None, (len(joined),))
                     tokens = []
 
 
@@ -90,16 +94,41 @@ class Chat:
             found = self._encoder.rendered(conversation)
         except (NoObject, Unusable) as error:
             raise NotEncodable(str(error)) from None
-        return Text([found.text], found.text.encode(), found.ranges, self._encoder.is_open(conversation, found))
+        return Text([found.text], found.text.encode(), [found.ranges], [self._encoder.is_open(conversation, found)])
 
     def encoded(self, texts: Sequence[Text]) -> Iterator[Encoded]:
-        """Each conversation as tokens, with those that the assistant says counted."""
-        separator = self._job.separator
-        rendered = [Rendered(text.pieces[0], text.ranges) for text in texts]
-        for text, (ids, counted) in zip(texts, self._encoder.encoded(rendered), strict=True):
-            if not len(ids) or ids[-1] != separator:
-                ids, counted = np.append(ids, separator), np.append(counted, text.is_open)
-            yield Encoded(as_tokens(ids, self._job), counted.astype(np.uint8))
+        """Each conversation as tokens, with those that the assistant says counted; those of a text one after another.
+
+        The tokens of a conversation end with the end-of-document token, which is added where it does not.
+        """
+        rendered = [Rendered(*each) for text in texts for each in zip(text.pieces, text.ranges, strict=True)]
+        found = iter(self._encoder.encoded(rendered))
+        for text in texts:
+            own = [self._ended(*next(found), is_open) for is_open in text.is_open]
+            tokens, counted = (np.concatenate(parts) for parts in zip(*own, strict=True))
+            yield Encoded(as_tokens(tokens, self._job), counted.astype(np.uint8), tuple(len(ids) for ids, _ in own))
+
+    def _ended(self, ids: np.ndarray, counted: np.ndarray, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
+        if len(ids) and ids[-1] == self._job.separator:
+            return ids, counted
+        return np.append(ids, self._job.separator), np.append(counted, is_open)
+
+
+class Preferences(Chat):
+    """Pairs of conversations that begin alike, one pair in a line of JSON; what follows the common prompt counts."""
+
+    def text(self, document: str) -> Text:
+        """The pair to encode, the chosen conversation first. Raises `NotEncodable`, or `UnicodeEncodeError`."""
+        try:
+            pair = pair_of(object_of(document))
+            found = [(one, self._encoder.rendered(one, pair.prompt)) for one in (pair.chosen, pair.rejected)]
+        except (NoObject, Unusable) as error:
+            raise NotEncodable(str(error)) from None
+        texts = [rendered.text for _, rendered in found]
+        return Text(
+            texts, "".join(texts).encode(), [rendered.ranges for _, rendered in found],
+            [self._encoder.is_open(*each) for each in found],
+        )  # fmt: skip
 
 
 def as_tokens(ids: Any, job: Job) -> UInt[np.ndarray, " n"]:

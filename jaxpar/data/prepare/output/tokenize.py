@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from jaxpar.data.prepare.input.compression import Progress
 from jaxpar.data.prepare.input.documents import Document, documents, place_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
-from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, PlainText, Text
+from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, PlainText, Preferences, Text
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
@@ -94,7 +94,7 @@ def is_whole(job: Job, number: int, record: UnitRecord) -> bool:
 def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecord]]:
     """A function that makes the unit of a number, and reports (number, bytes) of compressed input as it is read."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
-    encoder = PlainText(job, tokenizer) if job.chat is None else Chat(job, job.chat, tokenizer)
+    encoder = _encoder(job, tokenizer)
 
     def make(number: int) -> tuple[int, UnitRecord]:
         record = _make_unit(job, encoder, number, lambda size: report((number, size)))
@@ -102,6 +102,12 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
         return number, record
 
     return make
+
+
+def _encoder(job: Job, tokenizer: Any) -> PlainText | Chat:
+    if job.chat is None:
+        return PlainText(job, tokenizer)
+    return (Preferences if job.paired else Chat)(job, job.chat, tokenizer)
 
 
 def unit_documents(job: Job, number: int, progress: Progress) -> Iterator[tuple[int, Document]]:
@@ -188,7 +194,7 @@ class _SplitWriter:
         else:
             self._write(COUNTED, encoded.counted)
             self._counted += int(encoded.counted.sum())
-        self._documents.append(len(encoded.tokens))
+        self._documents.extend(encoded.lengths)
         self._text_bytes += text_bytes
 
     def finish(self) -> UnitSplit:

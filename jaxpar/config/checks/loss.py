@@ -1,0 +1,38 @@
+"""Checks of the loss."""
+
+from __future__ import annotations
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+
+SHORTEST_PAIR = 4
+"""Tokens of the shortest pair: each of its documents has one token at least that is predicted from another."""
+
+
+def check_loss(config: Config) -> None:
+    """Refuse what a loss of preferences cannot be combined with, and one without a reference."""
+    if config.loss.name != "dpo":
+        return
+    if config.loss.reference is None and config.run.init_from is None:
+        raise UserError(
+            "loss.name: dpo compares the model with a reference, and loss.reference and run.init_from are null; "
+            "expected the model to begin with in run.init_from, or another reference in loss.reference"
+        )
+    if config.data.source != "tokens":
+        raise UserError(
+            f"loss.name: dpo trains on pairs of answers, and data.source is {config.data.source}; expected "
+            "data.source: tokens, with a token folder that python -m jaxpar.prepare --format preference made"
+        )
+    if not config.data.packed:
+        raise UserError(
+            "data.packed: false lets the answers of a row see each other; expected true with loss.name: dpo"
+        )
+    if config.data.sequence_length < SHORTEST_PAIR:
+        raise UserError(
+            f"data.sequence_length: {config.data.sequence_length} has no room for a pair of answers (loss.name: dpo); "
+            f"expected at least {SHORTEST_PAIR}"
+        )
+    if config.model.z_loss > 0:
+        raise UserError(
+            f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: dpo"
+        )

@@ -1,0 +1,75 @@
+"""Direct preference optimization: a loss of pairs of documents, of which one was chosen and the other rejected.
+
+Rafailov et al. 2023 (arXiv:2305.18290), equation 7, with the label smoothing of conservative DPO (Mitchell 2023):
+
+    h = (log p(chosen) - log r(chosen)) - (log p(rejected) - log r(rejected))
+    loss = -(1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
+
+p is the model and r the reference, and a document's log-probability is the sum of those of its tokens that count.
+
+The documents of a row are its pairs in turn: segment 1 is the first chosen document, segment 2 the first rejected one,
+segment 3 the second chosen one, and so on. What is left of the row is padding, in a segment of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.schema import LossConfig
+from jaxpar.mesh.collectives import reduce_sum
+
+PAIRS, REFERENCE = "pairs", "reference"
+"""Arrays of a batch: the pairs of each row [row], and the reference's log-probability of each document, at the
+document's first token, and 0 at others [row, token]."""
+REWARDS = ("reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy")
+"""Metrics beside the loss. A document's reward is beta (log p - log r); the accuracy is the share of pairs whose chosen
+document has the greater one."""
+
+
+class PreferenceLoss(NamedTuple):
+    """The loss of the pairs of some rows."""
+
+    sums: dict[str, Float[Array, ""]]
+    """`loss` and `REWARDS`, summed over pairs; on the first context rank, and 0 on others."""
+    derivative: Float[Array, "row token"]
+    """Of the loss with respect to each token's negative log-likelihood."""
+
+
+def preference_loss(
+    log_probabilities: Float[Array, "row token"],
+    mask: Float[Array, "row token"],
+    reference: Float[Array, "row token"],
+    segments: Int[Array, "row token"],
+    pairs: Int[Array, " row"],
+    config: LossConfig,
+) -> PreferenceLoss:
+    """The loss and its derivative, from this context rank's part of whole rows.
+
+    Sends over context two floats for each pair that a row has room for.
+    """
+    rows, length = mask.shape
+    room = lax.axis_size("context") * length // 4
+    row, document = jnp.arange(rows)[:, None], segments - 1
+    ratios = jnp.zeros((rows, 2 * room), jnp.float32)
+    ratios = ratios.at[row, document].add(mask * log_probabilities - reference, mode="drop")
+    ratios = reduce_sum(ratios, ("context",)).reshape(rows, room, 2)
+
+    beta, smoothing = config.beta, config.label_smoothing
+    counts = jnp.arange(room) < pairs[:, None]
+    margin = beta * (ratios[..., 0] - ratios[..., 1])
+    loss = -(1 - smoothing) * jax.nn.log_sigmoid(margin) - smoothing * jax.nn.log_sigmoid(-margin)
+    slope = beta * ((1 - smoothing) * jax.nn.sigmoid(-margin) - smoothing * jax.nn.sigmoid(margin))
+
+    values = loss, beta * ratios[..., 0], beta * ratios[..., 1], margin, margin > 0
+    once = counts & (lax.axis_index("context") == 0)
+    sums = {name: jnp.where(once, own, 0.0).sum() for name, own in zip(("loss", *REWARDS), values, strict=True)}
+
+    of_pair = jnp.where(counts, slope, 0.0)
+    of_document = jnp.stack([of_pair, -of_pair], axis=-1).reshape(rows, 2 * room)
+    of_token = jnp.take_along_axis(of_document, document, axis=1, mode="fill", fill_value=0.0)
+    return PreferenceLoss(sums, mask * of_token)

@@ -1,0 +1,162 @@
+"""The reference of a loss of preferences: its log-probabilities of all pairs, computed once, and stored beside them.
+
+Each process has the values that process 0 read, or those that all of them computed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import Float32, Int
+
+from jaxpar.checkpoint.errors import reason
+from jaxpar.checkpoint.processes import from_first
+from jaxpar.config import Config, UserError
+from jaxpar.config.spelling import named, quoted
+from jaxpar.data import Data
+from jaxpar.data.opened import PairedSplit
+from jaxpar.data.tokens.reference_file import ReferenceFile
+from jaxpar.distributed.devices import Device
+from jaxpar.generation.placed_model import place_on
+from jaxpar.generation.scorer import Scorer
+from jaxpar.interop.sources.open_source import Model
+from jaxpar.observe.files import write_atomically
+
+REFERENCE = "reference"
+"""Fact of a checkpoint: where the reference is, and the digest of its weights."""
+KEY = "loss.reference"
+_REPORTS = 10
+"""How often the progress of a split is reported, and stored."""
+
+
+def check_pairs(config: Config, data: Data) -> None:
+    """Raise `UserError` for pairs under a loss of tokens, or a loss of pairs without them."""
+    where = f"data.path={quoted(str(config.data.path))}"
+    if config.loss.name == "dpo" and not data.paired:
+        raise UserError(
+            f"loss.name: dpo trains on pairs of answers, and {where} has none; expected a token folder that python -m "
+            "jaxpar.prepare --format preference made"
+        )
+    if data.paired and config.loss.name != "dpo":
+        raise UserError(
+            f"loss.name: {config.loss.name} would train on the rejected answers too, which {where} has; expected "
+            "loss.name: dpo, or a folder of another format"
+        )
+
+
+def reference_facts(source: Model) -> dict[str, Any]:
+    """The fact that names `source` as the reference."""
+    return {REFERENCE: {"path": str(source.place), "digest": source.digest}}
+
+
+def check_reference(source: Model, facts: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the reference is not the one of the facts of a checkpoint."""
+    if source.digest != facts[REFERENCE]["digest"]:
+        raise UserError(
+            f"the run compares its model with the weights that {facts[REFERENCE]['path']} had, and "
+            f"{named(source.place)} has others; expected the same weights there"
+        )
+
+
+def provide_reference(
+    config: Config, data: Data, source: Model, devices: Sequence[Device], report: Callable[[str], None]
+) -> None:
+    """Give the rows of pairs of `data` the values of the reference `source`: from their file, or computed and stored.
+
+    Args:
+        config: of the run.
+        data: has pairs.
+        source: the reference.
+        devices: compute the values, and hold the whole reference meanwhile.
+        report: called with messages about the progress.
+
+    Raises:
+        UserError: the reference has another vocabulary, gives a document no finite log-probability, or the file of its
+            values is damaged.
+    """
+    vocab = source.model.vocab
+    assert vocab is not None, "a source knows its vocabulary"
+    for part in data.paired:
+        if part.folder.index.vocab > vocab:
+            raise UserError(
+                f"{KEY}: {named(source.path)} has a vocabulary of {vocab}, and {named(part.folder.path)} has tokens of "
+                f"{part.folder.index.vocab}; expected a model of the same tokenizer"
+            )
+    scorer: Scorer | None = None
+    for part in data.paired:
+        file, values = _stored(part, source, config)
+        missing = np.flatnonzero(part.rows.needed & np.isnan(values))
+        if len(missing):
+            if scorer is None:
+                scorer = _scorer(config, source, devices)
+            _compute(part, file, values, missing, scorer, report)
+        part.rows.reference.values = values
+
+
+def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[ReferenceFile, Float32[np.ndarray, " n"]]:
+    """The file of a split's values, and the values that process 0 finds there; NaN for the others."""
+    documents = len(part.rows.stream.starts)
+    facts = {
+        "tokens": part.folder.identity, "split": part.split, "model": source.digest,
+        "compute": config.precision.compute,
+    }  # fmt: skip
+    file, values = ReferenceFile(part.folder.path, facts, documents), np.full(documents, np.nan, np.float32)
+
+    def read() -> bool:
+        found = file.read()
+        if found is not None:
+            values[:] = found
+        return found is not None
+
+    if from_first(read) and jax.process_count() > 1:
+        values = np.array(multihost_utils.broadcast_one_to_all(values))
+    return file, values
+
+
+def _scorer(config: Config, source: Model, devices: Sequence[Device]) -> Scorer:
+    """In the precision of the run, so that a model has the same log-probabilities as its own reference."""
+    alone = Config(model=source.model, precision=config.precision, attention=config.attention)
+    return Scorer(place_on(alone, source, devices))
+
+
+def _compute(
+    part: PairedSplit, file: ReferenceFile, values: Float32[np.ndarray, " n"], missing: Int[np.ndarray, " m"],
+    scorer: Scorer, report: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Fill in the missing values; those that are done are stored now and then, so that a kill loses few of them."""
+    stream, place = part.rows.stream, f"{len(missing):,} documents of {named(part.folder.path)} ({part.split})"
+    assert stream.counted is not None, "pairs say what is counted of them"
+    report(f"Computing the reference's log-probabilities of {place}, which are stored beside them.")
+    starts, lengths, stored = stream.starts[:], stream.lengths, True
+    # By length, so that batches are full; the longest first, which fail first if they do not fit into memory.
+    ordered = missing[np.argsort(-lengths[missing], kind="stable")]
+    done = 0
+    for chosen in np.array_split(ordered, min(_REPORTS, len(ordered))):
+        places = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
+        scores = scorer.scored([stream.tokens[place].tolist() for place in places])
+        for document, place_of, own in zip(chosen, places, scores, strict=True):
+            counts = stream.counted[place_of][1:] != 0
+            values[document] = own.log_probabilities.astype(np.float64)[counts].sum()
+            if not np.isfinite(values[document]):
+                raise UserError(
+                    f"{KEY}: the reference gives document {document + 1} of {named(part.folder.path)} ({part.split}) "
+                    "no finite log-probability; expected a model whose weights are finite"
+                )
+        done += len(chosen)
+        if stored and (failure := from_first(lambda: _store(file, values))) is not None:
+            stored = False
+            report(f"{file.path} cannot be written ({failure}): the next start of the run computes its values again.")
+        report(f"Reference: {done:,} of {place}.")
+
+
+def _store(file: ReferenceFile, values: Float32[np.ndarray, " n"]) -> str | None:
+    """Write the file; why it cannot be written, if it cannot."""
+    try:
+        write_atomically(file.path, file.encoded(values))
+    except OSError as error:
+        return reason(error)
+    return None

@@ -1,0 +1,183 @@
+"""Pairs of answers become two documents each, the chosen one first, of which what follows the prompt counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpar.config.schema import DataConfig
+from jaxpar.data import open_data
+from jaxpar.data.pairs import PairRows
+from jaxpar.data.prepare import prepare
+from jaxpar.data.tokens.token_folder import open_token_folder
+from jaxpar.data.tokens.token_index import INDEX
+from tests.data.chat_files import END, END_TURN, MARKED, TOKENIZER, prepared_chat, spelled, turns, write_chat
+from tests.data.folders import contents, options, quiet
+from tests.data.preference_files import pairs, prepared_pairs
+from tests.sentences import refused
+
+QUESTION, RIGHT, WRONG = turns("capital of peru?", "lima.")[0], *turns("a", "lima.")[1:], *turns("a", "cusco.")[1:]
+TWO_TURNS = turns("capital of peru?", "lima.", "and of kenya?", system="be brief.")
+
+
+def said(answer: str) -> str:
+    return f"<|im_start|>user\ncapital of peru?<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n{END}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": "capital of peru?", "chosen": "lima.", "rejected": "cusco."},
+        {"prompt": [QUESTION], "chosen": [RIGHT], "rejected": [WRONG]},
+        {"prompt": [QUESTION], "chosen": "lima.", "rejected": "cusco."},
+        {"chosen": [QUESTION, RIGHT], "rejected": [QUESTION, WRONG]},
+        {"prompt": "capital of peru?", "chosen": [QUESTION, RIGHT], "rejected": [QUESTION, WRONG], "score": 3},
+    ],
+    ids=["text", "messages", "messages and text", "whole conversations", "whole conversations and their prompt"],
+)
+def test_each_form_of_a_pair_has_the_same_documents(tmp_path: Path, line: dict[str, Any]):
+    folder = prepared_pairs(tmp_path / "out", [line])
+    assert folder.index.version == 3 and folder.index.paired
+    assert spelled(folder) == [said("lima."), said("cusco.")]
+    assert spelled(folder, counted=True) == [f"lima.{END_TURN}", f"cusco.{END_TURN}"]
+
+
+@pytest.mark.parametrize("template", [None, MARKED], ids=["found", "marked"])
+def test_what_the_assistant_said_in_the_prompt_does_not_count(tmp_path: Path, template: str | None):
+    given = {}
+    if template is not None:
+        (tmp_path / "a.jinja").write_text(template)
+        given = {"chat_template": str(tmp_path / "a.jinja")}
+    line = {"prompt": TWO_TURNS, "chosen": "nairobi.", "rejected": [*turns("x", "mombasa.")[1:], *turns("no?", "no.")]}
+    folder = prepared_pairs(tmp_path / "out", [line], **given)
+    assert spelled(folder, counted=True) == [f"nairobi.{END_TURN}", f"mombasa.{END_TURN}no.{END_TURN}"]
+    assert all("lima." in text for text in spelled(folder))
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ({"prompt": "a", "chosen": "b"}, ("no `rejected`", "prompt")),
+        ({"prompt": "a", "completion": "b"}, ("no `chosen`", "completion")),
+        ({"chosen": "b", "rejected": "c"}, ("no `prompt`",)),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, ("the same",)),
+        ({"prompt": [], "chosen": "b", "rejected": "c"}, ("`prompt`", "neither text nor a list")),
+        ({"prompt": "a", "chosen": 3, "rejected": "c"}, ("`chosen`", "neither text nor a list")),
+        ({"prompt": "a", "chosen": [QUESTION], "rejected": "c"}, ("`chosen` has no message", "assistant")),
+        ({"chosen": turns("a", "b"), "rejected": turns("c", "d")}, ("begin with different messages",)),
+        ({"prompt": "a", "chosen": f"b{END_TURN}", "rejected": "c"}, ("message 2", "special token")),
+        ({"prompt": "a", "chosen": [{"content": "b"}], "rejected": "c"}, ("message 1", "role")),
+    ],
+)
+def test_a_line_that_is_no_pair_is_named_with_the_reason(tmp_path: Path, line: dict[str, Any], parts: tuple[str, ...]):
+    with refused("--max-broken is 0", "out-input.jsonl:2", *parts):
+        prepared_pairs(tmp_path / "out", [pairs()[0], line])
+
+
+def test_marks_that_do_not_tell_the_prompts_answers_apart_are_refused(tmp_path: Path):
+    (tmp_path / "a.jinja").write_text(
+        "{% generation %}{{ messages | map(attribute='content') | join }}{% endgeneration %}"
+    )
+    line = {"prompt": TWO_TURNS, "chosen": "a", "rejected": "b"}
+    with refused("marks 1 passages", "2 messages"):
+        prepared_pairs(tmp_path / "out", [line], chat_template=str(tmp_path / "a.jinja"))
+
+
+def test_pairs_are_reported_and_held_out_whole_and_a_continued_preparation_has_the_same_bytes(tmp_path: Path):
+    source, console = write_chat(tmp_path / "a.jsonl", pairs() * 3), quiet()
+    given = {"format": "preference", "tokenizer": TOKENIZER, "heldout_fraction": 0.3, "shard_tokens": 400}
+    folder = prepare(options(tmp_path / "out", source, **given), console)
+    assert folder.heldout is not None
+    for stream in (folder.train, folder.heldout):
+        assert len(stream.starts) % 2 == 0
+    text = console.file.getvalue()
+    assert f"in {len(folder.train.starts) // 2} pairs to train on" in text and "loss.name=dpo" in text
+    questions = [text.split("<|im_start|>assistant")[0] for text in spelled(folder)]
+    assert questions[::2] == questions[1::2]
+    prepare(options(tmp_path / "again", source, **given | {"processes": 2}), quiet())
+    same, again = contents(tmp_path / "out"), contents(tmp_path / "again")
+    assert {**same, "prepare.json": b""} == {**again, "prepare.json": b""}
+
+
+def test_an_index_of_pairs_with_an_odd_number_of_documents_is_refused(tmp_path: Path):
+    folder = prepared_chat(tmp_path / "out", [{"prompt": "a", "completion": "b"}]).path
+    plain = json.loads((folder / INDEX).read_text())
+    plain |= {"version": 3, "paired": True}
+    del plain["digest"]
+    from jaxpar.data.tokens.digests import digest
+
+    plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
+    (folder / INDEX).write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n")
+    with refused("1 documents", "even number"):
+        open_token_folder(folder, key="data.path")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> PairRows:
+    folder = prepared_pairs(tmp_path_factory.mktemp("pairs") / "out").path
+    data = open_data(config(folder), vocab=None, seed=3)
+    (part,) = data.paired
+    assert data.train is part.rows and part.split == "train" and "pairs in" in data.description
+    part.rows.reference.values = np.arange(len(part.rows.stream.starts), dtype=np.float32) + 1
+    return part.rows
+
+
+def config(folder: Path, **more: Any) -> DataConfig:
+    return DataConfig(**{"source": "tokens", "path": str(folder), "sequence_length": 256, **more})
+
+
+def test_an_epoch_has_every_pair_once_with_its_reference(rows: PairRows):
+    stream, found = rows.stream, []
+    assert stream.counted is not None
+    for example in range(rows.rows_per_epoch):
+        row = rows.row(example)
+        assert {name: value.dtype.name for name, value in row.items() if name in ("mask", "reference")} == {
+            "mask": "float32", "reference": "float32",
+        }  # fmt: skip
+        for number in range(2 * int(row["pairs"])):
+            own = np.flatnonzero(row["segments"] == number + 1)
+            assert (np.diff(own) == 1).all() and (row["positions"][own] == np.arange(len(own))).all()
+            document = int(row["reference"][own[0]]) - 1
+            assert not row["reference"][own[1:]].any() and document % 2 == number % 2
+            found.append(document)
+            first, size = int(stream.starts[document : document + 1][0]), int(stream.lengths[document])
+            tokens, counted = stream.tokens[first : first + size], stream.counted[first : first + size] > 0
+            assert (row["tokens"][own] == tokens[:-1]).all() and (row["mask"][own] == counted[1:]).all()
+            assert (row["labels"][own] == np.where(counted[1:], tokens[1:], 0)).all()
+        padding = row["segments"] == 2 * row["pairs"] + 1
+        assert not row["mask"][padding].any() and (row["segments"][~padding] <= 2 * row["pairs"]).all()
+    assert found[1::2] == [document + 1 for document in found[::2]]
+    assert sorted(found) == list(range(len(stream.starts)))
+    order = [int(rows.row(example)["reference"].max()) for example in range(2 * rows.rows_per_epoch)]
+    first, second = order[: rows.rows_per_epoch], order[rows.rows_per_epoch :]
+    assert first != second and sorted(first) == sorted(second), "the second epoch has the same rows in another order"
+
+
+def test_pairs_that_are_longer_than_a_row_are_left_out_and_reported(rows: PairRows):
+    sizes = (rows.stream.lengths.reshape(-1, 2) - 1).sum(1)
+    length = int(np.median(sizes))
+    short = PairRows(rows.stream, sequence_length=length, seed=0)
+    assert (short.needed[::2] == (sizes <= length)).all()
+    assert f"({(sizes > length).sum()} pairs that are longer than a row are left out)" in short.description
+    with refused("data.sequence_length=9", f"at least {sizes.min()}"):
+        PairRows(rows.stream, sequence_length=9, seed=0)
+
+
+def test_folders_that_do_not_go_together_are_refused(tmp_path: Path):
+    of_pairs, chat = (
+        prepared_pairs(tmp_path / "pairs").path,
+        prepared_chat(tmp_path / "chat", [{"messages": TWO_TURNS}]).path,
+    )
+    for given, parts in (
+        ({"path": None, "sources": {str(of_pairs): 1.0, str(chat): 1.0}}, ("data.sources", "not mixed", "data.path")),
+        ({"heldout_path": str(chat)}, ("data.heldout_path", "no pairs")),
+        ({"path": str(chat), "heldout_path": str(of_pairs), "sequence_length": 8}, ("data.heldout_path", "pairs")),
+    ):
+        with refused(*parts):
+            open_data(config(of_pairs, **given), vocab=None, seed=0)
+    held = open_data(config(of_pairs, heldout_path=str(of_pairs)), vocab=None, seed=0)
+    assert [part.split for part in held.paired] == ["train", "train"]

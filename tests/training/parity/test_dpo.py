@@ -1,0 +1,146 @@
+"""Direct preference optimization: loss, rewards and gradients against TRL's definition in float64, on any layout.
+
+The definition is written here in NumPy from `DPOTrainer.dpo_loss` of TRL (`loss_type="sigmoid"`), and its derivative by
+hand; the decoder's own derivative is that of `tests/reference/decoder64.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import Config, LossConfig
+from jaxpar.mesh.parameters import merge
+from tests.data.chat_files import VOCAB
+from tests.data.preference_files import prepared_pairs
+from tests.given_weights import state_with
+from tests.reference import decoder64
+from tests.reference.small import random_weights
+from tests.small_run import SmallRun, small, worst_difference
+
+ROWS, LENGTH = 8, 256
+BETA, SMOOTHING = 0.5, 0.1
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "one device": {"parallel": {"fsdp": 1}},
+    "split": {"parallel": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3}},
+    "microbatches in tiles": {"parallel": {"fsdp": 2, "tensor": 2, "microbatches": 2}, "memory": {"loss_tiles": 3}},
+    "contiguous context": {"parallel": {"context": 4, "context_order": "contiguous"}, "memory": {"remat": "full"}},
+    "whole weights": {"parallel": {"fsdp": 4, "zero": 0, "microbatches": 2}},
+    "sharded gradients": {"parallel": {"fsdp": 4, "zero": 2}},
+    "stages": {"parallel": {"pipe": 2, "fsdp": 2, "context": 2, "microbatches": 2}},
+    "stages that share the vocabulary": {
+        "parallel": {"pipe": 2, "tensor": 2, "microbatches": 2, "pipe_ends": "shared"}
+    },
+    "branching stages": {"parallel": {"pipe": 2, "context": 2, "microbatches": 2, "pipe_ticks": "branching"}},
+    "a split backward": {"parallel": {"pipe": 2, "tensor": 2, "microbatches": 4, "schedule": "zb-h1"}},
+}  # fmt: skip
+TOLERANCE = 1e-5
+
+
+def trl(chosen: np.ndarray, rejected: np.ndarray, reference_chosen: np.ndarray, reference_rejected: np.ndarray) -> Any:
+    """Losses, and rewards, of pairs: log-probabilities of the policy and of the reference, in float64."""
+    log_sigmoid = lambda x: -np.logaddexp(0.0, -x)
+    logits = (chosen - rejected) - (reference_chosen - reference_rejected)
+    losses = -log_sigmoid(BETA * logits) * (1 - SMOOTHING) - log_sigmoid(-BETA * logits) * SMOOTHING
+    rewards = BETA * (chosen - reference_chosen), BETA * (rejected - reference_rejected)
+    return losses, *rewards
+
+
+def slope(logits: np.ndarray) -> np.ndarray:
+    """The derivative of a loss with respect to its `logits`."""
+    sigmoid = lambda x: np.exp(-np.logaddexp(0.0, -x))
+    return -BETA * ((1 - SMOOTHING) * sigmoid(-BETA * logits) - SMOOTHING * sigmoid(BETA * logits))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A token folder of pairs."""
+    return str(prepared_pairs(tmp_path_factory.mktemp("dpo") / "pairs").path)
+
+
+def of_pairs(tokens: str, **sections: dict[str, Any]) -> Config:
+    data = {"source": "tokens", "path": tokens, "sequence_length": LENGTH, "batch_size": ROWS}
+    given = {"run": {"init_from": "not opened"}, "data": data, "model": {"layers": 2, "vocab": VOCAB, "kv_heads": 4}}
+    loss = LossConfig(name="dpo", beta=BETA, label_smoothing=SMOOTHING)
+    return replace(small(**{**given, **sections}), loss=loss)
+
+
+def batch_of(run: SmallRun) -> dict[str, np.ndarray]:
+    """The first batch, with a reference that the policy may be near to or far from."""
+    (part,) = run.data.paired
+    documents = len(part.rows.stream.starts)
+    counted = np.add.reduceat(np.asarray(part.rows.stream.counted[:], np.float64), part.rows.stream.starts[:])
+    noise = np.random.default_rng(0).standard_normal(documents)
+    part.rows.reference.values = (-4.5 * counted + 2 * noise).astype(np.float32)
+    return run.rows(0)
+
+
+def documents_of(batch: dict[str, np.ndarray]) -> list[tuple[int, np.ndarray]]:
+    """Row and tokens of each document, chosen and rejected in turn."""
+    found = []
+    for row, pairs in enumerate(batch["pairs"]):
+        found += [(row, np.flatnonzero(batch["segments"][row] == number + 1)) for number in range(2 * pairs)]
+    return found
+
+
+def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[dict[str, float], Any]:
+    """Loss and rewards of a batch, and the loss's gradients, in float64."""
+    logits = decoder64.logits(weights, options, batch)
+    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    likely = np.take_along_axis(likely, batch["labels"][..., None], -1)[..., 0]
+    documents = documents_of(batch)
+    sums = np.array([(batch["mask"][row, own] * likely[row, own]).sum() for row, own in documents])
+    reference = np.array([batch["reference"][row, own].sum(dtype=np.float64) for row, own in documents])
+    (chosen, rejected), (of_chosen, of_rejected) = sums.reshape(-1, 2).T, reference.reshape(-1, 2).T
+    losses, good, bad = trl(chosen, rejected, of_chosen, of_rejected)
+    found = {
+        "loss": losses.mean(), "reward_chosen": good.mean(), "reward_rejected": bad.mean(),
+        "reward_margin": (good - bad).mean(), "reward_accuracy": (good > bad).mean(),
+    }  # fmt: skip
+    by_hand = slope(chosen - rejected - of_chosen + of_rejected)
+    # The decoder's gradient is that of a mean of tokens: once for those of chosen documents, once for the rejected.
+    total = None
+    for side, sign in ((0, 1.0), (1, -1.0)):
+        each = np.zeros(batch["mask"].shape)
+        for number, (row, own) in enumerate(documents[side::2]):
+            each[row, own] = batch["mask"][row, own] * -by_hand[number] / len(losses)
+        _, gradients = decoder64.loss_and_gradients(weights, options, batch | {"mask": each})
+        factor = sign * each.sum()
+        part = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
+        total = part if total is None else jax.tree.map(np.add, total, part)
+    return found, total
+
+
+def test_the_derivative_by_hand_is_that_of_the_definition():
+    logits, step = np.linspace(-9, 9, 37), 1e-5
+    loss = lambda chosen: trl(chosen, np.full(37, -3.0), np.full(37, -4.0), np.full(37, -2.5))[0]
+    begin = logits - 3.0 - 1.5
+    numeric = (loss(begin + step) - loss(begin - step)) / (2 * step)
+    np.testing.assert_allclose(slope(begin + 3.0 + 4.0 - 2.5), numeric, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.matrix(quick=("split",), ci=3)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loss_rewards_and_gradients_equal_float64(tokens: str, layout: str):
+    run = SmallRun(of_pairs(tokens, **LAYOUTS[layout]))
+    options = asdict(run.config.model)
+    weights, batch = random_weights(options, padded_vocab=64), batch_of(run)
+    pairs = batch["pairs"]
+    assert pairs.min() < pairs.max() and pairs.sum() > ROWS, "rows have different numbers of pairs"
+    wanted, gradients = expected(weights, options, batch)
+    assert 0 < wanted["reward_accuracy"] < 1
+
+    state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
+    placed = run.place(batch)
+    loss, found = run.step.gradients(state, placed)
+    assert float(loss) == pytest.approx(wanted["loss"], rel=TOLERANCE)
+    worst, leaf = worst_difference(run.by_layer(found), gradients)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+    sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
+    assert float(count) == pairs.sum()
+    for name, value in wanted.items():
+        assert float(sums[name]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
