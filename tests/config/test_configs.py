@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 
 # name: devices, tokens per step, parameters in millions (published shape, learned positions included)
 GOLDEN = {
+    "dpo": (8, 32_768, 135),
     "gemma3_1b": (8, 1_048_576, 1000),
     "gpt2_124m": (8, 524_288, 124),
     "gpt3_175b_32k": (64, 4_194_304, 174_982),

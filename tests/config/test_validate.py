@@ -16,6 +16,8 @@ from jaxpar.training.run.trainer import Trainer
 from tests.sentences import refused
 from tests.small_run import small
 
+DPO = ("loss.name=dpo", "run.init_from=a", "data.source=tokens", "data.path=a")
+
 
 def test_the_defaults_are_valid():
     validate(Config())
@@ -57,6 +59,15 @@ def test_the_defaults_are_valid():
         (["model.low_rank={upp: 4}"], ("model.low_rank: 'upp'", "no matrix", "did you mean up?")),
         (["model.low_rank={up: 500}"], ("model.low_rank.up:", "from 1 to 256", "got 500")),
         (["model.low_rank={up: 0}"], ("model.low_rank.up:", "from 1 to 256", "got 0")),
+        (["loss.name=dpp"], ("loss.name: expected cross_entropy or dpo", "'dpp'", "did you mean dpo?")),
+        (["loss.name=dpo"], ("loss.name: dpo", "loss.reference and run.init_from are null")),
+        (["loss.name=dpo", "run.init_from=a"], ("loss.name: dpo", "data.source is stdlib", "data.source: tokens")),
+        ([*DPO, "loss.beta=0"], ("loss.beta: must be above 0", "0.0")),
+        ([*DPO, "loss.label_smoothing=0.5"], ("loss.label_smoothing:", "below 0.5", "got 0.5")),
+        ([*DPO, "data.packed=false"], ("data.packed: false", "expected true")),
+        ([*DPO, "data.sequence_length=3"], ("data.sequence_length: 3", "at least 4")),
+        ([*DPO, "model.z_loss=1e-4"], ("model.z_loss: 0.0001", "expected 0", "loss.name: dpo")),
+        (["loss.beta=0.2"], ("loss.beta: 0.2", "loss.name is cross_entropy", "loss.name: dpo")),
         (["lora.alpha=8"], ("lora.alpha: 8.0", "lora.rank is null", "default, 16.0")),
         (["model.head_dim=31"], ("model.head_dim:", "even width", "got 31")),
         (

@@ -25,7 +25,6 @@ class BatchPlacer:
     def __init__(self, layout: StepLayout, mesh: Mesh):
         self.shape = layout.batch_shape
         self.shardings: dict[str, NamedSharding] = shardings(mesh, layout.batch)
-        self._dims = {name: len(spec) for name, spec in layout.batch.items()}
         self.order = row_order(layout.plan, self.shape[2])
         self.rows = self._own_rows()
         """Row numbers, within a batch, that this process loads; ascending."""
@@ -40,13 +39,14 @@ class BatchPlacer:
         microbatches, per_microbatch, _ = self.shape
 
         def array(name: str) -> jax.Array:
-            local, shape = rows[name], self.shape[: self._dims[name]]
+            per_row = len(self.shardings[name].spec) == 2
+            local, shape = rows[name], self.shape[: 2 if per_row else 3]
 
             def part(index: Any) -> np.ndarray:
                 first, last, _ = index[1].indices(per_microbatch)
                 wanted = np.arange(microbatches)[index[0], None] * per_microbatch + np.arange(first, last)
                 mine = local[np.searchsorted(self.rows, wanted)]
-                return mine if len(shape) == 2 else mine[..., self.order[index[2]]]
+                return mine if per_row else mine[..., self.order[index[2]]]
 
             return jax.make_array_from_callback(shape, self.shardings[name], part)
 

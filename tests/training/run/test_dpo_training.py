@@ -1,0 +1,128 @@
+"""Runs on pairs of answers: the reference is computed once and kept, and training tells the answers apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpar.config import Config, LoraConfig, LossConfig, load_config
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.training.run import reference
+from jaxpar.training.run.trainer import Trainer
+from tests.data.chat_files import prepared_chat, turns
+from tests.data.preference_files import pairs, prepared_pairs
+from tests.interop.folders import copy_of, rewrite, tensors
+from tests.sentences import refused
+from tests.training.runs import Recorder
+
+DPO = Path(__file__).parents[3] / "configs" / "dpo.yaml"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return copy_of("llama", tmp_path / "base")
+
+
+def config_of(base: Path, tokens: Path, **more: Any) -> Config:
+    """`configs/dpo.yaml` for a tiny model, with other keys changed."""
+    overrides = {
+        "run.init_from": base, "run.dir": base.parent / "runs", "run.steps": 12, "run.log_every": 1,
+        "run.compile_cache": "null", "data.path": tokens, "data.sequence_length": 256, "data.batch_size": 4,
+        "parallel.tensor": 2, "parallel.context": 2, "optimizer.learning_rate": 3e-3, "optimizer.warmup_steps": 2,
+        "precision.compute": "float32", "evaluation.every": 0,
+    }  # fmt: skip
+    config = load_config(DPO, [f"{key}={value}" for key, value in (overrides | more).items()])
+    return replace(config, model=HFFolder(base).model)
+
+
+def files(tokens: Path) -> list[Path]:
+    return sorted(tokens.glob("reference-*.npy"))
+
+
+def test_the_reference_is_computed_once_and_the_model_begins_as_its_equal(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tokens = prepared_pairs(tmp_path / "pairs").path
+    config, messages = config_of(base, tokens), []
+    run = Trainer(config)
+    run.provide_reference(messages.append)
+    (file,) = files(tokens)
+    assert "Computing" in messages[0] and "of 32 documents" in messages[-1]
+    metrics = run.step()
+    assert float(metrics.loss) == pytest.approx(math.log(2), rel=1e-6)
+    rewards = {name: float(value) for name, value in metrics.report.items()}
+    assert set(rewards) == {"reward_chosen", "reward_rejected", "reward_margin", "reward_accuracy"}
+    assert all(abs(rewards[f"reward_{name}"]) < 1e-5 for name in ("chosen", "rejected", "margin"))
+
+    def computed(*_: Any) -> Any:
+        raise AssertionError("the reference is computed again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "place_on", computed)
+        again = Trainer(config)
+        again.provide_reference(messages.append)
+        values = again.data.paired[0].rows.reference.values
+        assert values is not None and (values < 0).all() and values.shape == (32,)
+        np.testing.assert_array_equal(values, run.data.paired[0].rows.reference.values)
+        # Other weights, another precision and other tokens have values of their own.
+        rewrite(base, {"lm_head.weight": 2 * tensors(base)["lm_head.weight"]})
+        with pytest.raises(AssertionError, match="computed again"):
+            Trainer(config).provide_reference()
+    file.write_bytes(file.read_bytes()[:-40] + bytes(40))
+    with refused(str(file), "damaged", "remove it"):
+        reference._stored(run.data.paired[0], run.reference, config)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_does_not_go_together_is_refused(base: Path, tmp_path: Path):
+    tokens = prepared_pairs(tmp_path / "pairs", pairs()[:4]).path
+    chat = prepared_chat(tmp_path / "chat", [{"messages": turns("a", "b")}] * 20).path
+    with refused("loss.name: dpo", f"data.path='{chat}'", "--format preference"):
+        Trainer(config_of(base, chat))
+    with refused("loss.name: cross_entropy", "rejected answers", "loss.name: dpo"):
+        Trainer(replace(config_of(base, tokens), loss=LossConfig()))
+    with refused("loss.reference", "does not exist"):
+        Trainer(config_of(base, tokens, **{"loss.reference": tmp_path / "none"})).provide_reference()
+    other = copy_of("llama", tmp_path / "other", vocab_size=60)
+    own = tensors(other)
+    rewrite(other, {name: own[name][:60] for name in ("model.embed_tokens.weight", "lm_head.weight")})
+    with refused("loss.reference", "vocabulary of 60", "tokens of 61", "same tokenizer"):
+        Trainer(config_of(base, tokens, **{"loss.reference": other})).provide_reference()
+
+
+@pytest.mark.long(every=2)
+def test_a_run_learns_to_tell_answers_apart_goes_on_and_notices_another_reference(base: Path, tmp_path: Path):
+    folder = prepared_pairs(tmp_path / "pairs", pairs() * 3, heldout_fraction=0.2)
+    given = {"parallel.microbatches": 2, "evaluation.every": 6, "checkpoint.every": 6}
+    config = config_of(base, folder.path, **given)
+    half, whole = Recorder(), Recorder()
+    Trainer(replace(config, run=replace(config.run, steps=6))).fit([half])
+    summary = Trainer(config).fit([whole])
+    assert len(files(folder.path)) == 2, "of what is trained on, and of what is held out"
+    computing = [any("Computing" in text for text in recorder.messages) for recorder in (half, whole)]
+    assert computing == [True, False]
+    first, last = half.records[0], whole.records[-1]
+    assert first.loss == pytest.approx(math.log(2), rel=1e-5) and summary.loss < 0.6
+    assert first.metrics is not None and last.metrics is not None
+    assert last.metrics["reward_margin"] > 0.2 > abs(first.metrics["reward_margin"])
+    assert last.metrics["reward_accuracy"] > 0.8 and "eval_reward_accuracy" in last.metrics
+    assert summary.eval_loss is not None and summary.eval_loss < math.log(2) and summary.baseline_loss is None
+
+    rewrite(base, {"lm_head.weight": 2 * tensors(base)["lm_head.weight"]})
+    with refused("compares its model with", str(base), "same weights"):
+        Trainer(replace(config, run=replace(config.run, steps=13))).fit([])
+
+
+@pytest.mark.long(every=4)
+def test_factors_are_trained_on_pairs_and_the_reference_is_the_model_below(base: Path, tmp_path: Path):
+    tokens = prepared_pairs(tmp_path / "pairs").path
+    config = replace(config_of(base, tokens, **{"evaluation.batches": 0}), lora=LoraConfig(rank=4))
+    recorder = Recorder()
+    Trainer(config).fit([recorder])
+    first, last = recorder.records[0], recorder.records[-1]
+    assert first.loss == pytest.approx(math.log(2), rel=1e-6)
+    assert last.loss < 0.65
