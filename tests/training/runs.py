@@ -65,8 +65,8 @@ class SharingTrainer(Trainer):
     functions_of: ClassVar[dict[Config, TrainStep]] = {}
     compiled_of: ClassVar[dict[Config, Any]] = {}
 
-    def __init__(self, config: Config, devices: Sequence[jax.Device]):
-        super().__init__(config, devices=devices)
+    def __init__(self, config: Config, devices: Sequence[jax.Device], plan: None = None):
+        super().__init__(config, devices=devices, plan=plan)
         assert config.optimizer.decay_steps is not None, "the compiled step must not depend on run.steps"
         elsewhere = {"checkpoint": CheckpointConfig(), "evaluation": EvaluationConfig()}
         self.program = replace(self.config, run=RunConfig(seed=config.run.seed), **elsewhere)

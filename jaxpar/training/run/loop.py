@@ -144,22 +144,16 @@ class _Loop:
 
     def _restore(self) -> bool:
         """Continue from the newest checkpoint; False where there is none."""
-        saved = self.trainer.saved
-        restored = self.saves.restore(saved.abstract)
+        restored = self.saves.restore(self.trainer.saved.abstract)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
             return False
         state, facts = restored
-        self.trainer.check_base(facts)
-        self.trainer.check_reference(facts)
-        self.trainer.state = saved.incoming(state)
+        notice = self.trainer.continue_from(state, facts)
         liveness.restarted()
         self.progress.restore(facts)
-        self.trainer.came_from = tuple(facts.get(CAME_FROM, ()))
         if "lookout" in facts:
             self.monitor.restore(facts["lookout"])
-            self.trainer.left_out = tuple(facts["left_out"])
-        notice = self.trainer.continue_data(facts)
         if notice is not None:
             self.listeners.message(notice)
         elif facts["data"] != self.trainer.data.description:

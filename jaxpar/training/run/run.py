@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.plan import Plan
@@ -301,6 +302,19 @@ class Run:
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to its epochs after so many steps; empty where text is generated."""
         return self.data.train.epochs(self._first_example(steps))
+
+    def continue_from(self, saved: TrainState, facts: Mapping[str, Any]) -> str | None:
+        """Continue from a state in the form of a checkpoint; returns a message about the data, if any.
+
+        Args:
+            saved: laid out as `saved.abstract`.
+            facts: those of the checkpoint.
+        """
+        self.check_base(facts)
+        self.check_reference(facts)
+        self.state = self.saved.incoming(saved)
+        self.came_from, self.left_out = tuple(facts.get(CAME_FROM, ())), tuple(facts.get("left_out", ()))
+        return self.continue_data(facts)
 
     def continue_data(self, facts: Mapping[str, Any]) -> str | None:
         """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.

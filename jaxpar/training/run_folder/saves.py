@@ -48,8 +48,7 @@ class Saves:
         newest = self._checkpointer.latest()
         if newest is None:
             return None
-        facts = self._checkpointer.facts(newest)
-        state = self._checkpointer.restore(newest, _as_saved(like, facts))
+        state, facts = read_state(self._checkpointer, newest, like)
         self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
         self._healthy = newest
         if skipped := self._skipped[newest]:
@@ -59,9 +58,9 @@ class Saves:
                 f"The run continues from {self._name(newest)}, which was saved after {_steps(skipped)}; "
                 f"{self._last_healthy()}{back}."
             )
-        if like.optimizer.average is not None and state.optimizer.average is None:
+        if like.optimizer.average is not None and not _has_average(facts):
             self._listeners.message(f"The moving average of the weights begins with those of step {newest}.")
-        return _as_wanted(state, like), facts
+        return state, facts
 
     @property
     def newest_step(self) -> int:
@@ -142,10 +141,20 @@ def _steps(skipped: int) -> str:
     return f"{skipped} skipped step{'s' * (skipped > 1)}"
 
 
-def _as_saved(like: TrainState, facts: dict[str, Any]) -> TrainState:
-    """`like` with a moving average of the weights if the checkpoint has one: it may be turned on or off."""
-    saved = facts["config"]["optimizer"].get("ema") is not None
-    return like._replace(optimizer=like.optimizer._replace(average=like.master if saved else None))
+def read_state(checkpointer: Checkpointer, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+    """The state that was saved at `step`, laid out as `like`, and the facts saved with it.
+
+    Raises `CheckpointError` when it cannot be read, or does not fit `like`.
+    """
+    facts = checkpointer.facts(step)
+    # The moving average of the weights may be turned on or off.
+    saved = like._replace(optimizer=like.optimizer._replace(average=like.master if _has_average(facts) else None))
+    return _as_wanted(checkpointer.restore(step, saved), like), facts
+
+
+def _has_average(facts: dict[str, Any]) -> bool:
+    """Whether a checkpoint with these facts has a moving average of the weights."""
+    return facts["config"]["optimizer"].get("ema") is not None
 
 
 def _as_wanted(state: TrainState, like: TrainState) -> TrainState:

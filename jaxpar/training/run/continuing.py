@@ -1,0 +1,123 @@
+"""Text from a run as it is now: prompts continued with its weights, on its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from jaxpar.config import UserError
+from jaxpar.config.plan import AxisSizes
+from jaxpar.config.spelling import quoted
+from jaxpar.generation.generator import Continuation, Generator, generation_layout
+from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.text import Stop
+from jaxpar.layout.step_layout import shardings
+from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.training.run.named_weights import NamedWeights
+from jaxpar.training.run.run import Run
+
+type Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a model adds to a prompt."""
+
+    text: str | None
+    """Without the prompt; None where the data has no text."""
+    tokens: Int[np.ndarray, " tokens"]
+    """Without the prompt, and without the token that ended it."""
+    log_probabilities: np.ndarray
+    """Of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
+    ended: bool
+    """Whether the end of a document or a stop string ended it; else the limit of tokens did."""
+
+
+def encoded(run: Run, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+    """Prompts as tokens; one alone is a list of one.
+
+    Raises `UserError` for a text where the data has none, and where there is no prompt.
+    """
+    alone = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
+    every: Sequence[Prompt] = [prompts] if alone else prompts  # pyright: ignore[reportAssignmentType]
+    if not every:
+        raise UserError("prompts: there is none; expected a text, token ids, or a list of them")
+    found = []
+    for prompt in every:
+        if not isinstance(prompt, str):
+            found.append([int(token) for token in prompt])
+        elif run.data.encode is None:
+            raise UserError(
+                f"prompts: got a text, and data.source={run.config.data.source} has none; expected token ids"
+            )
+        else:
+            found.append(run.data.encode(prompt))
+    return found
+
+
+def generator_of(run: Run, sampling: Sampling, seed: int) -> Generator:
+    """A generator with the weights of a run, on its mesh.
+
+    A pipeline generates on a mesh of the same devices whose fsdp axis takes those of the pipe axis too.
+    """
+    config = run.config
+    if run.plan.axes.pipe == 1:
+        weights, zero = run.evaluated_weights(), config.parallel.zero
+        return Generator(config, run.mesh, weights, sampling=sampling, zero=zero, seed=seed)
+    axes = dict(run.plan.axes)
+    axes |= {"fsdp": axes["fsdp"] * axes["pipe"], "pipe": 1}
+    parallel = replace(
+        config.parallel, **axes, schedule="auto", virtual_stages=None, stage_layers=None, pipe_ends="last"
+    )
+    config = replace(config, parallel=parallel)
+    mesh = build_mesh(AxisSizes(**axes), list(run.mesh.devices.flat))
+    layout = generation_layout(config, mesh, zero=3)
+    stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
+    names = NamedWeights(run.evaluated_weights(), run.layout)
+
+    def placed(path: Any, spec: ParamSpec, where: Any) -> jax.Array:
+        own = names[".".join(str(key.key) for key in path)].astype(dtype)
+        own = np.pad(own, [(0, size - had) for size, had in zip(spec.shape, own.shape, strict=True)])
+        return jax.make_array_from_callback(spec.shape, where, lambda region: own[region])
+
+    weights = jax.tree_util.tree_map_with_path(
+        placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
+    )
+    return Generator(config, mesh, weights, sampling=sampling, zero=3, seed=seed)
+
+
+def check_stop(run: Run, stop: Sequence[str]) -> None:
+    """Raise `UserError` for stop strings where the data has no text, or one in place of a list of them."""
+    if isinstance(stop, str):
+        raise UserError(f"stop: expected a list of texts, got {quoted(stop, 80)}")
+    if stop and run.data.decode is None:
+        raise UserError(f"stop: expected none, since data.source={run.config.data.source} has no text")
+
+
+def continued(
+    run: Run, generator: Generator, prompts: list[list[int]], tokens: int, stop: Sequence[str]
+) -> list[Generated]:
+    """Prompts continued by a generator; the end of a document ends a text, as each of `stop` does."""
+    decode = run.data.decode
+    ends = [] if run.data.separator is None else [run.data.separator]
+    stops = [Stop(decode or _no_text, stop) for _ in prompts]
+    on_token: Callable[[int, int], bool] | None = None
+    if stop:
+        on_token = lambda row, token: stops[row].add_token(token)
+    found = generator.continued(prompts, tokens, stop=ends, on_token=on_token)
+
+    def result(one: Continuation, text: Stop) -> Generated:
+        words = None if decode is None else text.text if stop else decode(one.tokens)
+        return Generated(words, one.tokens, one.log_probabilities, one.ended)
+
+    return [result(one, text) for one, text in zip(found, stops, strict=True)]
+
+
+def _no_text(_: Sequence[int]) -> str:
+    raise AssertionError("stop strings are refused where there is no text")

@@ -1,0 +1,53 @@
+"""The weights of a run by name, as NumPy, whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.parameters import ParamSpec, Weights
+
+
+class NamedWeights(Mapping[str, np.ndarray]):
+    """Weights by name, as `layers.mlp.up`. A weight is copied from the devices when it is asked for, in float32.
+
+    Layers are stacked in the order of the model, those of each kind apart, without padding; the vocabulary is not
+    padded either. On several processes all of them must ask for the same weight.
+
+    Args:
+        weights: of the whole model, as `Run.evaluated_weights` has them.
+        layout: of the run.
+    """
+
+    def __init__(self, weights: Weights, layout: StepLayout):
+        paths = jax.tree_util.tree_leaves_with_path(layout.specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+        self._specs = {".".join(str(key.key) for key in path): spec for path, spec in paths}
+        self._paths = dict(zip(self._specs, (path for path, _ in paths), strict=True))
+        self._weights, self._layout = weights, layout
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        leaf: Any = self._weights
+        for key in self._paths[name]:
+            leaf = leaf[key.key]
+        whole = np.asarray(
+            leaf if jax.process_count() == 1 else multihost_utils.process_allgather(leaf, tiled=True), np.float32
+        )
+        spec, vocab = self._specs[name], self._layout.config.model.vocab
+        if spec.axes[0] == LAYERS:
+            whole = whole[self._layout.order.stack_at(self._paths[name]).row_of_layer]
+        return whole[tuple(slice(vocab if axis == "vocab" else None) for axis in spec.axes)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __repr__(self) -> str:
+        return f"NamedWeights({', '.join(self._specs)})"
