@@ -70,7 +70,7 @@ class Attention(nnx.Module):
 
     def project_out(self, x: Float[Array, "batch seq heads head_dim"]) -> Float[Array, "batch seq embed"]:
         """This rank's partial sums; the output bias is added by `add_bias`."""
-        return self._product("bshd,hde->bse", x, "output")
+        return self._product("bshk,hke->bse", x, "output")
 
     def _product(self, dims: str, x: jax.Array, name: str) -> jax.Array:
         """`x` times a matrix or its two factors, with the product of those of `lora` if it has any."""
