@@ -1,16 +1,16 @@
 """The cache of keys and values: where each token's are, on which rank, and which tokens a place holds.
 
-A kind of layers has `capacity` places for each row. The token of index i is in place i % capacity, so a kind with a
-window needs no more places than the window has tokens: a new token takes the place of the one that no query sees any
-more. Place p is on context rank p % context, so the ranks have equal shares of every prefix.
+Each layer has arrays of its own. A kind of layers has `capacity` places for each row. The token of index i is in place
+i % capacity, so a kind with a window needs no more places than the window has tokens: a new token takes the place of
+the one that no query sees any more. Place p is on context rank p % context, so the ranks have equal shares of every
+prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -25,16 +25,16 @@ EMPTY = jnp.iinfo(jnp.int32).max
 
 
 class KeyValues(NamedTuple):
-    """The cache of the layers of one kind; on a device its own rows, places and heads."""
+    """The cache of a layer; on a device its own rows, heads and places."""
 
-    key: Float[Array, "layers batch places kv_heads head_dim"]
-    value: Float[Array, "layers batch places kv_heads head_dim"]
+    key: Float[Array, "batch kv_heads places head_dim"]
+    value: Float[Array, "batch kv_heads places head_dim"]
 
 
-type Cache = Mapping[str, KeyValues]
-"""By kind of layers."""
+type Cache = Mapping[str, Sequence[KeyValues]]
+"""Of each layer of each kind."""
 
-PARTITION = PartitionSpec("pipe", DATA_AXES, "context", "tensor")
+PARTITION = PartitionSpec(("pipe", *DATA_AXES), "tensor", "context")
 """Of keys and values. There is one pipeline stage, whose axis has size 1."""
 
 
@@ -60,24 +60,23 @@ def indices_at(places: Int[Array, " own"], capacity: int, lengths: Int[Array, " 
 
 def fill(
     own: Float[Array, "batch seq kv_heads head_dim"], capacity: int, lengths: Int[Array, " batch"]
-) -> Float[Array, "batch places kv_heads head_dim"]:
+) -> Float[Array, "batch kv_heads places head_dim"]:
     """This rank's places after a prompt, from keys or values of all its tokens in the order of their indices."""
     index = indices_at(own_places(capacity), capacity, lengths)
     held = index != EMPTY
     entries = jnp.take_along_axis(own, jnp.where(held, index, 0)[:, :, None, None], axis=1)
-    return jnp.where(held[:, :, None, None], entries, jnp.zeros((), own.dtype))
+    return jnp.where(held[:, :, None, None], entries, jnp.zeros((), own.dtype)).swapaxes(1, 2)
 
 
 def store(
-    stack: Float[Array, "layers batch places kv_heads head_dim"],
-    row: jax.Array,
+    places: Float[Array, "batch kv_heads places head_dim"],
     new: Float[Array, "batch kv_heads head_dim"],
     capacity: int,
     lengths: Int[Array, " batch"],
-) -> Float[Array, "layers batch places kv_heads head_dim"]:
-    """`stack` with the last token's keys or values of a layer in their place, on the rank that has it."""
+) -> Float[Array, "batch kv_heads places head_dim"]:
+    """`places` with the last token's keys or values in their place, on the rank that has it."""
     ranks, batch = lax.axis_size("context"), jnp.arange(new.shape[0])
     place = (lengths - 1) % capacity
     mine: Bool[Array, " batch"] = place % ranks == lax.axis_index("context")
-    at = row, batch, place // ranks
-    return stack.at[at].set(jnp.where(mine[:, None, None], new.astype(stack.dtype), stack[at]))
+    at = batch, slice(None), place // ranks
+    return places.at[at].set(jnp.where(mine[:, None, None], new.astype(places.dtype), places[at]))

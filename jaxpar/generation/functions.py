@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.attention.decode import tree_attention
-from jaxpar.config.counting import attention_scale, head_dim, kv_heads, padded_vocab
+from jaxpar.config.counting import attention_scale, padded_vocab
 from jaxpar.config.kinds import kind_model
 from jaxpar.generation.cache import Cache, KeyValues, capacities, fill, indices_at, own_places, store
 from jaxpar.generation.sampling import Drawn, Sampling, draw
@@ -32,7 +32,6 @@ from jaxpar.mesh.collectives import gather_context, reduce_max, reduce_sum
 from jaxpar.mesh.layer_order import LAYERS, own_layers
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
-from jaxpar.model.loop.walk import Site, walk
 from pallas_kernels.masks import Mask
 
 SAME_AXES = ("pipe", "context", "tensor")
@@ -53,8 +52,8 @@ class Rows(NamedTuple):
     """Which tokens each row has; None without a repetition penalty."""
 
 
-type Visit = Callable[[jax.Array, jax.Array, jax.Array, TokenContext, KeyValues, jax.Array], tuple[Any, KeyValues]]
-"""Attention that also writes: (query, key, value, tokens, cache of the kind, layer) -> (output, cache)."""
+type Visit = Callable[[jax.Array, jax.Array, jax.Array, TokenContext, Any], tuple[jax.Array, KeyValues]]
+"""Attention that also writes: (query, key, value, tokens, cache of the layer) -> (output, cache)."""
 
 
 class _Attending:
@@ -63,10 +62,9 @@ class _Attending:
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
         self.cache: Any = None
-        self.layer: Any = None
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext) -> jax.Array:
-        out, self.cache = self.visit(q, k, v, tokens, self.cache, self.layer)
+        out, self.cache = self.visit(q, k, v, tokens, self.cache)
         return out
 
 
@@ -85,6 +83,11 @@ class GenerationFunctions:
         """The model."""
         return stages_of(self.layout, train=False)
 
+    @property
+    def dtype(self) -> str:
+        """In which layers compute and keys and values are kept."""
+        return self.layout.plan.dtypes.compute
+
     @cached_property
     def capacities(self) -> dict[str, int]:
         """Places of each kind of layers."""
@@ -96,7 +99,7 @@ class GenerationFunctions:
         """The rows after their prompts and one token more.
 
         Args:
-            weights: in storage placement.
+            weights: in storage placement, `unstacked`.
             batch: a microbatch [batch, part], each row with its prompt from index 0 on.
             lengths: tokens of each prompt, at least 1.
             numbers: see `Rows`.
@@ -106,15 +109,14 @@ class GenerationFunctions:
         def visit(kind: str) -> Visit:
             attend, capacity = self.stages.attend[kind], self.capacities[kind]
 
-            def attention(q: Any, k: Any, v: Any, tokens: TokenContext, cache: KeyValues, layer: jax.Array) -> Any:
-                held = (fill(gather_context(own), capacity, lengths) for own in (k, v))
-                cache = KeyValues(*(stack.at[layer].set(own) for stack, own in zip(cache, held, strict=True)))
-                return attend(q, k, v, tokens), cache
+            def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, _: None) -> Any:
+                held = (fill(gather_context(own), capacity, lengths).astype(self.dtype) for own in (k, v))
+                return attend(q, k, v, tokens), KeyValues(*held)
 
             return attention
 
         x = self.stages.embed(weights, batch)
-        x, cache = self._layers(weights, x, batch, visit, self._empty(len(lengths)))
+        x, cache = self._layers(weights, x, batch, visit, None)
         last = sequence_part(batch["indices"]) == lengths[:, None] - 1
         x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
         seen = None
@@ -137,12 +139,11 @@ class GenerationFunctions:
             model, capacity = kind_model(self.layout.config.model, kind), self.capacities[kind]
             places = indices_at(own_places(capacity), capacity, rows.lengths)
 
-            def attention(q: Any, k: Any, v: Any, tokens: TokenContext, cache: KeyValues, layer: jax.Array) -> Any:
-                cache = KeyValues(
-                    *(store(own, layer, new[0], capacity, rows.lengths) for own, new in zip(cache, (k, v), strict=True))
-                )
+            def attention(q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, cache: KeyValues) -> Any:
+                new = (store(own, x[0], capacity, rows.lengths) for own, x in zip(cache, (k, v), strict=True))
+                cache = KeyValues(*new)
                 out = tree_attention(
-                    q[0], cache.key[layer], cache.value[layer],
+                    q[0], cache.key.swapaxes(1, 2), cache.value.swapaxes(1, 2),
                     mask=Mask(causal=True, window=model.window), q_indices=index, kv_indices=places,
                     scale=attention_scale(model), softcap=model.attention_softcap,
                 )  # fmt: skip
@@ -154,37 +155,21 @@ class GenerationFunctions:
         return self._next(weights, x, rows._replace(cache=cache))
 
     def _layers(
-        self, weights: Weights, x: jax.Array, batch: Batch, visit: Callable[[str], Visit], cache: Cache
+        self, weights: Weights, x: jax.Array, batch: Batch, visit: Callable[[str], Visit], cache: Cache | None
     ) -> tuple[jax.Array, Cache]:
         """`x` and the cache after all layers."""
         attending = {kind: _Attending(visit(kind)) for kind in self.stages.order.stacks}
         attends: dict[str, Attend] = dict(attending)
         stages = replace(self.stages, attend=attends)
-        tokens = stages.token_context(batch)
-
-        def site(kind: str) -> Site:
-            stack, attend, own = stages.loop.stack(kind), attending[kind], own_layers(weights[LAYERS], kind)
-
-            def step(_: None, row: jax.Array, carry: tuple[jax.Array, Cache]) -> tuple[jax.Array, Cache]:
-                x, cache = carry
-                attend.cache, attend.layer = cache[kind], row
-                x, _report = stack.kind.apply(stack.load(own, row), x, stack.order.own(0)[row], tokens[kind], untapped)
-                return x, {**cache, kind: vary(attend.cache)}
-
-            return Site(kind, step, lambda row: None)
-
-        sites = {kind: site(kind) for kind in stages.order.stacks}
-        return walk([(sites[kind], row) for kind, row in stages.order.slots], (vary(x), vary(dict(cache))))
-
-    def _empty(self, rows: int) -> Cache:
-        """This device's part of a cache for its rows that holds nothing."""
-        model, axes = self.layout.config.model, self.layout.plan.axes
-        heads, dtype = max(1, kv_heads(model) // axes.tensor), self.layout.plan.dtypes.compute
-        shapes = {
-            kind: (stack.rows, rows, self.capacities[kind] // axes.context, heads, head_dim(model))
-            for kind, stack in self.stages.order.stacks.items()
-        }
-        return {kind: KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for kind, shape in shapes.items()}
+        tokens, x = stages.token_context(batch), vary(x)
+        filled: dict[str, list[Any]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
+        for kind, row in stages.order.slots:
+            stack, attend = stages.loop.stack(kind), attending[kind]
+            attend.cache = None if cache is None else cache[kind][row]
+            own = stack.gather(own_layers(weights[LAYERS], kind)[row])
+            x, _report = stack.kind.apply(own, x, stack.order.own(0)[row], tokens[kind], untapped)
+            x, filled[kind][row] = vary(x), vary(attend.cache)
+        return x, filled
 
     def _seen(self, batch: Batch, lengths: Int[Array, " batch"]) -> Bool[Array, "batch vocab"]:
         """Which tokens the prompts have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,20 +13,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from jaxpar.config import Config, LossConfig, UserError
-from jaxpar.distributed.devices import devices_per_node
-from jaxpar.generation.cache import PARTITION, KeyValues
-from jaxpar.generation.functions import GenerationFunctions, Rows
+from jaxpar.config import Config, UserError
+from jaxpar.generation.layout import BY_ROW, bucket, generation_layout, prompt_bucket
+from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import Drawn, Sampling
-from jaxpar.layout.make_plan import make_plan
-from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.generation.unstacked import unstacked
+from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
-
-SMALLEST_BUCKET = 64
-"""Prompts and rows are padded to this many tokens, or to the next power of two above."""
-BY_ROW = PartitionSpec(DATA_AXES)
 
 
 @dataclass(frozen=True)
@@ -51,58 +45,17 @@ class Speed:
     new_seconds: float = 0.0
 
 
-def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Config:
-    """`config` laid out for generation: one pipeline stage, weights sharded by ZeRO stage `zero`.
-
-    Raises `UserError` for a pipeline.
-    """
-    parallel = config.parallel
-    if parallel.pipe != 1:
-        raise UserError(
-            f"parallel.pipe: {parallel.pipe} stages would each wait for the others at every token; expected 1 for "
-            "generation, with the devices on tensor, context or fsdp"
-        )
-    parallel = replace(
-        parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
-        context_order="contiguous", ulysses=None,
-        context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
-    )  # fmt: skip
-    memory = replace(
-        config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
-        weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
-    )  # fmt: skip
-    data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
-    return replace(config, parallel=parallel, memory=memory, data=data, loss=LossConfig())
-
-
-def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int = 0, zero: int = 0) -> StepLayout:
-    """The layout of a prompt of `tokens` tokens in `rows` rows, padded to what the mesh splits.
-
-    The placement of the weights, `placements.storage`, is the same for all of them.
-    """
-    axes = dict(mesh.shape)
-    rows = rows or axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
-    devices = list(mesh.devices.flat)
-    config = generation_config(config, rows, bucket(tokens, axes["context"] * axes["tensor"]), zero)
-    return StepLayout(config, make_plan(config, devices[0], devices_per_node(devices)))
-
-
-def bucket(tokens: int, part: int) -> int:
-    """The length to which so many tokens are padded: a power of two, rounded up to a multiple of `part`."""
-    size = SMALLEST_BUCKET
-    while size < tokens:
-        size *= 2
-    return -(-size // part) * part
-
-
 class Generator:
     """Continues prompts, on every process of a job alike.
+
+    `programs.compiles` counts the programs: one for each number of rows, bucket of prompts and bucket of rows at their
+    end, and one that decodes for each number of rows and bucket of rows at their end.
 
     Args:
         config: of the model, with the vocabulary and a mesh whose axes are filled in.
         mesh: the devices, with the axes of `config`.
         weights: on `mesh` in any placement; they are copied once, into the dtype that layers compute in, unless they
-            are in the placement and the dtype of `generation_layout` already.
+            are in the placement and the dtype of `generation_layout` already. Layers are copied on GPUs all the same.
         sampling: how tokens are drawn; by default the likeliest.
         zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
             training step, and each token gathers every layer.
@@ -122,12 +75,12 @@ class Generator:
         zero: int = 0,
         seed: int = 0,
     ) -> None:
-        self.config, self.mesh, self.zero, self.seed = config, mesh, zero, seed
+        self.config, self.mesh = config, mesh
         self.sampling = Sampling() if sampling is None else sampling
         axes = dict(mesh.shape)
         self._rows = axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int, int], tuple[Any, Any]] = {}
+        self.programs = Programs(config, mesh, self.sampling, zero, seed)
         self.speed = Speed()
         layout = generation_layout(config, mesh, zero=zero)
         dtype, stored = layout.placements.storage.dtype, shardings(mesh, layout.placements.storage.layout)
@@ -135,7 +88,8 @@ class Generator:
         on_device = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
         there = jax.tree.map(lambda leaf, where: leaf.dtype == dtype and leaf.sharding == where, weights, stored)
         # Offloaded weights are in host memory.
-        self._weights = weights if all(jax.tree.leaves(there)) else cast(jax.tree.map(on_device, weights))
+        weights = weights if all(jax.tree.leaves(there)) else cast(jax.tree.map(on_device, weights))
+        self._weights = unstacked(weights, layout.order)
 
     def continued(
         self,
@@ -187,10 +141,11 @@ class Generator:
         """The new tokens of all rows, one after the other; the next is under way while one is read."""
         longest = max(map(len, prompts))
         rows = -(-len(prompts) // self._rows) * self._rows
-        prefill, decode = self._programs(rows, self._bucket(longest), self._bucket(longest + tokens))
+        padded, capacity = prompt_bucket(longest, self._part), bucket(longest + tokens, self._part)
+        prefill, decode = self.programs.prefill(rows, padded, capacity), self.programs.decode(rows, capacity)
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
-        state, drawn = prefill(self._weights, *self._placed(prompts, rows, self._bucket(longest), first_number))
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number))
         read = self._read(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
@@ -209,23 +164,6 @@ class Generator:
         return jax.tree.map(
             lambda x: np.asarray(x if alone else multihost_utils.process_allgather(x, tiled=True)), drawn
         )
-
-    def _programs(self, rows: int, prompt: int, capacity: int) -> tuple[Any, Any]:
-        """Compiled on first use: (weights, batch, lengths, numbers) -> (rows, drawn), and (weights, rows) -> same."""
-        key = rows, prompt, capacity
-        if key not in self._compiled:
-            layout = generation_layout(self.config, self.mesh, rows=rows, tokens=prompt, zero=self.zero)
-            functions = GenerationFunctions(layout, capacity, self.sampling, self.seed)
-            cache = dict.fromkeys(layout.order.stacks, (PARTITION, PARTITION))
-            seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None
-            state = _specs(Rows, {kind: _specs(KeyValues, *own) for kind, own in cache.items()}, *[BY_ROW] * 3, seen)
-            weights, out = layout.placements.storage.layout, (state, _specs(Drawn, BY_ROW, BY_ROW))
-            batch = {name: PartitionSpec(*spec[1:]) for name, spec in layout.batch.items() if name in _NEEDED}
-            compute = layout.plan.dtypes.compute
-            prefill = mapped(functions.prefill, self.mesh, compute, (weights, batch, BY_ROW, BY_ROW), out)
-            decode = mapped(functions.decode, self.mesh, compute, (weights, state), out)
-            self._compiled[key] = jax.jit(prefill), jax.jit(decode, donate_argnums=1)
-        return self._compiled[key]
 
     def _placed(
         self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int
@@ -251,9 +189,6 @@ class Generator:
             place(np.arange(first_number, first_number + rows, dtype=np.int32), BY_ROW),
         )
 
-    def _bucket(self, tokens: int) -> int:
-        return bucket(tokens, self._part)
-
     def _check(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:
         model = self.config.model
         assert model.vocab is not None, "the vocabulary is known once the model is"
@@ -268,12 +203,3 @@ class Generator:
                     f"prompt {row}: {len(prompt)} tokens and {tokens} new ones are more than the learned positions, "
                     f"model.max_positions ({model.max_positions})"
                 )
-
-
-def _specs(kind: Any, *fields: Any) -> Any:
-    """A named tuple of partitions."""
-    return kind(*fields)
-
-
-_NEEDED = ("tokens", "positions", "indices", "segments", "examples")
-"""Arrays of a batch that a forward reads."""

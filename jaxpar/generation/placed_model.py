@@ -16,7 +16,7 @@ from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
 from jaxpar.distributed.devices import Device, find_devices, prepare_devices
-from jaxpar.generation.generator import generation_layout
+from jaxpar.generation.layout import generation_layout
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import read_part
 from jaxpar.layout.make_plan import resolve_config

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
-from jaxpar.generation.generator import BY_ROW, bucket, generation_layout
+from jaxpar.generation.layout import BY_ROW, bucket, generation_layout
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings

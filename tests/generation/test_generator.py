@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jaxpar.generation.generator import Generator
+from jaxpar.generation.layout import bucket, generation_layout, prompt_bucket
 from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.unstacked import unstacked
 from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.layout.step_layout import shardings
 from jaxpar.training.residency.given_weights import begun_from
+from tests.generation.gpu_decode import EMBED
 from tests.goldens.loading import FOLDER, NAMES, options_of
+from tests.gpu_compile import in_child
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
+from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 
@@ -78,6 +85,26 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layo
         np.testing.assert_allclose(own.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
 
 
+def test_weights_of_layers_are_no_copies_on_cpus():
+    _, options = model_of("gemma3")
+    run = run_of(options, {"fsdp": 2, "tensor": 2})
+    layout = generation_layout(run.config, run.step.mesh)
+    placed = jax.jit(
+        lambda tree: jax.tree.map(lambda leaf: leaf.astype(layout.placements.storage.dtype), tree),
+        out_shardings=shardings(run.step.mesh, layout.placements.storage.layout),
+    )(run.step.residency.initial_state().master)
+    found = unstacked(placed, layout.order)
+    pointers = lambda array: [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+    for kind, order in layout.order.stacks.items():
+        stack, layers = placed["layers"][kind]["mlp"]["up"], found["layers"][kind]
+        assert len(layers) == order.rows == len(stack)
+        for row, layer in enumerate(layers):
+            assert_same_bits(layer["mlp"]["up"], stack[row])
+            assert layer["mlp"]["up"].sharding.is_equivalent_to(stack[row].sharding, stack.ndim - 1)
+            size = layer["mlp"]["up"].addressable_shards[0].data.nbytes
+            assert size % 64 or pointers(layer["mlp"]["up"]) == [first + row * size for first in pointers(stack)]
+
+
 def generator_of(layout: dict[str, Any], **options: Any) -> Generator:
     source, model = model_of("llama")
     run = run_of(model, layout)
@@ -114,9 +141,22 @@ def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
     assert found[0].tokens.tolist() == first[: first.index(end)] and found[0].ended
     assert found[1].tokens.tolist() == whole[1].tokens[:1].tolist() and found[1].ended
     assert [row for row, _ in heard].count(1) == 1 and len(found[2].log_probabilities) == len(found[2].tokens)
-    assert len(generator._compiled) == 1
-    generator.continued([given[0] * 50], 1)
-    assert len(generator._compiled) == 2
+    assert generator.programs.compiles == 2, "prompts of 64 tokens, and one that decodes"
+    generator.continued([given[0] * 30], 30)
+    assert generator.programs.compiles == 4, "prompts of 96 tokens, and rows of 128"
+    generator.continued([given[0] * 40], 5)
+    assert generator.programs.compiles == 5, "prompts of 128 tokens; rows have 128 as before"
+
+
+@pytest.mark.long(every=4)
+def test_no_weights_of_layers_are_copied_for_a_token_on_a_gpu():
+    assert in_child("tests.generation.gpu_decode:largest_written") < EMBED * EMBED, "the largest is a cache"
+
+
+def test_prompts_are_padded_by_half_at_most():
+    lengths = [1, 64, 65, 96, 97, 128, 129, 192, 193]
+    assert [prompt_bucket(tokens, 1) for tokens in lengths] == [64, 64, 96, 96, 128, 128, 192, 192, 256]
+    assert prompt_bucket(90, 10) == 100 and bucket(90, 1) == 128
 
 
 @pytest.mark.parametrize(

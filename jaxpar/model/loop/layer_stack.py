@@ -53,8 +53,11 @@ class LayerStack:
 
     def load(self, weights: Arrays, row: Index, on_host: bool = False) -> Arrays:
         """Weights of one row, from the stack in storage placement to compute placement."""
+        return self.gather(stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype))
+
+    def gather(self, stored: Arrays) -> Arrays:
+        """Weights of one layer from storage to compute placement."""
         part = (LAYERS,) if self.name == ALIKE else (LAYERS, self.name)
-        stored = stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype)
         return gather(stored, self.placements, part=part, unstacked=True)
 
     def load_any(self, weights: Arrays) -> Arrays:

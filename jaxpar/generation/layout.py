@@ -1,0 +1,69 @@
+"""A configuration laid out for generation, and the lengths to which rows are padded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxpar.config import Config, LossConfig, UserError
+from jaxpar.distributed.devices import devices_per_node
+from jaxpar.layout.make_plan import make_plan
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.axes import DATA_AXES
+
+SMALLEST_BUCKET = 64
+"""Rows are padded to this many tokens, or to the next power of two above."""
+BY_ROW = PartitionSpec(DATA_AXES)
+
+
+def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Config:
+    """`config` laid out for generation: one pipeline stage, weights sharded by ZeRO stage `zero`.
+
+    Raises `UserError` for a pipeline.
+    """
+    parallel = config.parallel
+    if parallel.pipe != 1:
+        raise UserError(
+            f"parallel.pipe: {parallel.pipe} stages would each wait for the others at every token; expected 1 for "
+            "generation, with the devices on tensor, context or fsdp"
+        )
+    parallel = replace(
+        parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
+        context_order="contiguous", ulysses=None,
+        context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
+    )  # fmt: skip
+    memory = replace(
+        config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none", optimizer_resident=0,
+        weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
+    )  # fmt: skip
+    data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
+    return replace(config, parallel=parallel, memory=memory, data=data, loss=LossConfig())
+
+
+def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int = 0, zero: int = 0) -> StepLayout:
+    """The layout of `rows` rows of `tokens` tokens, or of the fewest that the mesh splits.
+
+    The placement of the weights, `placements.storage`, is the same for all of them.
+    """
+    axes = dict(mesh.shape)
+    rows = rows or axes["replica"] * axes["fsdp"] * axes["expert"] * axes["tensor"]
+    tokens, devices = tokens or bucket(0, axes["context"] * axes["tensor"]), list(mesh.devices.flat)
+    config = generation_config(config, rows, tokens, zero)
+    return StepLayout(config, make_plan(config, devices[0], devices_per_node(devices)))
+
+
+def bucket(tokens: int, part: int) -> int:
+    """The length to which so many tokens are padded: a power of two, rounded up to a multiple of `part`."""
+    size = SMALLEST_BUCKET
+    while size < tokens:
+        size *= 2
+    return -(-size // part) * part
+
+
+def prompt_bucket(tokens: int, part: int) -> int:
+    """The length to which prompts are padded: that of `bucket`, or three quarters of it if that is enough."""
+    size = bucket(tokens, 1)
+    if size > SMALLEST_BUCKET and tokens <= size * 3 // 4:
+        size = size * 3 // 4
+    return -(-size // part) * part

@@ -1,0 +1,73 @@
+"""The programs that a generator runs, for rows and lengths in buckets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxpar.config import Config
+from jaxpar.generation.cache import PARTITION, KeyValues
+from jaxpar.generation.functions import GenerationFunctions, Rows
+from jaxpar.generation.layout import BY_ROW, generation_layout
+from jaxpar.generation.sampling import Drawn, Sampling
+from jaxpar.generation.unstacked import unstacked_layout
+from jaxpar.mesh.mapped import mapped
+
+COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
+"""XLA would join the matrices of products that have the same input, at every token."""
+NEEDED = ("tokens", "positions", "indices", "segments", "examples")
+"""Arrays of a batch that a forward reads."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Prefill and decoding on a mesh; `config` has its axes filled in. For the others see `Generator`."""
+
+    config: Config
+    mesh: Mesh
+    sampling: Sampling
+    zero: int
+    seed: int
+    _compiled: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
+
+    def prefill(self, rows: int, prompt: int, capacity: int) -> Any:
+        """Compiled on first use: (weights, batch, lengths, numbers) -> (rows, drawn)."""
+        if (rows, prompt, capacity) not in self._compiled:
+            functions, weights, state, drawn = self.parts(rows, prompt, capacity)
+            given = functions.layout.batch
+            batch = {name: PartitionSpec(*spec[1:]) for name, spec in given.items() if name in NEEDED}
+            layouts = weights, batch, BY_ROW, BY_ROW
+            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn))
+            self._compiled[rows, prompt, capacity] = jax.jit(prefill)
+        return self._compiled[rows, prompt, capacity]
+
+    def decode(self, rows: int, capacity: int) -> Any:
+        """Compiled on first use: (weights, rows) -> (rows, drawn); the given rows are donated."""
+        if (rows, capacity) not in self._compiled:
+            functions, weights, state, drawn = self.parts(rows, 0, capacity)
+            decode = mapped(functions.decode, self.mesh, functions.dtype, (weights, state), (state, drawn))
+            self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+        return self._compiled[rows, capacity]
+
+    def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Any, Any, Any]:
+        """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
+        layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
+        functions = GenerationFunctions(layout, capacity, self.sampling, self.seed)
+        own: Any = _specs(KeyValues, PARTITION, PARTITION)
+        cache = {kind: [own] * stack.rows for kind, stack in layout.order.stacks.items()}
+        seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None
+        state, drawn = _specs(Rows, cache, *[BY_ROW] * 3, seen), _specs(Drawn, BY_ROW, BY_ROW)
+        return functions, unstacked_layout(layout.placements.storage.layout, layout.order), state, drawn
+
+    @property
+    def compiles(self) -> int:
+        """How many programs were compiled."""
+        return len(self._compiled)
+
+
+def _specs(kind: Any, *fields: Any) -> Any:
+    """A named tuple of partitions."""
+    return kind(*fields)

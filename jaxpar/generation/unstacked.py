@@ -1,0 +1,53 @@
+"""Weights with an array of its own for each layer, as generation reads them.
+
+A training step loops over layers that are stacked in one array. XLA copies a layer out of the stack before it is
+multiplied, on CPUs and GPUs alike: nothing beside the products of a long sequence, but twice what a token's products
+themselves read and write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
+from jaxpar.mesh.parameters import Weights
+
+
+def unstacked(weights: Weights, order: LayerOrder) -> Weights:
+    """`weights` with, for each kind of layers, a list of the weights of each of its layers.
+
+    On CPUs nothing is copied; on GPUs each layer is.
+    """
+    return _map_stacks(weights, order, _layer)
+
+
+def unstacked_layout(layout: Any, order: LayerOrder) -> Any:
+    """The partitions of `unstacked` weights, from those of the stacks."""
+    return _map_stacks(layout, order, lambda stack, row: PartitionSpec(*stack[1:]))
+
+
+def _map_stacks(tree: Any, order: LayerOrder, layer: Any) -> Any:
+    layers: Any = {}
+    is_leaf = lambda leaf: isinstance(leaf, PartitionSpec)
+    for kind, stack in order.stacks.items():
+        own = own_layers(tree[LAYERS], kind)
+        rows = [jax.tree.map(lambda leaf, row=row: layer(leaf, row), own, is_leaf=is_leaf) for row in range(stack.rows)]
+        layers = with_own_layers(layers, kind, rows)
+    return {**tree, LAYERS: layers}
+
+
+def _layer(stack: jax.Array, row: int) -> jax.Array:
+    """A row of an array whose first dim is not split, with the sharding of its other dims."""
+    where = stack.sharding
+    assert isinstance(where, NamedSharding), "weights are on a mesh"
+    parts = []
+    for shard in stack.addressable_shards:
+        # A view of the memory of a CPU is not copied when it becomes an array.
+        whole = np.asarray(shard.data) if shard.device.platform == "cpu" else shard.data
+        parts.append(jax.device_put(whole[row], shard.device))
+    sharding = NamedSharding(where.mesh, PartitionSpec(*where.spec[1:]))
+    return jax.make_array_from_single_device_arrays(stack.shape[1:], sharding, parts)

@@ -1,0 +1,51 @@
+"""What decoding a token does with the weights of layers on a GPU, as XLA compiles it without one; child only."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpar.config.axes import axis_sizes
+from jaxpar.config.plan import AxisSizes
+from jaxpar.generation.cache import KeyValues
+from jaxpar.generation.functions import Rows
+from jaxpar.generation.programs import Programs
+from jaxpar.generation.sampling import Sampling
+from jaxpar.layout.make_plan import resolve_config
+from jaxpar.layout.step_layout import shardings
+from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.parameters import map_specs
+from tests.gpu_compile import compile_for_gpu, h100s
+from tests.small_run import small
+
+EMBED, MLP, ROWS, LENGTH = 512, 1536, 8, 64
+WRITES = re.compile(r"= (?:bf16|f32)\[([\d,]+)\]\S* (?:fusion|copy|dynamic-slice|concatenate|transpose)\(")
+
+
+def largest_written() -> int:
+    """The elements of the largest array that the program writes other than by a matmul."""
+    model = {"layers": 3, "embed": EMBED, "heads": 8, "kv_heads": 4, "mlp": MLP, "vocab": 256, "tied": True}
+    config = resolve_config(small(model=model, precision={"compute": "bfloat16"}), 1)
+    mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), h100s("1x1x1"))
+    programs = Programs(config, mesh, Sampling(), zero=0, seed=0)
+    functions, weights, state, _ = programs.parts(ROWS, 0, LENGTH)
+    specs: Any = functions.layout.specs
+    layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"])] * 3
+    shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": layers}
+    places: Any = (ROWS, 4, LENGTH, EMBED // 8)
+    cached = KeyValues(places, places)
+    number: Any = (ROWS,)
+    rows = Rows({"": [cached] * 3}, number, number, number, None)
+
+    def abstract(shapes: Any, layouts: Any) -> Any:
+        dtype = lambda shape: jnp.int32 if len(shape) == 1 and shape[0] == ROWS else jnp.bfloat16
+        array = lambda shape, where: jax.ShapeDtypeStruct(shape, dtype(shape), sharding=where)
+        leaf = lambda x: isinstance(x, tuple) and all(isinstance(size, int) for size in x)
+        return jax.tree.map(array, shapes, shardings(mesh, layouts), is_leaf=leaf)
+
+    text = compile_for_gpu(programs.decode(ROWS, LENGTH), abstract(shapes, weights), abstract(rows, state)).as_text()
+    return max(prod(map(int, found.split(","))) for found in WRITES.findall(text))
