@@ -69,6 +69,12 @@ def _tier(offload: str) -> Callable[[Journal], None]:
     return run
 
 
+def _generation(journal: Journal) -> None:
+    from benchmarks.gpu import generation
+
+    generation.generate(journal)
+
+
 def _tiles(journal: Journal) -> None:
     from benchmarks.gpu import tiles
 
@@ -84,6 +90,7 @@ PARTS = (
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
+    Part("generation", 60, _generation),
     Part("bits", 45, _bits),
     Part("memory-device", 70, _tier("none")),
     Part("memory-host", 110, _tier("host")),

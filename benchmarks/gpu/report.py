@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.generate.turns import table as generated
 from jaxpar.units import GIB, GIGA, MILLI, percent, seconds, size
 
 
@@ -24,6 +25,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
+        ("Generation, tokens/s (median of turns)", _generation(of("generation"))),
         ("The deepest model, by where its state is stored", [_step(row) for row in of("tier")]),
         ("Targets", [_target(target) for target in result["targets"]]),
         ("NOT RUN", [f"{row['part']}: {row['what']}: {row['why']}" for row in of("skipped")]),
@@ -103,6 +105,12 @@ def _step(row: Mapping[str, Any]) -> str:
         f"{head}{row['parameters'] / GIGA:7.2f}B{row['tokens_per_second']:12,.0f} tokens/s"
         f"{row['step_time_s'] / MILLI:11.1f} ms  MFU {mfu}  peak {peak}  attention: {row['attention']}"
     )
+
+
+def _generation(rows: list[dict[str, Any]]) -> list[str]:
+    failed = [f"batch {row['batch']}: {_why_not(row)}" for row in rows if "failed" in row]
+    done = [row for row in rows if "failed" not in row]
+    return [*(generated(done).splitlines() if done else ()), *failed]
 
 
 def _target(target: Mapping[str, Any]) -> str:

@@ -1,0 +1,55 @@
+"""Both sides of the generation benchmark continue the same prompts, and what is printed are their rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.generate import __main__ as benchmark
+from benchmarks.generate.random_model import SMALL, write_random_model
+from benchmarks.generate.sides import Jaxpar, Turn
+from benchmarks.generate.turns import measured, table
+from tests.sentences import refused_by_command
+
+
+class Slower:
+    """A side that repeats another one's tokens but the last of each row, in a time of its own."""
+
+    def __init__(self, side: Jaxpar) -> None:
+        self.side, self.began = side, 0
+
+    def turn(self, prompts: Sequence[Sequence[int]], tokens: int) -> Turn:
+        found = self.side.turn(prompts, tokens)
+        self.began += 1
+        return Turn(2.0, 4.0, [[*own[:-1], -1] for own in found.tokens])
+
+
+def test_rates_and_ratios_are_of_the_same_prompts(tmp_path: Path):
+    model = replace(SMALL, layers=1, embed=16, mlp=16, heads=8, kv_heads=8, vocab=32)
+    assert write_random_model(tmp_path, model, 8) == 32 * 16 + 4 * 16 * 16 + 3 * 16 * 16 + 3 * 16
+    ours = Jaxpar(tmp_path)
+    other = Slower(ours)
+    row = measured({"jaxpar": ours, "transformers": other}, 32, batch=2, prompt=5, tokens=4, rounds=2)
+    assert other.began == 3, "the first turn is not counted"
+    assert row["prompt"]["transformers"]["median"] == 5.0 and row["decode"]["transformers"]["median"] == 1.5
+    assert row["same_tokens"] == 0.75
+    ratio, rates = row["decode"]["ratio"], row["decode"]["jaxpar"]
+    assert ratio["lowest"] == pytest.approx(rates["lowest"] / 1.5)
+    alone = measured({"jaxpar": ours}, 32, batch=2, prompt=5, tokens=4, rounds=1)
+    printed = table([row, alone])
+    assert "batch 2, 4 new tokens" in printed and f"{ratio['median']:.2f} (" in printed
+    assert "ratio" not in alone["prompt"] and "same_tokens" not in alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"), [(["--tokens", "1"], ("--tokens 1", "at least 2")), (["--threads", "4096"], ("4096",))]
+)
+def test_mistakes_are_one_sentence(
+    arguments: list[str], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    status = benchmark.main(arguments)
+    printed = capfd.readouterr()
+    refused_by_command(status, printed.out, printed.err, *parts)
