@@ -54,7 +54,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     pairs = {
         window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
     }
-    flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab)
+    flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, config.lora)
     peak = trainer.peak_flops
     return {
         "device": f"{trainer.plan.axes.devices} x {trainer.mesh.devices.flat[0].device_kind}",

@@ -18,7 +18,7 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, doe
 
     Bytes per logit. Forward: written (2), read and written as float32 (6), read for maximum, sum and label (8);
     backward: read and written as the gradient (8), as 16 bits (6) and read by two matmuls, whose traffic they count.
-    A compiler fuses the casts into the reductions: 6 and 6.
+    A compiler fuses the casts into the reductions: 6 and 6. A frozen head and embedding have no gradients.
     """
     columns = -(-vocab // case.tensor)
     logits = float(case.tokens) * columns
@@ -30,8 +30,15 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, doe
     messages = LayerMessages(case, network, does)
     gather = messages.half if case.sequence_parallel else 0.0
     back = messages.half if case.sequence_parallel else messages.full
-    embed = device.bytes_seconds(case.between * 4 + case.between * 10)
+    embed = device.bytes_seconds(case.between * 4 + case.between * (0 if case.frozen else 10))
     return (
         Work(forward, 0.0, device.bytes_seconds(own * logits) + embed / 2, gather, 0.0, 12),
-        Work(inward + weight, 0.0, device.bytes_seconds(own_back * logits) + embed / 2, back, 0.0, 12),
+        Work(
+            inward if case.frozen else inward + weight,
+            0.0,
+            device.bytes_seconds(own_back * logits) + embed / 2,
+            back,
+            0.0,
+            12,
+        ),
     )

@@ -91,6 +91,18 @@ class _Counted:
         inward = self.device.matmul(case.tokens, k, n, 1, case.item, self.operand)
         return inward, self.device.matmul(k, n, case.tokens, 1, accumulated, self.operand)
 
+    def low_rank(self, part: Part, name: str) -> tuple[float, float, float]:
+        """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
+        sides = self.shape.factors(part, name)
+        forward = sum(self.product(n, k) for k, n in sides)
+        gradients = [self.gradients(n, k) for k, n in sides]
+        return forward, sum(inward for inward, _ in gradients), sum(weight for _, weight in gradients)
+
+    def low_rank_bytes(self, part: Part, name: str) -> float:
+        """Bytes of adding the product with the factors of a matrix to the other: two numbers are read, one written."""
+        sides = self.shape.factors(part, name)
+        return 3.0 * self.case.item * self.case.tokens * sides[-1][1] if sides else 0.0
+
     def casts(self, part: Part, group: Matmuls) -> tuple[int, int]:
         """Bytes of casts to float8 and of their scales, forward and backward."""
         tokens, sides = self.case.tokens, self.matmuls(part, group)
@@ -146,20 +158,24 @@ class _Counted:
         rope, layout = self._rope(group), self._layout(group)
         turned = sum(self.widths[name] for name in group.rotated)
         works: dict[str, Work] = {}
-        for name in group.outputs:
+        for name, weight in zip(group.outputs, group.weights, strict=True):
             share = self.widths[name] / self.shape.inside(part, group)
             rotation = rope * (self.widths[name] / turned) if name in group.rotated else 0.0
-            other = self.device.bytes_seconds(rotation + (layout + cast) * share)
-            kernels = 2 * self.unfused if group.by_head else 1
-            works[name] = Work(joined * share, 0.0, other, sent * share, kernels=kernels)
+            added = self.low_rank_bytes(part, weight)
+            other = self.device.bytes_seconds(rotation + (layout + cast) * share + added)
+            kernels = (2 * self.unfused if group.by_head else 1) + 3 * bool(added)
+            matmul = joined * share + self.low_rank(part, weight)[0]
+            works[name] = Work(matmul, 0.0, other, sent * share, kernels=kernels)
         return works
 
     def back(self, part: Part, group: Matmuls) -> Work:
         """The matmul back into the residual stream."""
         out, (cast, _) = self.group_seconds(part, group), self.casts(part, group)
         added = self.moved(RESIDUAL, self.case.between) + self.drop * self.case.between if group.adds else 0.0
-        kernels = 2 * self.unfused if group.adds else 1
-        other = self.device.bytes_seconds(added + cast)
+        low_rank = sum(self.low_rank_bytes(part, name) for name in group.weights)
+        kernels = (2 * self.unfused if group.adds else 1) + 3 * bool(low_rank)
+        other = self.device.bytes_seconds(added + cast + low_rank)
+        out += sum(self.low_rank(part, name)[0] for name in group.weights)
         return Work(out, 0.0, other, self.messages.scatter(out), kernels=kernels)
 
     def core(self) -> Work:
@@ -209,14 +225,12 @@ class _Counted:
         moved, kernels = 0.0, 0
         for part, one in layer.operations:
             if isinstance(one, Matmuls):
-                backs.append(self.group_gradients(part, one))
+                backs.append(self._gradients(part, one))
                 moved += self._matmuls_back(part, one) + self.casts(part, one)[1]
-                kernels += (
-                    2 * len(self.matmuls(part, one))
-                    + (2 * self.unfused * len(one.outputs) if one.by_head else 0)
-                    + self.unfused * one.adds
-                )
-                kernels += any(f"{name}_bias" in part.weights for name in one.weights)
+                kernels += (2 - case.frozen) * len(self.matmuls(part, one))
+                kernels += 5 * sum(bool(self.shape.factors(part, name)) for name in one.weights)
+                kernels += (2 * self.unfused * len(one.outputs) if one.by_head else 0) + self.unfused * one.adds
+                kernels += any(f"{name}_bias" in part.weights for name in one.weights) and not case.frozen
             elif isinstance(one, Core):
                 kernels += 2 * self.core_kernels
             elif one.traffic is not None:
@@ -225,12 +239,20 @@ class _Counted:
                 kernels += (self.launches if one.norms else 2 * self.unfused) * max(1, one.norms)
                 kernels += self.unfused * one.adds
         if not self.does.fused_accumulation:
-            moved += (2.0 + 2 * self.of_gradient) * case.parameters
+            moved += (2.0 + 2 * self.of_gradient) * case.trained
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
         columns = [one.inward for _, one in layer.operations if isinstance(one, Matmuls)]
         sent = self.messages.backward(list(zip(columns, backs, strict=True)))
         other = self.device.bytes_seconds(moved)
         return Work(inward + weight, self.attention[1], other, sent, self.context[1], kernels), weight
+
+    def _gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
+        """`group_gradients`; of frozen matrices that of the input, and those of their factors."""
+        inward, weight = self.group_gradients(part, group)
+        if not self.case.frozen:
+            return inward, weight
+        factors = [self.low_rank(part, name) for name in group.weights]
+        return inward + sum(one[1] for one in factors), sum(one[2] for one in factors)
 
     def _matmuls_back(self, part: Part, group: Matmuls) -> float:
         """Bytes of what follows a group of matmuls: rotation, layout, addition, biases."""
@@ -238,7 +260,9 @@ class _Counted:
         if group.adds:
             moved += self.moved(RESIDUAL, self.case.between, back=True) + self.drop_back * self.case.between
         for place, name in enumerate(group.weights):
-            if f"{name}_bias" in part.weights:
+            if sides := self.shape.factors(part, name):
+                moved += 3.0 * self.case.item * self.case.tokens * sides[0][0]  # the gradients of the input are added
+            if f"{name}_bias" in part.weights and not self.case.frozen:
                 numbers = self.case.tokens * self.widths[group.outputs[place]] if group.inward else self.case.between
                 moved += 2.0 * self.half * numbers
         return moved

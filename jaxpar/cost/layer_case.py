@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.counting import layer_matmul_parameters
+from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import LayerShape
 
 
@@ -53,13 +55,30 @@ class LayerCase:
         """Weights of the layer's matrices, on this device before any sharding over data ranks."""
         # Of the two factors of a matrix, one is whole on every tensor rank.
         whole = sum(spec.size for spec in self.shape.layer.matrices if set(spec.axes) <= {"embed", "rank"})
-        return whole + (layer_matmul_parameters(self.shape.model) - whole) // self.tensor
+        return whole + (layer_matmul_parameters(self.shape.model) - whole) // self.tensor + self.factors
+
+    @property
+    def frozen(self) -> bool:
+        """Whether low-rank factors alone have gradients and are updated."""
+        return self.shape.lora.rank is not None
+
+    @cached_property
+    def factors(self) -> int:
+        """Weights of the layer's low-rank factors, on this device likewise."""
+        shape, parts = self.shape, self.shape.layer.parts
+        names = [(part, name) for part in parts for group in part.groups for name in group.weights]
+        return sum(inputs * outputs for part, name in names for inputs, outputs in shape.factors(part, name))
+
+    @property
+    def trained(self) -> int:
+        """Those of `parameters` that have gradients and are updated."""
+        return self.factors if self.frozen else self.parameters
 
 
 def layer_case(
     model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str, parallel: bool,
-    precision: str,
+    precision: str, lora: LoraConfig = OFF,
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
-    shape = LayerShape(model, rows, sequence, context, tensor, 4 if precision == "float32" else 2)
+    shape = LayerShape(model, rows, sequence, context, tensor, 4 if precision == "float32" else 2, lora)
     return LayerCase(shape, strategy, parallel and tensor > 1, precision == "float8")

@@ -84,7 +84,8 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
             for place, weight in enumerate(one.weights):
                 sides = [shape.matrix(part.weights[factor]) for factor in part.factors_of(weight)]
                 name = one.outputs[place] if one.outputs else f"{part.name}_{weight}"
-                found[name] = 2.0 * shape.tokens * sum(inputs * outputs for inputs, outputs in sides)
+                factors = shape.factors(part, weight)
+                found[name] = 2.0 * shape.tokens * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
     return found
 
 

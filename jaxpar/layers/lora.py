@@ -40,6 +40,13 @@ def targets_of(part: Part, lora: LoraConfig) -> list[str]:
     return [name for name in names if lora.targets is None or name in lora.targets]
 
 
+def factors_of(part: Part, lora: LoraConfig) -> list[ParamSpec]:
+    """The factors of the matrices of a part."""
+    assert lora.rank is not None, "there are factors"
+    rank = lora.rank
+    return [spec for name in targets_of(part, lora) for spec in _factors(name, part.weights[name], rank).values()]
+
+
 def is_trained(name: str, lora: LoraConfig) -> bool:
     """Whether the weight `name` of a part has gradients: all do without `lora`, and else the factors alone."""
     return lora.rank is None or name.endswith(FACTORS)

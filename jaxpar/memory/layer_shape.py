@@ -11,10 +11,11 @@ from types import MappingProxyType
 from jaxpar.config.counting import head_dim, kv_heads
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
-from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.lora import OFF, targets_of
 from jaxpar.mesh.parameters import ParamSpec
 
 FLOAT32_BYTES = 4
@@ -42,6 +43,8 @@ class LayerShape:
     """Ranks that heads and hidden width are split over, and between matmuls the sequence (sequence parallelism)."""
     item_bytes: int = 2
     """Bytes of one number of an activation in compute dtype."""
+    lora: LoraConfig = OFF
+    """Low-rank factors, which are trained alone if there are any."""
 
     @cached_property
     def layer(self) -> Layer:
@@ -97,6 +100,14 @@ class LayerShape:
         ends = [part.factors_of(name)[-1 if group.inward else 0] for name in group.weights]
         return sum(self.matrix(part.weights[name])[group.inward] for name in ends)
 
+    def factors(self, part: Part, name: str) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs on a device of the factors of a matrix; none if it has none."""
+        if name not in targets_of(part, self.lora):
+            return ()
+        assert self.lora.rank is not None, "there are factors"
+        inputs, outputs = self.matrix(part.weights[name])
+        return (inputs, self.lora.rank), (self.lora.rank, outputs)
+
     def numbers(self, activation: Activation) -> int:
         """Of an activation."""
         return (self.part_tokens if activation.between else self.tokens) * self.width(activation.dims)
@@ -124,7 +135,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
     """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
     item_bytes = ITEM_BYTES[config.precision.compute]
     return {
-        kind: LayerShape(model, rows, config.data.sequence_length, axes.context, axes.tensor, item_bytes)
+        kind: LayerShape(model, rows, config.data.sequence_length, axes.context, axes.tensor, item_bytes, config.lora)
         for kind, model in kind_models(config.model).items()
     }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxpar.config.kinds import kind_counts, kind_models
 from jaxpar.config.plan import LayerRun
-from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase, layer_case
@@ -15,6 +15,7 @@ from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
+from jaxpar.layers.lora import OFF
 from jaxpar.memory.remat import remat_map, runs_by_kind
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
@@ -48,14 +49,15 @@ class Layers:
     """A layer of each kind, what they take on average, and the head."""
 
     def __init__(
-        self, model: ModelConfig, sequence: int, layout: Layout, device: Device, network: Network, does: Mechanisms
-    ):
+        self, model: ModelConfig, sequence: int, layout: Layout, device: Device, network: Network, does: Mechanisms,
+        lora: LoraConfig = OFF,
+    ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self._does, self._counts = does, kind_counts(model)
         self.cases: dict[str, LayerCase] = {
             kind: layer_case(
                 own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-                layout.sequence_parallel, layout.precision,
+                layout.sequence_parallel, layout.precision, lora,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip
@@ -64,8 +66,8 @@ class Layers:
         self.times = {kind: layer_time(case, device, network, does) for kind, case in self.cases.items()}
         self.forward = self.mean({kind: time.forward for kind, time in self.times.items()})
         self.backward = self.mean({kind: time.backward for kind, time in self.times.items()})
-        self.parameters = self.average({kind: case.parameters for kind, case in self.cases.items()})
-        """Of an average layer's matrices on a device."""
+        self.trained = self.average({kind: case.trained for kind, case in self.cases.items()})
+        """Weights of an average layer on a device that are trained, of its matrices or factors."""
         both = head_time(self.case, model.vocab, device, network, does)
         self.head, self.head_seconds = total(both), both[0].seconds + both[1].seconds
         self._again: dict[tuple[Remat, Kinds], dict[str, Work]] = {}
@@ -89,7 +91,7 @@ class Layers:
         return {kind: kept_bytes(self.cases[kind], own) for kind, own in self.by_kind(remat, slots).items()}
 
     def orthogonal(self, device: Device, iterations: int) -> float:
-        """Seconds of orthogonalizing the matrices of an average layer."""
+        """Seconds of orthogonalizing the trained matrices of an average layer."""
         return self.average({kind: orthogonal_seconds(case, device, iterations) for kind, case in self.cases.items()})
 
     def _made(self, time: LayerTime, remat: Remat) -> Work:

@@ -50,7 +50,7 @@ class Steps:
         self._rings: dict[tuple[int, int, bool], Ring] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
         tokens = batch * sequence
-        self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab)
+        self._flops = flops_per_step(model, tokens, causal_pairs(model, tokens, sequence), self.vocab, update.lora)
         self._peak = cluster.training_peak
         self._per_host, self._host_bandwidth = cluster.gpus_per_host, cluster.host_bandwidth
 
@@ -84,7 +84,9 @@ class Steps:
             layout.precision,
         )  # fmt: skip
         if key not in self._layers:
-            self._layers[key] = Layers(self.model, self.sequence, layout, self.device, self.network, self.does)
+            self._layers[key] = Layers(
+                self.model, self.sequence, layout, self.device, self.network, self.does, self.update.lora
+            )
         return self._layers[key]
 
     def ring(self, ranks: int, stride: int, shared: bool = True) -> Ring:
@@ -208,12 +210,12 @@ class Step:
 
     def _weights(self, kind: str) -> tuple[float, float]:
         """Messages of a layer's sharded weights and gradients per microbatch: forward, backward."""
-        layout, parameters = self.layout, self.layers.cases[kind].parameters
+        layout, case = self.layout, self.layers.cases[kind]
         if layout.zero < 3:
             return 0.0, 0.0
         ring = self.shard_ring
-        weights = float(self.case.item * parameters)
-        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * parameters
+        weights = float(self.case.item * case.parameters)
+        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * case.trained
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
         return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
 
@@ -226,12 +228,13 @@ class Step:
         return max(0.0, copy - forward), max(0.0, copy - backward)
 
     def _own_layers(self) -> float:
-        """Parameters of the layers' matrices on a device, padding rows of the stacks included, since these take part in
-        what comes once a step. Stages of layers that are alike are counted as equal."""
+        """Trained parameters of the layers' matrices, or of their factors, on a device, padding rows of the stacks
+        included, since these take part in what comes once a step. Stages of layers that are alike are counted as
+        equal."""
         if self.layout.pipe == 1 or not self.slots:
-            return self.model.layers / self.layout.pipe * self.layers.parameters
+            return self.model.layers / self.layout.pipe * self.layers.trained
         rows = self.layout.virtual_stages
-        return rows * sum(self.layers.cases[kind].parameters for kind in self.slots)
+        return rows * sum(self.layers.cases[kind].trained for kind in self.slots)
 
     def _transfer(self) -> float:
         """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
@@ -250,16 +253,16 @@ class Step:
         layout = self.layout
         table = self.vocab * self.model.embed // layout.tensor
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
-        own = self._own_layers() + tables * table
+        trained = 0 if self.case.frozen else tables
+        own = self._own_layers() + trained * table
         item = 4.0 if self.does.gradient_type == "float32" else 2.0
         sharded = self.shard_ring.ranks
         replicas = self.where.ring(layout.replica, sharded * layout.tensor)
         exposed = 0.0
         held = own / sharded if layout.zero else own
         if layout.zero == 3:
-            exposed += tables * (
-                2 * self.shard_ring.gather(float(self.case.item * table)) + self.shard_ring.gather(item * table)
-            )
+            exposed += tables * 2 * self.shard_ring.gather(float(self.case.item * table))
+            exposed += trained * self.shard_ring.gather(item * table)
             exposed *= self.microbatches if self.does.prefetch_weights else 1
             exposed += replicas.reduce(item * held)
         elif layout.zero == 0:
@@ -287,7 +290,7 @@ class Step:
         layout = self.layout
         layers = self.model.layers / layout.pipe
         ring = self.where.ring(sharded * layout.tensor, 1)
-        exchanged = ring.exchange(4.0 * layers * self.layers.parameters / sharded)
+        exchanged = ring.exchange(4.0 * layers * self.layers.trained / sharded)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
         return 2 * exchanged + share * self.layers.orthogonal(self.device, self.update.iterations)
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, LoraConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
+from jaxpar.layers.lora import OFF, factors_of
 
 ALWAYS = 20.0
 """Bytes per parameter of every rule: gradient and weight read in float32 (8), the weight written (4), the gradient read
@@ -30,6 +31,8 @@ class Update:
     """Bytes per parameter through the memory of the device that holds it."""
     iterations: int = 0
     """Newton-Schulz iterations of a layer's matrices."""
+    lora: LoraConfig = OFF
+    """The low-rank factors, if these alone are updated."""
 
 
 ADAMW = Update()
@@ -40,7 +43,7 @@ def update_of(config: Config) -> Update:
     """The rule of a configuration."""
     rule = config.optimizer
     moved = ALWAYS + MOMENTS[rule.name] * MOMENT_BYTES[config.precision.moments] + EMA * (rule.ema is not None)
-    return Update(moved, rule.muon_iterations if rule.name == "muon" else 0)
+    return Update(moved, rule.muon_iterations if rule.name == "muon" else 0, config.lora)
 
 
 @lru_cache(maxsize=10_000)
@@ -51,7 +54,9 @@ def orthogonal_seconds(case: LayerCase, device: Device, iterations: int) -> floa
     [s, s] x [s, l].
     """
     seconds = 0.0
-    for spec in case.shape.layer.matrices:
+    layer, lora = case.shape.layer, case.shape.lora
+    matrices = [spec for part in layer.parts for spec in factors_of(part, lora)] if case.frozen else layer.matrices
+    for spec in matrices:
         small, large = sorted((prod(spec.shape[: spec.inputs]), prod(spec.shape[spec.inputs :])))
         seconds += (
             device.matmul(small, small, large, 1, 4, 4)

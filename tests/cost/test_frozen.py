@@ -1,0 +1,97 @@
+"""The time of a step with low-rank factors: no gradients of frozen weights, and the products of factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from jaxpar.config.presets import PRESETS
+from jaxpar.config.schema import Config, LoraConfig, ModelConfig
+from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.head import head_time
+from jaxpar.cost.layer import layer_time
+from jaxpar.cost.layer_case import layer_case
+from jaxpar.cost.mechanisms import GENERATIONS
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import Device, device_of
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import factor_parameters, matmul_parameters
+from jaxpar.layers.lora import OFF
+from jaxpar.model.flops import flops_per_step
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.model import steps_of
+from jaxpar.planner.step_time.step import Step
+from jaxpar.planner.step_time.update import update_of
+
+CLUSTER = parse_cluster("h100:1x8")
+JAXPAR = GENERATIONS["jaxpar"]
+LORA = LoraConfig(rank=16, targets=("query", "value", "up", "down"))
+SEQUENCE = 4096
+MODELS: dict[str, ModelConfig] = {
+    "llama": PRESETS["llama3-8b"], "biases": replace(PRESETS["gpt2-124m"], vocab_multiple=1),
+    "untied": replace(PRESETS["llama3-1b"], tied=False),
+}  # fmt: skip
+
+
+HARDWARE = hardware_of(CLUSTER.gpu)
+
+
+@dataclass(frozen=True)
+class Counting(Device):
+    """A device whose seconds are FLOPs of matmuls."""
+
+    def matmul(self, m: int, n: int, k: int, batch: int = 1, out_bytes: float = 2, item: int = 2) -> float:
+        return 2.0 * m * n * k * batch
+
+
+@pytest.mark.parametrize("lora", [OFF, LORA, LoraConfig(rank=4)], ids=["all", "some", "every"])
+@pytest.mark.parametrize("name", MODELS)
+def test_products_are_those_that_the_model_asks_for(name: str, lora: LoraConfig):
+    model, device = MODELS[name], device_of(CLUSTER.gpu, HARDWARE)
+    counting = Counting(*(getattr(device, field) for field in device.__dataclass_fields__))
+    network, vocab = network_of(CLUSTER, HARDWARE), model.vocab or 0
+    case = layer_case(model, SEQUENCE, 1, 1, 1, "allgather", False, "bfloat16", lora)
+    time = layer_time(case, counting, network, JAXPAR)
+    head = sum(work.matmul for work in head_time(case, vocab, counting, network, JAXPAR))
+    found = model.layers * (time.forward.matmul + time.backward.matmul) + head
+    wanted = flops_per_step(model, SEQUENCE, {}, vocab, lora)
+    assert found == pytest.approx(wanted, rel=1e-12)
+    if lora.rank is not None:
+        assert time.weight == 2.0 * SEQUENCE * factor_parameters(model, lora) / model.layers
+
+
+def step(lora: LoraConfig, zero: int) -> Step:
+    model = MODELS["llama"]
+    update = update_of(replace(Config(model=model), lora=lora))
+    return steps_of(model, SEQUENCE, 8, CLUSTER, update=update).step(Layout(fsdp=8, zero=zero))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_frozen_weights_are_not_updated_and_their_gradients_not_reduced(zero: int):
+    model = MODELS["llama"]
+    some, every = step(LORA, zero), step(OFF, zero)
+    factors = factor_parameters(model, LORA)
+    tables = (model.vocab or 0) * model.embed
+    whole = matmul_parameters(model, model.vocab or 0) + tables
+    assert some.once["optimizer"] / every.once["optimizer"] == pytest.approx(factors / whole, rel=1e-9)
+    gradients = 4.0 if JAXPAR.gradient_type == "float32" else 2.0
+    if zero == 0:
+        assert some.once["data"] == some.data_ring.reduce(gradients * factors)
+    if zero == 3:
+        layer, own = matmul_parameters(model, 0) / model.layers, factors / model.layers
+        gathered, back = some._weights("")
+        assert gathered == pytest.approx(some.shard_ring.gather(2 * (layer + own)))
+        assert back - gathered == pytest.approx(some.shard_ring.gather(gradients * own))
+    assert some.passed[""].weight < 0.1 * every.passed[""].weight
+    assert some.spent["matmuls"] < 0.75 * every.spent["matmuls"]
+
+
+def test_factors_of_orthogonalized_updates_are_the_matrices():
+    config = Config(model=MODELS["llama"], lora=LORA)
+    muon = replace(config, optimizer=replace(config.optimizer, name="muon"))
+    steps = lambda config: steps_of(MODELS["llama"], SEQUENCE, 8, CLUSTER, update=update_of(config)).step(
+        Layout(fsdp=8)
+    )
+    some, every = steps(muon), steps(replace(muon, lora=OFF))
+    assert some.layers.orthogonal(some.device, 5) < 0.05 * every.layers.orthogonal(every.device, 5)
