@@ -36,6 +36,8 @@ def spell_limit(limit: float) -> str:
 COUNT = 2**31 - 1
 """The largest 32-bit integer: steps, vocabulary ids and positions are 32-bit integers on devices."""
 BYTES = 2**62
+CHUNKS = 4
+"""Chunks of a tensor rank's part that pass round by themselves."""
 RANKS = 2**20
 """Limit for the devices of a mesh."""
 LAYERS = 10_000
@@ -105,6 +107,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.tensor": _AXIS,
     "parallel.microbatches": _at_least(1, MICROBATCHES),
     "parallel.ulysses": _at_least(1, RANKS),
+    "parallel.tensor_chunks": _at_least(1, CHUNKS),
     "parallel.virtual_stages": _at_least(1, LAYERS),
     "precision.loss_scale": _POSITIVE,
     "precision.loss_scale_interval": _at_least(1),

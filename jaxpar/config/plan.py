@@ -7,7 +7,7 @@ from math import prod
 from typing import Literal
 
 from jaxpar.config.axes import AXES
-from jaxpar.config.bounds import COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
+from jaxpar.config.bounds import CHUNKS, COUNT, LAYERS, MICROBATCHES, RANKS, ROWS, spell_limit
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
@@ -90,6 +90,22 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class TensorOverlap:
+    """How a group of a layer's matmuls exchanges the sequence with the other tensor ranks."""
+
+    algorithm: Literal["plain", "ring"] = "plain"
+    """`plain`: a collective before or after whole matmuls; `ring`: sends beside matmuls of chunks."""
+    chunks: int = 1
+    """Of `ring`: chunks into which the part of a rank is cut; each passes round by itself, every second one the other
+    way."""
+    reason: str = ""
+    """Why."""
+
+    def __post_init__(self) -> None:
+        _check_range("plan.tensor_overlap: chunks", self.chunks, 1, CHUNKS)
+
+
+@dataclass(frozen=True)
 class LayerRun:
     """Neighbouring layers of a chunk that keep the same activations between forward and backward."""
 
@@ -142,6 +158,9 @@ class Plan:
     """What a device sends for it; nothing where context is 1."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
+    tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
+    """By group of a layer's matmuls, how it exchanges the sequence with the other tensor ranks; groups that are not
+    named take `plain`."""
     loss: Choice = field(default_factory=lambda: Choice("xla", "by default"))
     """The implementation of head and loss."""
     loss_tiles: int = 1

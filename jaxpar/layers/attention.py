@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config import counting
+from jaxpar.config.plan import TensorOverlap
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation, name_activation
-from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, factor_names, matrix, vector
+from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.lora import OFF, adapted, low_rank_product
-from jaxpar.layers.low_rank import factored, product
+from jaxpar.layers.lora import OFF, adapted
+from jaxpar.layers.low_rank import factored
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
+from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.rope import rotate
 
 type Attend = Callable[[jax.Array, jax.Array, jax.Array, TokenContext], jax.Array]
@@ -63,28 +64,24 @@ class Attention(nnx.Module):
             ),
         )
 
-    def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's heads: query, key and value, without biases."""
-        q, k, v = (self._product("bse,ehd->bshd", x, name) for name in ("query", "key", "value"))
-        return q, k, v
+        return project_in(x, [self._matrix(name) for name in ("query", "key", "value")], overlap)
 
-    def project_out(self, x: Float[Array, "batch seq heads head_dim"]) -> Float[Array, "batch seq embed"]:
-        """This rank's partial sums; the output bias is added by `add_bias`."""
-        return self._product("bshk,hke->bse", x, "output")
+    def project_out(
+        self, x: Float[Array, "batch seq heads head_dim"], overlap: TensorOverlap
+    ) -> Float[Array, "batch part embed"]:
+        """Sums over the tensor ranks; the output bias is added by `add_bias`."""
+        return project_out(x, self._matrix("output"), overlap)
 
-    def _product(self, dims: str, x: jax.Array, name: str) -> jax.Array:
-        """`x` times a matrix or its two factors, with the product of those of `lora` if it has any."""
+    def _matrix(self, name: str) -> Matrix:
+        """A matrix or its two factors, with those of `lora` if it has any; of key heads, those of this rank's queries."""
 
         def weight(name: str) -> jax.Array:
             w = self._vector(name)
             return self._own_heads(w, 1) if "kv_heads" in self.part.weights[name].axes else w
 
-        if self.part.is_factored(name):
-            return product(x, *map(weight, factor_names(name)))
-        y = jnp.einsum(dims, x, weight(name))
-        if f"{name}_lora_a" not in self.part.weights:
-            return y
-        return y + low_rank_product(x, weight(f"{name}_lora_a"), weight(f"{name}_lora_b"), self.lora)
+        return matrix_of(self.part, name, weight, self.lora)
 
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
@@ -118,7 +115,7 @@ class Attention(nnx.Module):
         return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
 
     def _vector(self, name: str) -> jax.Array:
-        """A weight that only some models have."""
+        """A weight, which perhaps only some models have."""
         return getattr(self, name)[...]
 
     def _named(self, x: jax.Array, name: str) -> jax.Array:

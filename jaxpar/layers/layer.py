@@ -3,12 +3,14 @@ residual stream."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.plan import TensorOverlap
 from jaxpar.config.schema import Config
 from jaxpar.layers.attention import Attend, Attention
 from jaxpar.layers.context import TokenContext, sequence_part
@@ -18,13 +20,13 @@ from jaxpar.layers.dropout import dropout
 from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.report import Output
-from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.collective_matmul import PLAIN
 
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward. Between them a rank holds its part of the sequence; inside, of heads and hidden."""
 
-    def __init__(self, config: Config, mlp_tiles: int = 1):
+    def __init__(self, config: Config, mlp_tiles: int = 1, overlap: Mapping[str, TensorOverlap] | None = None):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
@@ -34,7 +36,7 @@ class DecoderLayer(nnx.Module):
             self.attention_norm, self.mlp_norm = norm(model), norm(model)
         if self.norms_behind:
             self.post_attention_norm, self.post_mlp_norm = norm(model), norm(model)
-        self.mlp_tiles = mlp_tiles
+        self.mlp_tiles, self.overlap = mlp_tiles, dict(overlap or {})
         self.dropout = model.dropout
         self.seed = config.run.seed
         self.reports: tuple[str, ...] = ()
@@ -44,9 +46,9 @@ class DecoderLayer(nnx.Module):
         for part in (self.attention, self.mlp):
             inward, outward = part.part.groups
             if name == inward.name:
-                return part.project_in(gather_sequence(x))
+                return part.project_in(x, self.overlap.get(name, PLAIN))
             if name == outward.name:
-                return scatter_sequence(part.project_out(x))
+                return part.project_out(x, self.overlap.get(name, PLAIN))
         raise AssertionError(f"a decoder layer has no matmuls named {name!r}")
 
     def __call__(
@@ -75,7 +77,7 @@ class DecoderLayer(nnx.Module):
             h = tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
         else:
             assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
-            h = self.mlp.in_tiles(h, self.mlp_tiles)
+            h = self.mlp.in_tiles(h, self.mlp_tiles, self.overlap)
         h = self.mlp.add_bias(h)
         if self.norms_behind:
             h = self.post_mlp_norm(self._named(h, "mlp_projected"))

@@ -9,9 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-import jax
-import jax.numpy as jnp
-
 from jaxpar.config.schema import LoraConfig
 from jaxpar.layers.declaration.part import Part, Weights, matrix
 from jaxpar.mesh.parameters import Nested, ParamSpec
@@ -68,10 +65,3 @@ def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:
         f"{name}_lora_a": matrix((*inputs, rank), (*spec.axes[: spec.inputs], "rank"), **own),
         f"{name}_lora_b": matrix((rank, *outputs), ("rank", *spec.axes[spec.inputs :]), init="zeros"),
     }
-
-
-def low_rank_product(x: jax.Array, a: jax.Array, b: jax.Array, lora: LoraConfig) -> jax.Array:
-    """`scale (x A) B`, of `x` [..., inputs]."""
-    assert lora.rank is not None, "there are factors"
-    inside = jnp.tensordot(x, a, a.ndim - 1)
-    return jnp.tensordot(inside * (lora.alpha / lora.rank), b, 1)

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-import jax
-import jax.numpy as jnp
-
 from jaxpar.layers.declaration.part import Weights, factor_names, matrix
 from jaxpar.mesh.parameters import ParamSpec
 
@@ -51,8 +48,3 @@ def saving_rank(spec: ParamSpec) -> int:
     inputs = prod(spec.shape[: spec.inputs])
     outputs = spec.size // inputs
     return (spec.size - 1) // (inputs + outputs)
-
-
-def product(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`x a b`, of `x` [..., inputs]. Between the two are `rank` numbers for each token, which no backward keeps."""
-    return jnp.tensordot(jnp.tensordot(x, a, a.ndim - 1), b, 1)

@@ -14,6 +14,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
 from jaxpar.layout.choices.head_loss import check_loss
+from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.step_layout import StepLayout
@@ -65,6 +66,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
         if (tiles := getattr(plan, key)) > tokens:
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
     _check_residency(plan, config)
+    check_overlap(plan, config)
     try:
         check_attention(plan, config, device, node_devices)
         check_loss(plan, config, device)

@@ -19,6 +19,7 @@ from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs
 from jaxpar.layout.choices.attention import attention_plan, strategy_on
 from jaxpar.layout.choices.head_loss import choose_loss
+from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
@@ -105,7 +106,10 @@ def make_plan(
         kept = without_hidden(asked, tiles.number)
         kept = _partly_offloaded(config, kept, [costs[kind] for kind in kinds], known=at_hand is not None)
         attention = attention_plan(config, device, kept, node_devices)
-        plan = settled(runs=kept, mlp_tiles=tiles.number, mlp_tiles_reason=tiles.why, **attention._asdict())
+        overlap = tensor_overlap(config, device, at_hand, rows, tiles.number)
+        plan = settled(
+            runs=kept, mlp_tiles=tiles.number, mlp_tiles_reason=tiles.why, tensor_overlap=overlap, **attention._asdict()
+        )
         return with_residency(config, plan)
 
     names = activation_names(config.model)

@@ -72,4 +72,5 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan.loss_tiles,
         plan.mlp_tiles,
         plan.loss.name,
+        plan.tensor_overlap,
     )

@@ -23,7 +23,7 @@ def gather_sequence(x: Shaped[Array, "batch part embed"]) -> Shaped[Array, "batc
 
     The derivative is `scatter_sequence`. Sends `x * (n - 1)` bytes with n = tensor.
     """
-    _must_vary(x, ("tensor",), "gather_sequence")
+    must_vary(x, ("tensor",), "gather_sequence")
     with jax.named_scope("gather_sequence"):
         return lax.all_gather(x, "tensor", axis=1, tiled=True)
 
@@ -33,7 +33,7 @@ def scatter_sequence(x: Shaped[Array, "batch seq embed"]) -> Shaped[Array, "batc
 
     The derivative is `gather_sequence`. Sends `x * (n - 1) / n` bytes with n = tensor.
     """
-    _must_vary(x, ("tensor",), "scatter_sequence")
+    must_vary(x, ("tensor",), "scatter_sequence")
     with jax.named_scope("scatter_sequence"):
         return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
 
@@ -43,7 +43,7 @@ def gather_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "...
 
     The derivative sums and scatters. Sends `x * (n - 1)` bytes with n = context.
     """
-    _must_vary(x, ("context",), "gather_context")
+    must_vary(x, ("context",), "gather_context")
     with jax.named_scope("gather_context"):
         return lax.all_gather(x, "context", axis=axis, tiled=True)
 
@@ -53,7 +53,7 @@ def scatter_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..
 
     Sends `x * (n - 1) / n` bytes with n = context.
     """
-    _must_vary(x, ("context",), "scatter_context")
+    must_vary(x, ("context",), "scatter_context")
     with jax.named_scope("scatter_context"):
         return lax.psum_scatter(x, "context", scatter_dimension=axis, tiled=True)
 
@@ -63,7 +63,7 @@ def shift_context(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Arr
 
     With `wrap` the last rank's goes to the first. Sends `x` bytes (but none from a rank that has nobody to send to).
     """
-    _must_vary(x, ("context",), "shift_context")
+    must_vary(x, ("context",), "shift_context")
     ranks = lax.axis_size("context")
     pairs = [(rank, (rank + by) % ranks) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
     with jax.named_scope("shift_context"):
@@ -78,7 +78,7 @@ def exchange_heads(
     the inverse, is `exchange_sequence` (DeepSpeed Ulysses, arXiv:2309.14509). Sends `x * (n - 1) / n` bytes with
     n = ranks.
     """
-    _must_vary(x, ("context",), "exchange_heads")
+    must_vary(x, ("context",), "exchange_heads")
     with jax.named_scope("exchange_heads"):
         return lax.all_to_all(x, "context", 2, 1, axis_index_groups=_neighbours(ranks), tiled=True)
 
@@ -87,7 +87,7 @@ def exchange_sequence(
     x: Shaped[Array, "batch longer_part fewer_heads width"], ranks: int
 ) -> Shaped[Array, "batch part heads width"]:
     """Undo `exchange_heads`, which is also the derivative. Sends `x * (n - 1) / n` bytes with n = ranks."""
-    _must_vary(x, ("context",), "exchange_sequence")
+    must_vary(x, ("context",), "exchange_sequence")
     with jax.named_scope("exchange_sequence"):
         return lax.all_to_all(x, "context", 1, 2, axis_index_groups=_neighbours(ranks), tiled=True)
 
@@ -101,7 +101,7 @@ def _neighbours(ranks: int) -> list[list[int]]:
 
 def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
-    _must_vary(x, axes, "gather_weight")
+    must_vary(x, axes, "gather_weight")
     with jax.named_scope("gather_weight"):
         return lax.all_gather(x, tuple(axes), axis=dim, tiled=True)
 
@@ -111,7 +111,7 @@ def scatter_gradient(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> 
 
     Sends `x * (n - 1) / n` bytes with n = product of the sizes of `axes`.
     """
-    _must_vary(x, axes, "scatter_gradient")
+    must_vary(x, axes, "scatter_gradient")
     with jax.named_scope("scatter_gradient"):
         return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)
 
@@ -122,7 +122,7 @@ def shift_stage(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array
     With `wrap` the last rank's goes to the first (and the first's to the last), as chunks of several per rank need.
     Sends `x` bytes (but none from the rank that has nobody to send to).
     """
-    _must_vary(x, ("pipe",), "shift_stage")
+    must_vary(x, ("pipe",), "shift_stage")
     ranks = lax.axis_size("pipe")
     pairs = [(rank, rank + by) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
     with jax.named_scope("shift_stage"):
@@ -146,7 +146,7 @@ def sum_over_heads(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _sum_for_each(x: Shaped[Array, "..."], axis: str, collective: str) -> Shaped[Array, "..."]:
     """The sum over `axis`, which each rank uses differently; so the derivative is the sum of the ranks' gradients."""
-    _must_vary(x, (axis,), collective)
+    must_vary(x, (axis,), collective)
     with jax.named_scope(collective):
         return vary_over(lax.psum(x, axis), frozenset({axis}))
 
@@ -163,7 +163,7 @@ def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
     Sends `2 * x * (n - 1) / n` bytes with n = product of the sizes of `axes`. Raises `ValueError` for an axis that `x`
     does not vary over: `lax.psum` would multiply by its size.
     """
-    _must_vary(x, axes, "reduce_sum")
+    must_vary(x, axes, "reduce_sum")
     with jax.named_scope("reduce_sum"):
         return lax.psum(x, tuple(axes)) if axes else x
 
@@ -174,7 +174,8 @@ def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
         return lax.pmax(lax.stop_gradient(x), tuple(axes))
 
 
-def _must_vary(x: jax.Array, axes: Sequence[str], collective: str) -> None:
+def must_vary(x: jax.Array, axes: Sequence[str], collective: str) -> None:
+    """Raise `ValueError` unless `x` may differ between the ranks of each of `axes`."""
     fixed = [axis for axis in axes if axis not in varying_axes(x)]
     if fixed:
         raise ValueError(

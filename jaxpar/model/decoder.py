@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import head_dim
 from jaxpar.config.kinds import kind_model
+from jaxpar.config.plan import TensorOverlap
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
@@ -75,9 +76,11 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
     return specs | {LAYERS: layers}
 
 
-def layer_of_kind(config: Config, kind: str, mlp_tiles: int = 1) -> DecoderLayer:
+def layer_of_kind(
+    config: Config, kind: str, mlp_tiles: int = 1, overlap: Mapping[str, TensorOverlap] | None = None
+) -> DecoderLayer:
     """The prototype of the layers of a kind."""
-    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles)
+    return DecoderLayer(replace(config, model=kind_model(config.model, kind)), mlp_tiles, overlap)
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
@@ -110,6 +113,8 @@ class DecoderStages:
     """Tiles of tokens in a layer's feed-forward."""
     loss_backend: str = "xla"
     """`xla` or `fused`: see `jaxpar.model.tiled_loss.head_loss`."""
+    tensor_overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
+    """How groups of a layer's matmuls exchange the sequence; others take `plain`."""
 
     @property
     def model(self) -> ModelConfig:
@@ -171,7 +176,8 @@ class DecoderStages:
         return LayerLoop({kind: self._kind(kind) for kind in self.order.stacks}, self.placements, self.order)
 
     def _kind(self, kind: str) -> LayerKind:
-        prototype, attend = layer_of_kind(self.config, kind, self.mlp_tiles), self.attend[kind]
+        prototype = layer_of_kind(self.config, kind, self.mlp_tiles, self.tensor_overlap)
+        attend = self.attend[kind]
 
         def apply(w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap) -> Output:
             layer: Any = with_weights(prototype, w)

@@ -49,6 +49,13 @@ class ParallelConfig:
     every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
+    tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
+    """How a layer's matmuls exchange the sequence with the other tensor ranks: `plain` gathers it before them and sums
+    and scatters after them; `ring` passes parts from rank to rank while the parts at hand are multiplied; `auto` takes
+    what is expected to be faster for each group of matmuls on the GPUs, and `plain` elsewhere (`docs/overlap.md`)."""
+    tensor_chunks: int | None = None
+    """Of `tensor_overlap: ring`: chunks into which the part of a rank is cut. Each passes round by itself, every second
+    one the other way. Null takes 2 where they divide the part, else 1."""
     auto: bool = False
     """Plan the layout, and the activations that layers keep, for this machine when training starts; `parallel: auto`
     means the same. `python -m jaxpar.plan` plans for any cluster that is described."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxpar.config.plan import TensorOverlap
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import name_activation
-from jaxpar.layers.declaration.part import Matmuls, Part, Weights, factor_names, matrix, vector
+from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import declare_weights
-from jaxpar.layers.lora import OFF, adapted, is_trained, low_rank_product
-from jaxpar.layers.low_rank import factored, product
+from jaxpar.layers.lora import OFF, adapted, is_trained
+from jaxpar.layers.low_rank import factored
+from jaxpar.layers.projections import Matrix, matrix_of, project_in, project_out
 from jaxpar.layers.tiles import over_tiles
-from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.collective_matmul import PLAIN
 from jaxpar.mesh.parameters import Arrays, select
+
+NO_OVERLAP: Mapping[str, TensorOverlap] = {}
 
 _over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
@@ -62,26 +67,21 @@ class FeedForward(nnx.Module, ABC):
         """The output of the matrix `weight`, with its bias if it has one."""
         return x + getattr(self, f"{weight}_bias")[...] if f"{weight}_bias" in self.part.weights else x
 
-    def project_in(self, x: Float[Array, "batch seq embed"]) -> tuple[jax.Array, ...]:
+    def project_in(self, x: Float[Array, "batch part embed"], overlap: TensorOverlap) -> tuple[jax.Array, ...]:
         """Matmuls of the joined sequence with this rank's hidden columns, in the order of the part; no biases."""
-        return tuple(self._product(x, name) for name in self.part.groups[0].weights)
+        return project_in(x, [self._matrix(name) for name in self.part.groups[0].weights], overlap)
 
-    def project_out(self, x: Float[Array, "batch seq mlp"]) -> Float[Array, "batch seq embed"]:
-        """This rank's partial sums; the bias of `down` is added by `add_bias`."""
-        return self._product(x, "down")
+    def project_out(self, x: Float[Array, "batch seq mlp"], overlap: TensorOverlap) -> Float[Array, "batch part embed"]:
+        """Sums over the tensor ranks; the bias of `down` is added by `add_bias`."""
+        return project_out(x, self._matrix("down"), overlap)
 
-    def _product(self, x: jax.Array, name: str) -> jax.Array:
-        """`x` times a matrix or its two factors, with the product of those of `lora` if it has any."""
-        if self.part.is_factored(name):
-            a, b = factor_names(name)
-            return product(x, getattr(self, a)[...], getattr(self, b)[...])
-        y = x @ getattr(self, name)[...]
-        if f"{name}_lora_a" not in self.part.weights:
-            return y
-        a, b = getattr(self, f"{name}_lora_a"), getattr(self, f"{name}_lora_b")
-        return y + low_rank_product(x, a[...], b[...], self.lora)
+    def _matrix(self, name: str) -> Matrix:
+        """A matrix or its two factors, with those of `lora` if it has any."""
+        return matrix_of(self.part, name, lambda name: getattr(self, name)[...], self.lora)
 
-    def in_tiles(self, x: Float[Array, "batch part embed"], tiles: int) -> Float[Array, "batch part embed"]:
+    def in_tiles(
+        self, x: Float[Array, "batch part embed"], tiles: int, overlap: Mapping[str, TensorOverlap] = NO_OVERLAP
+    ) -> Float[Array, "batch part embed"]:
         """All but the output bias, collectives included, for `ceil(batch * part / tiles)` tokens of a rank at a time.
 
         Each tile runs the collectives for its own tokens, so that neither the joined sequence nor the partial sums,
@@ -90,10 +90,11 @@ class FeedForward(nnx.Module, ABC):
         backward two of the former (the input again, the gradient of the output) and one of the latter.
         """
         graph, state = nnx.split(self)
+        into, out = (overlap.get(group.name, PLAIN) for group in self.part.groups)
 
         def block(weights: Arrays, frozen: Arrays, x: jax.Array) -> jax.Array:
             mlp: FeedForward = nnx.merge(graph, weights | frozen)
-            return scatter_sequence(mlp.project_out(mlp.activate(*mlp.project_in(gather_sequence(x)))))
+            return mlp.project_out(mlp.activate(*mlp.project_in(x, into)), out)
 
         trains = {name: is_trained(name, self.lora) for name in self.part.weights}
         halves = (select(nnx.to_pure_dict(state), trains, wanted) for wanted in (True, False))

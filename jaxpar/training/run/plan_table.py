@@ -71,6 +71,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         _tiles_row(plan),
         *_attention_rows(plan),
         *_context_rows(layout),
+        *_tensor_rows(plan),
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
@@ -130,6 +131,14 @@ def _context_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
         )
     )
     return rows
+
+
+def _tensor_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """How each group of matmuls exchanges the sequence with other tensor ranks; empty without tensor parallelism."""
+    chunks = lambda own: "" if own.algorithm == "plain" else f", {own.chunks} chunk(s)"
+    return [
+        (f"tensor {name}", f"{own.algorithm}{chunks(own)}", own.reason) for name, own in plan.tensor_overlap.items()
+    ]
 
 
 def _offload_rows(layout: StepLayout) -> list[tuple[str, str, str]]:

@@ -1,0 +1,62 @@
+"""Seconds of a group of a layer's matmuls with the exchange of the sequence next to it, plain and as a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxpar.cost.messages import Network, Ring, overlapped
+from jaxpar.cost.operations import Device
+
+
+@dataclass(frozen=True)
+class CollectiveMatmul:
+    """A group of matmuls on one device, of the tokens of all tensor ranks. `seconds` are forward and backward."""
+
+    tokens: int
+    """Multiplied at a time."""
+    between: int
+    """Numbers per token that are gathered before the matmuls, or scattered after them: those of the residual stream."""
+    inside: int
+    """Numbers per token on the other side, as the device has them."""
+    inward: bool
+    item: int
+    """Bytes of a number."""
+    tensor: int
+    """Ranks."""
+
+    def plain(self, device: Device, network: Network) -> float:
+        """Seconds of whole matmuls and collectives, of which only the second gather of an input runs beside dgrad."""
+        whole = network.ring(self.tensor, 1).gather(float(self.tokens * self.between * self.item))
+        product, dgrad, wgrad = self._matmuls(device, self.tokens)
+        if not self.inward:
+            return product + dgrad + wgrad + 2 * whole
+        return product + whole + overlapped(dgrad, whole, network.model.overlap_slowdown) + wgrad + whole
+
+    def ring(self, device: Device, network: Network, chunks: int) -> float:
+        """Seconds of rings in so many chunks of a rank's part; what ends one is computed beside nothing."""
+        pieces = self.tensor * chunks
+        tokens, sends = self.tokens // pieces, pieces - chunks
+        ring: Ring = network.ring(self.tensor, 1)
+        send = ring.shift(float(tokens * self.between * self.item))
+        product, dgrad, wgrad = self._matmuls(device, tokens)
+        beside: Callable[[float], float] = lambda work: (
+            sends * overlapped(work, send, network.model.overlap_slowdown) + chunks * work
+        )
+        matmuls = beside(dgrad) + beside(wgrad) if self.inward else beside(dgrad + wgrad)
+        return beside(product) + matmuls + device.bytes_seconds(self._copied(chunks))
+
+    def _matmuls(self, device: Device, tokens: int) -> tuple[float, float, float]:
+        """Of so many tokens: the product, the gradient of the input, and that of the weights in float32."""
+        n, k = (self.inside, self.between) if self.inward else (self.between, self.inside)
+        return (
+            device.matmul(tokens, n, k, 1, self.item, self.item),
+            device.matmul(tokens, k, n, 1, self.item, self.item),
+            device.matmul(n, k, tokens, 1, 8, self.item),
+        )
+
+    def _copied(self, chunks: int) -> float:
+        """Bytes that only a ring copies: chunks in and out of whole arrays, and in one chunk the sums that arrive."""
+        copies = 2.0 * (2 if self.inward else 3) * self.tokens * self.inside
+        added = 3.0 * self.tokens * self.between if not self.inward and chunks == 1 else 0.0
+        return self.item * (copies + added)

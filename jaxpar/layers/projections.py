@@ -1,0 +1,65 @@
+"""Products of tokens and a layer's matrices, with the exchange of the sequence between tensor ranks around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxpar.config.plan import TensorOverlap
+from jaxpar.config.schema import LoraConfig
+from jaxpar.layers.declaration.part import Part, factor_names
+from jaxpar.layers.lora import FACTORS
+from jaxpar.mesh.collective_matmul import gather_matmul, matmul_scatter, product
+
+
+class Matrix(NamedTuple):
+    """A matrix [*inputs, *outputs] of this rank: whole, as the product of two factors, or the sum of both."""
+
+    whole: jax.Array | None
+    factors: tuple[jax.Array, jax.Array] | None = None
+    scale: float = 1.0
+    """Of the factors' product."""
+
+    def inside(self, x: jax.Array) -> jax.Array:
+        """Between the two factors, from the product of the first: `rank` numbers for each token."""
+        return x * self.scale if self.scale != 1.0 else x
+
+
+def matrix_of(part: Part, name: str, weight: Callable[[str], jax.Array], lora: LoraConfig) -> Matrix:
+    """The matrix `name` of a part, from its weights by name: see `jaxpar.layers.low_rank` and `jaxpar.layers.lora`."""
+    if part.is_factored(name):
+        a, b = factor_names(name)
+        return Matrix(None, (weight(a), weight(b)))
+    a, b = (f"{name}_{factor}" for factor in FACTORS)
+    if a not in part.weights:
+        return Matrix(weight(name))
+    assert lora.rank is not None, "there are factors"
+    return Matrix(weight(name), (weight(a), weight(b)), lora.alpha / lora.rank)
+
+
+def project_in(
+    x: Float[Array, "batch part embed"], matrices: Sequence[Matrix], overlap: TensorOverlap
+) -> tuple[Float[Array, "batch seq ..."], ...]:
+    """The joined sequence times each matrix: columns of this rank."""
+    first = [w for own in matrices for w in (own.whole, own.factors and own.factors[0]) if w is not None]
+    made = iter(gather_matmul(x, first, overlap))
+    found: list[jax.Array] = []
+    for own in matrices:
+        terms = [] if own.whole is None else [next(made)]
+        if own.factors is not None:
+            terms.append(product(own.inside(next(made)), own.factors[1]))
+        found.append(sum(terms[1:], terms[0]))
+    return tuple(found)
+
+
+def project_out(
+    x: Float[Array, "batch seq ..."], matrix: Matrix, overlap: TensorOverlap
+) -> Float[Array, "batch part embed"]:
+    """This rank's part of the sequence of `x` times the matrix, of which this rank has some rows: summed over ranks."""
+    pairs = [] if matrix.whole is None else [(x, matrix.whole)]
+    if matrix.factors is not None:
+        pairs.append((matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
+    return matmul_scatter([x for x, _ in pairs], [w for _, w in pairs], overlap)

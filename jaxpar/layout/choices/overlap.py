@@ -1,0 +1,175 @@
+"""How each group of a layer's matmuls exchanges the sequence with the other tensor ranks: plainly, or in a ring."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.bounds import CHUNKS
+from jaxpar.config.kinds import kind_counts
+from jaxpar.config.plan import AxisSizes, Plan, TensorOverlap
+from jaxpar.config.reading.typed import shown
+from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.cost.collective_matmul import CollectiveMatmul
+from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import device_of
+from jaxpar.distributed.devices import Device
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.declaration.part import Matmuls, Part
+from jaxpar.layout.choices.tiles import head_tokens
+from jaxpar.memory.layer_shape import LayerShape, layer_shapes
+from jaxpar.units import seconds
+
+
+class _Group(NamedTuple):
+    """A group of matmuls of the layers of a kind."""
+
+    shape: LayerShape
+    layers: int
+    part: Part
+    group: Matmuls
+
+
+def tensor_overlap(
+    config: Config, device: Device, cluster: Cluster | None, rows: int, mlp_tiles: int
+) -> dict[str, TensorOverlap]:
+    """The choice for each group of matmuls; none without tensor parallelism.
+
+    Args:
+        config: It is resolved.
+        device: One of the run's.
+        cluster: With the speeds of GPUs and links, where they are known.
+        rows: Of a microbatch on a device.
+        mlp_tiles: Tiles in which the feed-forward is computed.
+
+    Raises:
+        UserError: A ring is asked for that is impossible, or chunks that nothing has.
+    """
+    parallel = config.parallel
+    _check(config)
+    if parallel.tensor == 1:
+        return {}
+    axes, found = AxisSizes(tensor=parallel.tensor, context=parallel.context), {}
+    for name, groups in _groups(config, axes, rows).items():
+        tiles = mlp_tiles if groups[0].part.name == "mlp" else 1
+        if parallel.tensor_overlap == "plain":
+            found[name] = TensorOverlap(reason="named by parallel.tensor_overlap")
+        elif parallel.tensor_overlap == "auto" and (why := _plain_because(config, device, cluster)):
+            found[name] = TensorOverlap(reason=why)
+        else:
+            found[name] = _timed(config, groups, cluster, tiles)
+    return found
+
+
+def check_overlap(plan: Plan, config: Config) -> None:
+    """Raise `UserError` if the groups or chunks of a plan do not fit the model, the mesh or the pipeline."""
+    names = _groups(config, AxisSizes(), 1)
+    for name, own in plan.tensor_overlap.items():
+        if name not in names:
+            raise UserError(
+                f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, names)}"
+            )
+        if own.algorithm not in ("plain", "ring"):
+            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm)}")
+        if own.algorithm == "ring":
+            _refuse_branching(config, f"plan.tensor_overlap.{name}", "plain")
+            part = _part(config, plan.mlp_tiles if name.startswith("mlp") else 1)
+            if part % own.chunks:
+                raise UserError(
+                    f"plan.tensor_overlap.{name}: {own.chunks} chunks do not divide the {part} tokens of a tensor rank"
+                )
+
+
+def _check(config: Config) -> None:
+    parallel = config.parallel
+    if parallel.tensor == 1 and parallel.tensor_overlap == "ring":
+        raise UserError(
+            "parallel.tensor_overlap: ring would not be used, because parallel.tensor is 1; expected auto or plain"
+        )
+    if parallel.tensor_chunks is not None and parallel.tensor_overlap != "ring":
+        raise UserError(
+            f"parallel.tensor_chunks: {parallel.tensor_chunks} would not be used, because parallel.tensor_overlap is "
+            f"{parallel.tensor_overlap}; expected ring with it, or null"
+        )
+    if parallel.tensor_overlap == "ring":
+        _refuse_branching(config, "parallel.tensor_overlap", "auto or plain, or parallel.pipe_ticks: uniform")
+
+
+def _refuse_branching(config: Config, key: str, instead: str) -> None:
+    if _branches(config):
+        raise UserError(
+            f"{key}: ring sends with permutes, which in the branching ticks of a pipeline (parallel.pipe_ticks) "
+            f"corrupt data; expected {instead}"
+        )
+
+
+def _branches(config: Config) -> bool:
+    return config.parallel.pipe > 1 and config.parallel.pipe_ticks == "branching"
+
+
+def _plain_because(config: Config, device: Device, cluster: Cluster | None) -> str | None:
+    """Why `auto` does not consider rings."""
+    if _branches(config):
+        return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
+    if device.platform == "cpu":
+        return "CPU devices overlap nothing"
+    return "the speeds of these devices and their links are unknown" if cluster is None else None
+
+
+def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles: int) -> TensorOverlap:
+    """The ring with the best number of chunks, or under `auto` what is expected to be fastest."""
+    parallel, part = config.parallel, _part(config, tiles)
+    if parallel.tensor_chunks is not None and part % parallel.tensor_chunks:
+        raise UserError(
+            f"parallel.tensor_chunks: {parallel.tensor_chunks} do not divide the {part} tokens that a tensor rank has "
+            f"of {'a tile (memory.mlp_tiles)' if tiles > 1 else 'a row (data.sequence_length)'}; expected a divisor, "
+            "or null"
+        )
+    allowed = [parallel.tensor_chunks] if parallel.tensor_chunks else _divisors(part)
+    if cluster is None:
+        return TensorOverlap("ring", allowed[0], "named by parallel.tensor_overlap")
+    hardware = nearest_hardware(cluster.gpu)
+    on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
+    cases = [(_case(one, part * parallel.tensor, tiles), one.layers) for one in groups]
+    layers = sum(number for _, number in cases)
+    plain = sum(case.plain(*on) * number for case, number in cases) / layers
+    rings = {chunks: sum(case.ring(*on, chunks) * number for case, number in cases) / layers for chunks in allowed}
+    best = min(rings, key=lambda chunks: rings[chunks])
+    reason = f"a layer and microbatch is expected to take {seconds(rings[best])} in a ring, {seconds(plain)} plainly"
+    if parallel.tensor_overlap == "ring":
+        return TensorOverlap("ring", best, f"named by parallel.tensor_overlap; {reason}")
+    return TensorOverlap("ring", best, reason) if rings[best] < plain else TensorOverlap(reason=reason)
+
+
+def _divisors(part: int) -> list[int]:
+    return [chunks for chunks in range(1, CHUNKS + 1) if part % chunks == 0]
+
+
+def _case(one: _Group, tokens: int, tiles: int) -> CollectiveMatmul:
+    """Of all rows, or of a tile, in which tokens of all rows are in one."""
+    factor = 0 if one.group.inward else 1  # of two, that next to the exchange
+    each = [one.part.factors_of(name) for name in one.group.weights]
+    sides = [one.shape.matrix(one.part.weights[own[factor if len(own) > 1 else 0]]) for own in each]
+    inside = sum(outputs for _, outputs in sides) if one.group.inward else sides[0][0]
+    tokens *= one.shape.rows if tiles == 1 else 1
+    return CollectiveMatmul(tokens, one.shape.embed, inside, one.group.inward, one.shape.item_bytes, one.shape.tensor)
+
+
+def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
+    """By name, the groups of each kind of layers."""
+    found: dict[str, list[_Group]] = {}
+    counts = kind_counts(config.model)
+    for kind, shape in layer_shapes(config, axes, rows).items():
+        for part in shape.layer.parts:
+            for group in part.groups:
+                found.setdefault(group.name, []).append(_Group(shape, counts[kind], part, group))
+    return found
+
+
+def _part(config: Config, tiles: int) -> int:
+    """Tokens of a tensor rank that are cut into chunks: of each row, or of a tile."""
+    parallel = config.parallel
+    if tiles > 1:
+        return -(-head_tokens(config) // parallel.tensor // tiles)
+    return config.data.sequence_length // (parallel.context * parallel.tensor)

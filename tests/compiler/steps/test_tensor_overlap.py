@@ -1,0 +1,54 @@
+"""Rings between tensor ranks in the program for H100s: a matmul beside every send, and the bytes of the formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler.report import Analysis
+from tests.compiler.inspected import asked, inspected, sent, wide
+
+CLUSTER = "h100:1x8"
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "full remat": {"parallel": {"tensor": 4, "fsdp": 2}, "memory": {"remat": "full"}},
+    "two chunks": {"parallel": {"tensor": 4, "replica": 2, "tensor_chunks": 2}},
+    "split backward": {"parallel": {"tensor": 4, "pipe": 2, "microbatches": 4, "schedule": "zb-h1"}},
+    "ring attention": {"parallel": {"tensor": 4, "context": 2, "context_strategy": "ring"}},
+    "ulysses": {"parallel": {"tensor": 4, "context": 2, "context_strategy": "ulysses"}, "memory": {"remat": "none"}},
+}
+
+
+def ring(name: str) -> Any:
+    layout = LAYOUTS[name]
+    parallel = {"tensor_overlap": "ring", "tensor_chunks": 1} | layout["parallel"]
+    # Enough tokens that XLA has no reason to join chunks or to leave their matmuls to other than cuBLAS.
+    return wide(**layout | {"parallel": parallel, "data": {"sequence_length": 1024}})
+
+
+def not_beside_a_matmul(analysis: Analysis) -> tuple[int, list[str]]:
+    """How many sends of the sequence there are, and those between whose start and done no matmul runs."""
+    matmuls = {cost.op.name for cost in analysis.costs if cost.flops}
+    sends = [
+        overlap
+        for overlap in analysis.schedule.overlaps
+        if overlap.movement.kind == "collective-permute" and overlap.movement.parts[0].collective in SEQUENCE
+    ]
+    alone = [one for one in sends if not any(each.op.name in matmuls for each in one.enclosed)]
+    return len(sends), [f"{one.movement.transfer.inner.op_name}: {one.movement.source}" for one in alone]
+
+
+SEQUENCE = ("gather_sequence", "scatter_sequence")
+
+
+@pytest.mark.long(every=4)
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_matmul_runs_beside_every_send_forward_and_backward(name: str):
+    config = ring(name)
+    analysis, report = inspected(config, CLUSTER)
+    sends, alone = not_beside_a_matmul(analysis)
+    # In a layer's program four groups, forward and backward, send three parts; inward groups twice in the backward.
+    assert sends >= 3 * (4 + 4 + 2)
+    assert not alone
+    assert sent(report) == asked(analysis.compilation.config, analysis.compilation.plan)
