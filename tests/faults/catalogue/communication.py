@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault, parity, pipeline_parity
 
+RING = "tests/mesh/test_collective_matmul.py::test_a_ring_has_the_numbers_of_the_plain_collectives[4-2]"
+
 COMMUNICATION = (
     Fault(
         name="dropped_sum_of_partial_outputs",
@@ -59,10 +61,27 @@ COMMUNICATION = (
     ),
     Fault(
         name="output_bias_on_every_rank",
-        description="The MLP's output bias counts once per tensor rank.",
+        description="The MLP's output bias counts twice.",
         file="jaxpar/layers/layer.py",
-        old="return scatter_sequence(part.project_out(x))",
-        new="return scatter_sequence(part.add_bias(part.project_out(x)) if part is self.mlp else part.project_out(x))",
+        old="return part.project_out(x, self.overlap.get(name, PLAIN))",
+        new="y = part.project_out(x, self.overlap.get(name, PLAIN)); "
+        "return part.add_bias(y) if part is self.mlp else y",
         caught_by=(parity(tensor=2, family="gpt2"),),
+    ),
+    Fault(
+        name="chunk_of_a_ring_skipped",
+        description="The last chunk that passes round is put in the place of the one before.",
+        file="jaxpar/mesh/collective_matmul.py",
+        old='chunk, place = held[ring.chunk], ring.behind(lax.axis_size("tensor") - 1 - left)',
+        new='chunk, place = held[ring.chunk], ring.behind(lax.axis_size("tensor") - 1 - max(left, 1))',
+        caught_by=(RING,),
+    ),
+    Fault(
+        name="ring_the_wrong_way_round",
+        description="Chunks pass round the tensor ranks in the other direction than their places are counted.",
+        file="jaxpar/mesh/collective_matmul.py",
+        old='return lax.ppermute(x, "tensor", [(rank, (rank + self.by) % ranks) for rank in range(ranks)])',
+        new='return lax.ppermute(x, "tensor", [(rank, (rank - self.by) % ranks) for rank in range(ranks)])',
+        caught_by=(RING,),
     ),
 )
