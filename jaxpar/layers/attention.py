@@ -75,7 +75,7 @@ class Attention(nnx.Module):
         return project_out(x, self._matrix("output"), overlap)
 
     def _matrix(self, name: str) -> Matrix:
-        """A matrix or its two factors, with those of `lora` if it has any; of key heads, those of this rank's queries."""
+        """A matrix or its factors, with those of `lora` if it has any; of key heads, those of this rank's queries."""
 
         def weight(name: str) -> jax.Array:
             w = self._vector(name)
