@@ -72,6 +72,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_attention_rows(plan),
         *_context_rows(layout),
         *_tensor_rows(plan),
+        *_preferences_row(layout),
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
@@ -84,6 +85,16 @@ def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:
         return []
     trained = count(factor_parameters(config.model, config.lora))
     return [("LoRA", trained, f"in factors of rank {config.lora.rank}; the other weights are frozen")]
+
+
+def _preferences_row(layout: StepLayout) -> list[tuple[str, str, str]]:
+    """The loss of pairs and its reference; empty under the loss of tokens."""
+    loss = layout.config.loss
+    if loss.name != "dpo":
+        return []
+    smoothing = f", label_smoothing {loss.label_smoothing:g}" if loss.label_smoothing else ""
+    reference = loss.reference or layout.config.run.init_from
+    return [("preferences", loss.name, f"beta {loss.beta:g}{smoothing}; the reference is {reference}")]
 
 
 def _kept_words(plan: Plan) -> str:
