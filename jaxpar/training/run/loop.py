@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -83,9 +83,9 @@ class _Loop:
         changes, notice = from_first(self.folder.claim)
         if notice is not None:
             self.listeners.message(notice)
-        self.trainer.provide_reference(self.listeners.message)
         liveness.at("restoring a checkpoint")
         if not self._restore():
+            self.trainer.provide_reference(self.listeners.message)
             self._report_first_weights()
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
@@ -144,7 +144,7 @@ class _Loop:
 
     def _restore(self) -> bool:
         """Continue from the newest checkpoint; False where there is none."""
-        restored = self.saves.restore(self.trainer.saved.abstract)
+        restored = self.saves.restore(self.trainer.saved.abstract, self._check_saved)
         if restored is None:
             from_first(self.folder.check_nothing_saved)
             return False
@@ -161,6 +161,12 @@ class _Loop:
                 f"The data is not what the run began with: {facts['data']}; now {self.trainer.data.description}."
             )
         return True
+
+    def _check_saved(self, facts: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another reference, which takes memory and time before there is a state."""
+        self.trainer.check_reference(facts)
+        self.trainer.provide_reference(self.listeners.message)
+        liveness.at("restoring a checkpoint")
 
     def _report_first_weights(self) -> None:
         """Report where the weights of a new run come from, and what it changes of that model."""

@@ -123,6 +123,8 @@ class Run:
         """In what else the model of `run.init_from` differs from this one, once it is opened."""
         self.came_from: tuple[str, ...] = ()
         """The models from which this run came, through stages, the nearest first; those of a checkpoint are its own."""
+        self._continued: Mapping[str, Any] = {}
+        """The facts of the checkpoint that this run continues from."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
         self.last_pairs: Pairs = {}
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
@@ -190,6 +192,7 @@ class Run:
         Rows need it. To call this before there is a state leaves more memory for the reference.
         """
         if self.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
+            self.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
             provide_reference(self.config, self.data, self.reference, list(self.mesh.devices.flat), report)
 
@@ -200,7 +203,7 @@ class Run:
 
     def check_reference(self, facts: Mapping[str, Any]) -> None:
         """Raise `UserError` if the facts of a checkpoint are about another reference."""
-        if self.reference is not None:
+        if self.reference is not None and facts:
             check_reference(self.reference, facts)
 
     def _first_frozen(self) -> Weights:
@@ -311,7 +314,7 @@ class Run:
             facts: those of the checkpoint.
         """
         self.check_base(facts)
-        self.check_reference(facts)
+        self._continued = facts
         self.state = self.saved.incoming(saved)
         self.came_from, self.left_out = tuple(facts.get(CAME_FROM, ())), tuple(facts.get("left_out", ()))
         return self.continue_data(facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,18 @@ class Saves:
         self._skipped: dict[int, int] = {}
         """Step of each checkpoint that this process saved or restored, to the steps in a row that had been skipped."""
 
-    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+    def restore(
+        self, like: TrainState, check: Callable[[dict[str, Any]], None]
+    ) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest intact state, laid out as `like`, and the facts saved with it; None where there is none.
 
+        `check` is called with the facts before the state takes memory; it raises an error to refuse them.
         Raises `CheckpointError` when the folder cannot be read, or what is saved does not fit `like`.
         """
         newest = self._checkpointer.latest()
         if newest is None:
             return None
+        check(self._checkpointer.facts(newest))
         state, facts = read_state(self._checkpointer, newest, like)
         self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
         self._healthy = newest
