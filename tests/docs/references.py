@@ -143,7 +143,7 @@ def _unresolved(dotted: str, repository: Repository) -> str | None:
 
 
 def _is_file_name(dotted: str) -> bool:
-    return dotted.endswith((".py", ".md", ".csv", ".html", ".json", ".log", ".safetensors", ".txt", ".yaml"))
+    return dotted.endswith((".py", ".md", ".csv", ".html", ".json", ".log", ".png", ".safetensors", ".txt", ".yaml"))
 
 
 def missing_commands(text: str, repository: Repository) -> Iterator[str]:
