@@ -58,6 +58,14 @@ LOSS = (
         caught_by=(f"{TILED_LOSS}[one device-7-all]",),
     ),
     Fault(
+        name="rejected_answers_made_likelier",
+        description="The gradient of a loss of pairs has the sign of chosen answers for rejected ones too.",
+        file="jaxpar/model/preference_loss.py",
+        old="jnp.stack([of_pair, -of_pair], axis=-1)",
+        new="jnp.stack([of_pair, of_pair], axis=-1)",
+        caught_by=("tests/training/parity/test_dpo.py::test_loss_rewards_and_gradients_equal_float64[split]",),
+    ),
+    Fault(
         name="tiles_gradients_summed_in_half_precision",
         description="The head's gradients of all tiles are added up in compute dtype.",
         file="jaxpar/model/tiled_loss.py",
