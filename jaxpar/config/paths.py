@@ -8,6 +8,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.config.urls import refuse_url
 
+RUN_CONFIG = "config.yaml"
+"""Name of the file, in the folder of a run, of its configuration."""
+
 
 def user_path(path: str | Path, label: str, *, written: bool = False) -> Path:
     """A path as the system takes it, with a user's home folder in the place of `~`.

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxpar.config import Config, UserError, config_from_dict, config_to_dict, load_config
 from jaxpar.config.axes import axis_sizes
+from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.plan import PLAN_VERSION, Plan, check_plan_version
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
@@ -26,8 +27,6 @@ LARGEST_NUMBER = 1e30
 """Limit for bytes, seconds and rates; whole numbers of hundreds of digits would not become a float."""
 DROPPED = ("optimizer_resident", "weights_resident")
 """Keys that only plans without a version have: such a plan is derived again before it is run."""
-SIBLING_CONFIG = "config.yaml"
-"""File with the configuration of a run's plan without a version."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def _without_dropped(plan: Any) -> Any:
 
 def _unversioned_run(path: Path, plain: dict[str, Any]) -> PlanFile:
     """A run's files without a version: only the plan, with the configuration in a file next to it."""
-    label, beside = named(path), path.parent / SIBLING_CONFIG
+    label, beside = named(path), path.parent / RUN_CONFIG
     try:
         plan = record_from_plain(Plan, _without_dropped(plain), "plan")
     except UserError as error:
@@ -120,7 +119,7 @@ def _unversioned_run(path: Path, plain: dict[str, Any]) -> PlanFile:
     if not beside.exists():
         raise UserError(
             f"{label}: a run's plan without a version, which has no configuration of its own; expected that of the run "
-            f"beside it, in {SIBLING_CONFIG}"
+            f"beside it, in {RUN_CONFIG}"
         )
     config = load_config(str(beside))
     if axis_sizes(config.parallel) != dict(plan.axes):

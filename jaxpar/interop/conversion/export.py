@@ -17,6 +17,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.conversion.new_folder import copy_beside
+from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.keys import Given
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
@@ -25,11 +26,6 @@ from jaxpar.interop.sources.tensor_files import DTYPES, INDEX, WHOLE
 from jaxpar.interop.sources.whole import read_whole, whole_model
 
 GENERATION = "generation_config.json"
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
-"""Names of the files of a tokenizer."""
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 DTYPE_NAMES = {dtype.name: dtype for dtype in DTYPES.values()}
 """The dtypes that an export can have."""
@@ -47,7 +43,8 @@ class Export:
     config: Mapping[str, Any]
     """Of `config.json`."""
     beside: Path | None
-    """A folder whose tokenizer and `generation_config.json` are copied."""
+    """A folder whose `generation_config.json` is copied."""
+    tokenizer: TokenizerFiles
 
     @property
     def parameters(self) -> int:
@@ -102,13 +99,13 @@ class Export:
         return prod(tensor.laid.shape) * self.dtypes[tensor.name].itemsize
 
     def _write_beside(self, folder: Path) -> None:
-        """Copy the files of the tokenizer, and copy or make `generation_config.json`."""
+        """Write the files of the tokenizer, and copy or make `generation_config.json`."""
+        self.tokenizer.write(folder)
+        if self.beside is not None and (self.beside / GENERATION).exists():
+            copy_beside(self.beside / GENERATION, folder / GENERATION)
+            return
         ids = {key: self.config[key] for key in TOKEN_IDS if self.config.get(key) is not None}
-        for name in (GENERATION, *TOKENIZER):
-            if self.beside is not None and (self.beside / name).exists():
-                copy_beside(self.beside / name, folder / name)
-            elif name == GENERATION:
-                (folder / name).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
+        (folder / GENERATION).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
 
 
 def plan_export(source: Model, dtype: str | None = None, report: Callable[[str], None] = print) -> Export:
@@ -130,16 +127,16 @@ def plan_export(source: Model, dtype: str | None = None, report: Callable[[str],
     tensors, length = tensors_of(family, model), _length(source)
     names = {} if origin is None else origin.dtypes
     dtypes = {one.name: DTYPE_NAMES[dtype or names.get(one.name, "float32")] for one in tensors}
+    tokenizer = tokenizer_files(source, None if origin is None else origin.folder, report)
     # A family's usual ids of special tokens may lie outside this vocabulary.
-    config = config_of(family, model, dict.fromkeys(TOKEN_IDS), length)
+    config = config_of(family, model, dict.fromkeys(TOKEN_IDS) | {"eos_token_id": tokenizer.end}, length)
     if origin is not None:
         before = read_config(origin.folder)
         config = dict(before.values)
         if differences(model, model_of(before)[1]):
             config = config_of(family, model, before.values, length)
-    return Export(
-        source, family, tensors, dtypes, _with_dtype(config, dtypes), None if origin is None else origin.folder
-    )
+    beside = None if origin is None else origin.folder
+    return Export(source, family, tensors, dtypes, _with_dtype(config, dtypes), beside, tokenizer)
 
 
 def _holds(family: Family, model: ModelConfig) -> bool:

@@ -20,6 +20,7 @@ from jaxpar.checkpoint.pieces import open_saved
 from jaxpar.checkpoint.sealing import damage
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
@@ -28,8 +29,6 @@ from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
 from jaxpar.interop.sources.source import Origin
 
-RUN = "config.yaml"
-"""What makes a folder that of a run."""
 HF_FILES = "hf"
 """Folder of the files of Hugging Face's format in a converted model's."""
 HF_FACTS = "hugging_face"
@@ -91,7 +90,7 @@ class SavedWeights:
     def run_folder(self) -> Path | None:
         """The folder of its run; None where it has been moved from there, or was converted."""
         folder = self._checkpoint.parent.parent
-        return folder if self._hf is None and (folder / RUN).is_file() else None
+        return folder if self._hf is None and (folder / RUN_CONFIG).is_file() else None
 
     @property
     def lineage(self) -> tuple[str, ...]:

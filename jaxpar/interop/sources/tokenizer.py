@@ -84,8 +84,8 @@ def chat_encoder_of(
     return ChatEncoder(found, load_tokenizer(file, named(file)), date.today().isoformat()), text
 
 
-def _folders(source: Model, report: Report) -> list[Path]:
-    """Where a model's tokenizer may be, the likeliest first."""
+def trained_on(source: Model, report: Report) -> list[Path]:
+    """The token folders that a model's own run was trained on; none for a model that is no run's."""
     folders = []
     tuned = isinstance(source, AdaptedWeights) or source.origin is None
     if tuned and not isinstance(source, HFFolder) and source.config.data.source == "tokens":
@@ -95,6 +95,12 @@ def _folders(source: Model, report: Report) -> list[Path]:
         for folder in folders:
             if not (folder / TOKENIZER).exists():
                 report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")
+    return folders
+
+
+def _folders(source: Model, report: Report) -> list[Path]:
+    """Where a model's tokenizer may be, the likeliest first."""
+    folders = trained_on(source, report)
     origin = origin_of(source, report)
     return folders if origin is None else [*folders, origin.folder]
 

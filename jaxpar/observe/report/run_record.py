@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.plan import check_plan_version
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.observe.evaluations import EVALUATIONS_FILE
 
-CONFIG, PLAN, SUMMARY, METRICS = "config.yaml", "plan.json", "summary.json", "metrics.jsonl"
+PLAN, SUMMARY, METRICS = "plan.json", "summary.json", "metrics.jsonl"
 ENVIRONMENT, EVENTS = "environment.json", "events.jsonl"
 
 LARGEST_STEP, LARGEST_NUMBER, LEAST_NUMBER = 10**12, 1e30, 1e-30
@@ -120,15 +121,15 @@ def _check_is_run(folder: Path) -> None:
             raise UserError(f"{named(folder)}: there is no such folder{did_you_mean(folder.name, near)}")
         if not folder.is_dir():
             raise UserError(f"{named(folder)}: a file, expected the folder of a run")
-        if any((folder / name).is_file() for name in (CONFIG, METRICS)):
+        if any((folder / name).is_file() for name in (RUN_CONFIG, METRICS)):
             return
-        runs = sorted(entry.parent.name for entry in folder.glob(f"*/{CONFIG}"))
+        runs = sorted(entry.parent.name for entry in folder.glob(f"*/{RUN_CONFIG}"))
     except UserError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UserError(f"{named(folder)}: cannot be read ({_reason(error)})") from None
     inside = f"; it holds the runs {', '.join(runs[:5])}{' ...' * (len(runs) > 5)}" if runs else ""
-    raise UserError(f"{named(folder)}: no run of jaxpar, because it has neither {CONFIG} nor {METRICS}{inside}")
+    raise UserError(f"{named(folder)}: no run of jaxpar, because it has neither {RUN_CONFIG} nor {METRICS}{inside}")
 
 
 def _read(folder: Path, label: str) -> RunRecord:
@@ -136,7 +137,7 @@ def _read(folder: Path, label: str) -> RunRecord:
     record = RunRecord(
         label=label,
         folder=folder,
-        config=_config(folder / CONFIG, notes),
+        config=_config(folder / RUN_CONFIG, notes),
         metrics=_steps(_lines(folder / METRICS, "no step was logged", notes)),
         summary=_object(folder / SUMMARY, notes),
         plan=_plan(folder / PLAN, notes),

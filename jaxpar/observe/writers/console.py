@@ -13,11 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
 from jaxpar.units import GIB, clock, count, percent, plain, seconds, size, three_digits
 
 FILES = (
-    ("config.yaml", "the configuration, every field resolved"),
+    (RUN_CONFIG, "the configuration, every field resolved"),
     ("plan.json", "the layout"),
     ("metrics.jsonl", "an object per logged step; as a page: python -m jaxpar.report {folder}"),
     ("events.jsonl", "starts, saves and messages"),

@@ -9,6 +9,7 @@ from typing import Any
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError, config_difference, config_to_yaml, load_config
+from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.plan import Plan
 from jaxpar.config.spelling import quoted
 from jaxpar.layout.plan_file import PlanFile, read
@@ -16,7 +17,7 @@ from jaxpar.observe.files import remove_leftovers, write_atomically
 from jaxpar.observe.writers.jsonl import METRICS_FILE, read_metrics
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.lock import RunLock
-from jaxpar.training.run_folder.own_checkpoints import CONFIG, check_checkpoints
+from jaxpar.training.run_folder.own_checkpoints import check_checkpoints
 from jaxpar.training.run_folder.same_run import forbidden_changes
 
 PLAN = "plan.json"
@@ -62,7 +63,7 @@ class RunFolder:
         Raises `UserError` where the difference makes it another run, the folder holds something else, or its
         checkpoints are gone or another run's.
         """
-        file = self.path / CONFIG
+        file = self.path / RUN_CONFIG
         try:
             if not file.exists():
                 self._check_new()
@@ -90,7 +91,7 @@ class RunFolder:
             raise UserError(
                 f"run.name is {quoted(self.config.run.name)}: the record of what was run is damaged ({error}); put "
                 "a copy of "
-                f"{CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away to start over"
+                f"{RUN_CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away to start over"
             ) from None
 
     def _check_new(self) -> None:
@@ -98,7 +99,7 @@ class RunFolder:
         if self.path.exists() and any(not entry.name.startswith(".") for entry in self.path.iterdir()):
             raise UserError(
                 f"run.name is {quoted(self.config.run.name)}: {self.path} exists and is no run of jaxpar (it has no "
-                f"{CONFIG}); choose another run.name or run.dir"
+                f"{RUN_CONFIG}); choose another run.name or run.dir"
             )
 
     def starts_over(self) -> bool:
@@ -172,7 +173,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            texts = ((CONFIG, config_to_yaml(self.config)), (PLAN, PlanFile(self.config, plan).to_json()))
+            texts = ((RUN_CONFIG, config_to_yaml(self.config)), (PLAN, PlanFile(self.config, plan).to_json()))
             for name, new in ((name, text.encode()) for name, text in texts):
                 file = self.path / name
                 if file.exists() and (old := file.read_bytes()) != new:

@@ -11,13 +11,12 @@ from jaxpar.checkpoint.facts import FACTS
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config import Config, UserError
+from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.observe.writers.event_log import EVENTS_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.same_run import forbidden_changes
-
-CONFIG = "config.yaml"
 
 
 def check_checkpoints(run: Path, config: Config) -> None:
@@ -97,7 +96,7 @@ def _other_owner(target: Path, run: Path, config: Config) -> str | None:
     A folder next to another run's configuration is that run's. Elsewhere the newest checkpoint names its run.
     """
     for place in (target, target.parent):
-        if (place / CONFIG).exists():
+        if (place / RUN_CONFIG).exists():
             return f"the run in {place}"
     saved = next(filter(None, (_saved_config(target, step) for step in reversed(_complete(target)))), None)
     if saved is None:
@@ -106,7 +105,7 @@ def _other_owner(target: Path, run: Path, config: Config) -> str | None:
     if name != config.run.name:
         return f"run {name!r}"
     maker = Path(os.path.expanduser(parent)) / name
-    if (maker / CONFIG).exists() and not maker.samefile(run) and (maker / CHECKPOINTS).resolve() == target:
+    if (maker / RUN_CONFIG).exists() and not maker.samefile(run) and (maker / CHECKPOINTS).resolve() == target:
         return f"the run in {maker}"
     try:
         changes = forbidden_changes(config_from_dict(saved), config)
