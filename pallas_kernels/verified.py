@@ -23,12 +23,18 @@ ROOT = Path(__file__).parent
 FILE = ROOT / "verified.json"
 
 _ATTENTION = ("attention/derivative.py", "attention/settings.py", "masks.py", "varying.py")
+# fmt: off
 SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
     "attention/mosaic_deterministic": ("attention/mosaic", *_ATTENTION),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
+    "grouped_matmul/mosaic": (
+        "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "attention/mosaic/memory.py",
+        "attention/mosaic/schedule.py", "varying.py",
+    ),
     "linear_cross_entropy/triton": ("linear_cross_entropy", "varying.py"),
 }
+# fmt: on
 """By kernel, the folders and files that say what it computes."""
 
 

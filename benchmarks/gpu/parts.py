@@ -48,6 +48,18 @@ def _cross_entropy(journal: Journal) -> None:
     cross_entropy.measure(journal)
 
 
+def _check_grouped(journal: Journal) -> None:
+    from benchmarks.gpu import grouped
+
+    grouped.check(journal)
+
+
+def _grouped(journal: Journal) -> None:
+    from benchmarks.gpu import grouped
+
+    grouped.measure(journal)
+
+
 def _step(journal: Journal) -> None:
     from benchmarks.gpu import training
 
@@ -86,7 +98,9 @@ PARTS = (
     Part("check-triton", 70, _check_attention("triton")),
     Part("check-mosaic-deterministic", 80, _check_attention("mosaic_deterministic")),
     Part("check-cross-entropy", 30, _check_cross_entropy),
+    Part("check-grouped", 30, _check_grouped),
     Part("attention", 130, _attention),
+    Part("grouped", 45, _grouped),
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),

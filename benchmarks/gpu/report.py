@@ -21,6 +21,7 @@ def table(result: Mapping[str, Any]) -> str:
     sections = (
         ("Right or wrong, against float64", [_check(row) for row in of("check")]),
         ("Attention, TFLOP/s (median of turns)", _attention(of("attention"))),
+        ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
@@ -79,6 +80,12 @@ def _tiles(rows: list[dict[str, Any]]) -> list[str]:
 
 def _why_not(row: Mapping[str, Any]) -> str:
     return f"FAILED: {row['failed']}" if "failed" in row else f"refused: {row['refused']}" if "refused" in row else ""
+
+
+def _grouped(row: Mapping[str, Any]) -> str:
+    head = f"{row['case']:26}{row['rows']:7} rows, {row['groups']:3} groups, {row['k']} x {row['n']:6}  "
+    rate = f"{row['tflops']:8.0f}" if "tflops" in row else _why_not(row)
+    return f"{head}{row['by']:12}{row['way']:10}{rate}"
 
 
 def _cross_entropy(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy
+from benchmarks.gpu import attention, cross_entropy, grouped
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import implementation
@@ -97,6 +97,23 @@ def _repeat_cross_entropy(case: Any, dry: bool) -> Run:
     return (lambda: run(*arrays)), cross_entropy.RESULTS
 
 
+def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.Case]]:
+    if dry:
+        return {RUNGS[0]: grouped.DRY}
+    wave = 128 * max(1, processors // 2)  # two tiles of columns
+    return {
+        "one tile": [grouped.Case("one tile", (128,), 64, 128), grouped.Case("some of a tile", (77,), 128, 128)],
+        "one wave": [grouped.Case("one wave", (wave // 2, wave // 2), 256, 512)],
+        "three tiles a processor": [grouped.Case("three waves", (wave, 0, 2 * wave - 100, 300), 512, 512, room=50)],
+        "the grid": grouped.CHECKED,
+    }
+
+
+def _repeat_grouped(case: grouped.Case, dry: bool) -> Run:
+    run, arrays = grouped.program(case, "mosaic", dry), case.arrays()
+    return (lambda: run(*arrays)), grouped.RESULTS
+
+
 KERNELS = (
     _attention("mosaic", varies=("dq",)),
     _attention("mosaic_deterministic"),
@@ -108,6 +125,7 @@ KERNELS = (
         lambda journal, case: cross_entropy.check_case(journal, *case),
         _repeat_cross_entropy,
     ),
+    Kernel(grouped.KERNEL, _grouped_cases, lambda case: case.name, grouped.check_case, _repeat_grouped),
 )
 
 

@@ -22,7 +22,7 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
     for one in KERNELS:
         lines += [f"{one.name:32}{_state(one.name, rows)}"]
     lines += [f"  {line}" for row in rows if (line := _line(row))]
-    speeds = [dict(row) for row in rows if row["kind"] in ("attention", "cross_entropy")]
+    speeds = [dict(row) for row in rows if row["kind"] in ("attention", "grouped", "cross_entropy")]
     if speeds:
         result = {
             "device": device, "dry_run": dry, "seconds": sum(row.get("seconds", 0.0) for row in speeds), "rows": speeds,

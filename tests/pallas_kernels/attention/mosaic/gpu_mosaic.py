@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.attention import Settings, Tokens, output_products
 from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS
 from pallas_kernels.masks import Mask
-from tests.gpu_compile import QUICKLY, h100s
+from tests.gpu_compile import h100s
+from tests.pallas_kernels.mosaic_compile import compiled_kernels
 
-DEVICE = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
 MASKS = {
     "causal": Mask(),
     "full": Mask(causal=False),
@@ -64,44 +57,7 @@ def kernels(
     shape = lambda spec, dtype, *sizes: jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
     of_heads = partial(shape, by_heads, jnp.dtype(dtype), 4, 2000)
     arguments = (of_heads(heads, width), of_heads(4, width), of_heads(4, value_width), shape(rows, jnp.int32, 4, 2000))
-    os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES")}
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _printed() as printed:
-        jax.jit(mapped).trace(*arguments).lower(lowering_platforms=("cuda",)).compile(compiler_options=QUICKLY)
-        sys.stdout.flush()  # What Python prints waits in a buffer, where nobody is at a terminal.
-        text = printed.read_text()
-    return {
-        "shared": [int(size) for size in re.findall(r"smem_scratch_bytes=(\d+)", text)],
-        "kernels": [_described(part) for part in text.split(".visible .entry ")[1:]],
-    }
-
-
-@contextmanager
-def _printed() -> Iterator[Path]:
-    """Where all that this process prints goes meanwhile: the compiler prints by itself."""
-    with TemporaryDirectory() as folder:
-        file, screen = Path(folder) / "printed", os.dup(1)
-        with file.open("wb") as target:
-            os.dup2(target.fileno(), 1)
-        try:
-            yield file
-        finally:
-            os.dup2(screen, 1)
-            os.close(screen)
-
-
-def _described(text: str) -> dict[str, Any]:
-    """A kernel's program, and what ptxas reported of it."""
-    number = lambda pattern: int(re.search(pattern, text)[1])  # pyright: ignore[reportOptionalSubscript]
-    return {
-        "name": text.split("_mosaic_gpu_kernel", 1)[0],
-        "registers": number(r"Used (\d+) registers"),
-        "spilled": number(r"(\d+) bytes spill stores"),
-        "wgmma": text.count("wgmma.mma_async"),
-        "tanh": text.count("tanh.approx"),
-        "tma": text.count("cp.async.bulk.tensor"),
-        "reduce": text.count("cp.reduce.async.bulk.tensor"),
-        "setmaxnreg": sorted(map(int, set(re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", text)))),
-    }
+    return compiled_kernels(mapped, *arguments)
 
 
 def all_of(configurations: list[list[Any]]) -> list[dict[str, Any]]:

@@ -21,11 +21,17 @@ REPORTED = "RACE DETECTED"
 """What the simulator prints."""
 
 
-def watch_tensor_cores(monkeypatch: pytest.MonkeyPatch, late_in: str = "", seconds: float = 0.0) -> None:
-    """Register what wgmma reads; the second consumer issues those of function `late_in` so much later."""
+def watch_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch, late_in: str = "", seconds: float = 0.0, in_flight: int | None = None
+) -> None:
+    """Register what wgmma reads; the second consumer issues those of function `late_in` so much later.
+
+    `in_flight` is for kernels that wait for all products but so many after each, which the simulator overlooks: the
+    reads of the ones before are over then.
+    """
     issue, load = gpu_callbacks.wgmma, gpu_callbacks.wgmma_accumulator_deref
     issued: Counter[Any] = Counter()
-    unread: dict[Any, Any] = {}
+    unread: dict[Any, list[Any]] = {}
 
     def wgmma(*, thread: Any, source_info: Any, **given: Any) -> Any:
         if seconds and thread.warpgroup_id == 1 and late_in in source_info_util.summarize(source_info):
@@ -45,13 +51,17 @@ def watch_tensor_cores(monkeypatch: pytest.MonkeyPatch, late_in: str = "", secon
             indices = jax.tree.map(int, gpu_callbacks._remove_noop_transforms(given[f"{name}_transforms"]))
             where, read_at = memory.access(key, indices), clock.async_smem_clock.copy()
             gpu_callbacks.get_races().check_read(thread, read_at, key, where, source_info=source_info)
-        unread.setdefault(accumulator(given), clock).update(clock)
+        reads = unread.setdefault(accumulator(given), [])
+        reads.append(clock)
+        while in_flight is not None and len(reads) > in_flight:
+            with memory.lock:
+                memory.clocks[thread].update(reads.pop(0))
         return result
 
     def accumulator_deref(**given: Any) -> Any:
         result = load(**given)
-        memory, clock = gpu_callbacks._get_shared_memory(), unread.pop(accumulator(given), None)
-        if clock is not None:
+        memory = gpu_callbacks._get_shared_memory()
+        for clock in unread.pop(accumulator(given), ()):
             with memory.lock:
                 memory.clocks[given["thread"]].update(clock)
         return result

@@ -1,0 +1,196 @@
+"""Grouped matmuls on the device: checks the kernels against float64, and compares their speed with other paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.journal import Journal
+from benchmarks.gpu.programs import compile_all, seconds_of, sentence, why_not
+from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul.registry import Request, implementation
+
+KERNEL = "grouped_matmul/mosaic"
+RESULTS = ("out", "d_rows", "d_weights")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows and groups."""
+
+    name: str
+    sizes: tuple[int, ...]
+    k: int
+    n: int
+    room: int = 0
+    """Rows behind the last group."""
+    dtype: str = "bfloat16"
+
+    @property
+    def rows(self) -> int:
+        return sum(self.sizes) + self.room
+
+    def arrays(self) -> tuple[jax.Array, ...]:
+        """Rows, weights and the gradient of the product."""
+        shapes = (self.rows, self.k), (len(self.sizes), self.k, self.n), (self.rows, self.n)
+        keys = jax.random.split(jax.random.key(0), 3)
+        normal = lambda key, shape: jax.random.normal(key, shape, jnp.float32).astype(self.dtype)
+        return tuple(map(normal, keys, shapes))
+
+    def flops(self) -> float:
+        """Of the product, and of each of its two gradients."""
+        return 2.0 * sum(self.sizes) * self.k * self.n
+
+
+CHECKED = (
+    Case("one row", (1,), 64, 64),
+    Case("single rows", (1,) * 40, 128, 192),
+    Case("empty groups", (0, 70, 0, 0, 3, 0), 256, 128, room=20),
+    Case("all in one group", (0, 0, 4096, 0), 512, 768),
+    Case("uneven", (1, 700, 5, 0, 129, 127, 1000, 64), 1024, 1408, room=300),
+    Case("nothing at all", (0, 0), 128, 128, room=200),
+    Case("float16", (300, 17, 90), 512, 960, dtype="float16"),
+)
+DRY = (Case("small", (3, 0, 20), 64, 64, room=4),)
+
+
+def uneven(rows: int, groups: int) -> tuple[int, ...]:
+    """Sizes as a router makes them: exponentially distributed shares."""
+    share = np.random.default_rng(0).exponential(size=groups)
+    ends = np.floor(np.cumsum(share) / share.sum() * rows + 0.5).astype(int)
+    return tuple(int(size) for size in np.diff(ends, prepend=0))
+
+
+TIMED = (
+    Case("mixtral-8x7b", uneven(16384, 8), 4096, 14336),
+    Case("qwen3-30b-a3b", uneven(65536, 128), 2048, 768),
+    Case("deepseek-v3, 32 of 256", uneven(32768, 32), 7168, 2048),
+    Case("even, 16 groups", (1024,) * 16, 2048, 4096),
+)
+
+
+def check(journal: Journal) -> None:
+    """Product and gradients against float64: at most twice the error of the plain form in the same dtype."""
+    for case in DRY if journal.dry else CHECKED:
+        check_case(journal, case)
+
+
+def check_case(journal: Journal, case: Case) -> None:
+    """Adds the row of one case."""
+    row: dict[str, Any] = {"kernel": KERNEL, "case": case.name}
+    device = INTERPRETER if journal.dry else target()
+    asked = Request(device.platform, case.dtype, case.rows, len(case.sizes), case.k, case.n, device.compute_capability)
+    reason = implementation("mosaic").supports(asked)
+    if reason is not None:
+        journal.add("check", **row, refused=reason)
+        return
+    journal.begin(f"{KERNEL}: {case.name}")
+    try:
+        journal.add("check", **row, **_compare(case, journal.dry))
+    except Exception as error:  # a row reports what went wrong, and the others are still checked
+        journal.add("check", **row, failed=sentence(error))
+
+
+def program(case: Case, name: str, interpret: bool = False) -> Callable[..., Any]:
+    """(rows, weights, gradient of the product) -> `RESULTS` by an implementation; not jitted in the interpreter, which
+    knows one launch at a time."""
+    sizes = jnp.asarray(case.sizes, jnp.int32)
+
+    def run(rows: jax.Array, weights: jax.Array, d_out: jax.Array) -> tuple:
+        product = lambda rows, weights: grouped_matmul(rows, weights, sizes, implementation=name, interpret=interpret)
+        out, pull = jax.vjp(product, rows, weights)
+        return out, *pull(d_out)
+
+    return run if interpret else jax.jit(run)
+
+
+def _compare(case: Case, dry: bool) -> dict[str, Any]:
+    arrays = case.arrays()
+    run = program(case, "mosaic", dry)
+    have, again, low = (jax.device_get(each(*arrays)) for each in (run, run, program(case, "xla")))
+    wanted = _float64(case, arrays)
+    pairs = lambda made: {name: _error(a, b) for name, a, b in zip(RESULTS, made, wanted, strict=True)}
+    errors, allowed = pairs(have), {name: 2 * error + 1e-6 for name, error in pairs(low).items()}
+    same_bits = all(np.array_equal(a, b) for a, b in zip(have, again, strict=True))
+    right = same_bits and all(errors[name] <= allowed[name] for name in RESULTS)
+    return {"errors": errors, "allowed": allowed, "passed": right, "same_bits": same_bits}
+
+
+def _float64(case: Case, arrays: tuple[jax.Array, ...]) -> list[np.ndarray]:
+    rows, weights, d_out = (np.asarray(x, np.float64) for x in arrays)
+    found = [np.zeros_like(d_out), np.zeros_like(rows), np.zeros_like(weights)]
+    first = 0
+    for group, size in enumerate(case.sizes):
+        own = slice(first, first + size)
+        found[0][own], found[1][own] = rows[own] @ weights[group], d_out[own] @ weights[group].T
+        found[2][group] = rows[own].T @ d_out[own]
+        first += size
+    return found
+
+
+def _error(have: Any, wanted: np.ndarray) -> float:
+    difference = np.abs(np.asarray(have, np.float64) - wanted)
+    return float(difference.max() / max(np.abs(wanted).max(), 1e-30)) if np.isfinite(difference).all() else float("inf")
+
+
+def measure(journal: Journal) -> None:
+    """TFLOP/s of the product and of each gradient, by our kernels, JAX's own and `ragged_dot`."""
+    for case in DRY if journal.dry else TIMED:
+        if journal.has("over", case=case.name) or not journal.has_time(case.name, 20):
+            continue
+        journal.begin(case.name)
+        _measure_case(journal, case)
+        journal.add("over", case=case.name)
+
+
+def _measure_case(journal: Journal, case: Case) -> None:
+    row = {"case": case.name, "rows": case.rows, "groups": len(case.sizes), "k": case.k, "n": case.n}
+    arrays = case.arrays()
+    ready: dict[str, dict[str, Any]] = {"forward": {}, "d_rows": {}, "d_weights": {}}
+    lowered = {
+        (name, way): (lambda function=function: jax.jit(function).lower(*arrays))
+        for name, ways in _paths(case).items()
+        for way, function in ways.items()
+    }
+    for (name, way), compiled in compile_all(lowered).items():
+        if isinstance(compiled, Exception):
+            journal.add("grouped", **row, by=name, way=way, **why_not(compiled))
+            continue
+        ready[way][name] = lambda compiled=compiled: compiled(*arrays)
+        try:
+            jax.block_until_ready(ready[way][name]())
+        except Exception as error:  # reported in the table; the others are still timed
+            journal.add("grouped", **row, by=name, way=way, **why_not(error))
+            del ready[way][name]
+    for way, calls in ready.items():
+        for name, seconds in seconds_of(calls, 2 if journal.dry else 7).items() if calls else ():
+            tflops = case.flops() / seconds["seconds"] / 1e12
+            journal.add("grouped", **row, by=name, way=way, tflops=tflops, **seconds)
+
+
+def _paths(case: Case) -> dict[str, dict[str, Callable[..., Any]]]:
+    """By name, then way: functions of (rows, weights, gradient of the product)."""
+    sizes = jnp.asarray(case.sizes, jnp.int32)
+
+    def ways(product: Callable[[jax.Array, jax.Array], jax.Array]) -> dict[str, Callable[..., Any]]:
+        pull = lambda x, w, d: jax.vjp(product, x, w)[1](d)
+        return {
+            "forward": lambda x, w, d: product(x, w), "d_rows": lambda x, w, d: pull(x, w, d)[0],
+            "d_weights": lambda x, w, d: pull(x, w, d)[1],
+        }  # fmt: skip
+
+    ours = lambda name: ways(lambda x, w: grouped_matmul(x, w, sizes, implementation=name))
+    found = {name: ours(name) for name in ("mosaic", "xla")}
+    found["ragged_dot"] = ways(lambda x, w: jax.lax.ragged_dot(x, w, sizes))
+    if target().compute_capability == 9.0:
+        inside: Any = import_module("jax.experimental.pallas.ops.gpu.ragged_dot_mgpu")
+        options = {"block_m": 128, "block_n": 128, "block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 4}
+        found["jax mosaic"] = {"forward": lambda x, w, d: inside.ragged_dot(x, w, group_sizes=sizes, **options)}
+    return found

@@ -1,0 +1,89 @@
+"""`grouped_matmul`: rows of each group times the matrix of the group, with gradients, on any platform."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.device import INTERPRETER, target
+from pallas_kernels.grouped_matmul.registry import Request, chosen
+from pallas_kernels.grouped_matmul.registry import implementation as entry
+from pallas_kernels.varying import vary_alike
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def grouped_matmul(
+    rows: Float[Array, "m k"],
+    weights: Float[Array, "groups k n"],
+    group_sizes: Int[Array, " groups"],
+    *,
+    implementation: str = "auto",
+    interpret: bool = False,
+) -> Float[Array, "m n"]:
+    """Each row times the matrix of its group, with gradients for rows and weights.
+
+    The first `group_sizes[0]` rows are of group 0, the next of group 1, and so on. The work is that of the groups,
+    however uneven they are; a group may be empty. Rows behind the last group give 0, and their gradient is 0: an array
+    may have room for more rows than there are. Sums are float32, results have the dtype of the inputs.
+
+    Args:
+        rows: In bfloat16, float16 or float32, sorted by group.
+        weights: A matrix for each group, in rows' dtype.
+        group_sizes: Rows of each group, integers from 0; where they add up to more than there are rows, the last
+            groups are cut off.
+        implementation: `auto`, or by name: see `registry.IMPLEMENTATIONS`.
+        interpret: Run the kernels in Pallas' interpreter, for tests.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit together, or what is named does not support them.
+    """
+    _check(rows, weights, group_sizes)
+    device = INTERPRETER if interpret else target()
+    groups, k, n = weights.shape
+    request = Request(
+        device.platform, str(rows.dtype), rows.shape[0], groups, k, n, device.compute_capability, device.gpu,
+        device.processors,
+    )  # fmt: skip
+    name = chosen(implementation, request).name
+    return _product((name, interpret), *vary_alike((rows, weights, group_sizes)))
+
+
+type _Static = tuple[str, bool]
+
+
+def _forward(static: _Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> tuple[jax.Array, tuple]:
+    name, interpret = static
+    options = {"interpret": True} if interpret else {}
+    return entry(name).times_weights(rows, weights, sizes, transposed=False, **options), (rows, weights, sizes)
+
+
+def _backward(static: _Static, kept: tuple[jax.Array, ...], d_out: jax.Array) -> tuple:
+    name, interpret = static
+    rows, weights, sizes = kept
+    options = {"interpret": True} if interpret else {}
+    d_rows = entry(name).times_weights(d_out, weights, sizes, transposed=True, **options)
+    return d_rows, entry(name).of_weights(rows, d_out, sizes, **options), None
+
+
+def _whole(static: _Static, rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    return _forward(static, rows, weights, sizes)[0]
+
+
+_product = jax.custom_vjp(_whole, nondiff_argnums=(0,))
+_product.defvjp(_forward, _backward)
+
+
+def _check(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> None:
+    shapes = f"rows {rows.shape}, weights {weights.shape} and group sizes {sizes.shape}"
+    if (rows.ndim, weights.ndim, sizes.ndim) != (2, 3, 1):
+        raise ValueError(f"a grouped matmul is of rows [m, k], weights [groups, k, n] and sizes [groups], got {shapes}")
+    if rows.shape[1] != weights.shape[1] or sizes.shape[0] != weights.shape[0]:
+        raise ValueError(f"the width of rows, or the number of groups, differs: {shapes}")
+    if 0 in (*rows.shape, *weights.shape):
+        raise ValueError(f"a grouped matmul of nothing: {shapes}")
+    if rows.dtype != weights.dtype or str(rows.dtype) not in _DTYPES:
+        raise ValueError(f"rows and weights are alike in {', '.join(_DTYPES)}, got {rows.dtype} and {weights.dtype}")
+    if not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise ValueError(f"group sizes are integers, got {sizes.dtype}")

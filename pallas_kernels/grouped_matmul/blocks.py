@@ -1,0 +1,48 @@
+"""Blocks of rows that each lie in one group, from the sizes of the groups; their number is static."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+
+class RowBlocks(NamedTuple):
+    """In the order of the rows; blocks that are left over have no rows."""
+
+    group: Int[Array, " blocks"]
+    """Of the left over ones the last group."""
+    start: Int[Array, " blocks"]
+    """First row, a multiple of `align`; of the left over ones about the last row of the array."""
+    low: Int[Array, " blocks"]
+    """Rows from `start` on that are of a group before: fewer than `align`, in the first block of a group."""
+    high: Int[Array, " blocks"]
+    """Where the rows of the group end, from `start` on, at most at the end of the block; 0 of the left over ones."""
+
+
+def most_blocks(rows: int, groups: int, block: int, align: int = 1) -> int:
+    """How many blocks there may be: each group may have one that is not full, and some rows of the group before."""
+    return (rows + groups * (align - 1)) // block + groups
+
+
+def row_blocks(sizes: Int[Array, " groups"], rows: int, block: int, align: int = 1) -> RowBlocks:
+    """The blocks of groups that follow each other in an array of so many rows; rows behind the last group are in none.
+
+    A group that does not fit into the array ends with it. Blocks begin at multiples of `align`, of which `block` is
+    one.
+    """
+    groups = sizes.shape[0]
+    end = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0).astype(jnp.int32)), rows)
+    start = jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]])
+    aligned = start // align * align
+    blocks = jnp.where(end > start, (end - aligned + block - 1) // block, 0)
+    last = jnp.cumsum(blocks)
+    index = jnp.arange(most_blocks(rows, groups, block, align), dtype=jnp.int32)
+    group = jnp.minimum(jnp.searchsorted(last, index, side="right"), groups - 1).astype(jnp.int32)
+    within = index - (last - blocks)[group]
+    used = index < last[-1]
+    first = jnp.where(used, aligned[group] + within * block, rows // align * align)
+    low = jnp.where(used, jnp.maximum(start[group] - first, 0), 0)
+    high = jnp.where(used, jnp.minimum(end[group] - first, block), 0)
+    return RowBlocks(group, *(each.astype(jnp.int32) for each in (first, low, high)))

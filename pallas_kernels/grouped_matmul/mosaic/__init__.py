@@ -1,0 +1,84 @@
+"""Grouped matmul kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, two compute by wgmma."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.device import multiprocessors
+from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.grouped_matmul.mosaic.kernel import Tiles, Work, run
+from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, ROWS, STEP, columns
+from pallas_kernels.grouped_matmul.request import Request
+from pallas_kernels.varying import vary_over, varying_axes
+
+__all__ = ["of_weights", "refusal", "times_weights"]
+
+
+def refusal(request: Request) -> str | None:
+    """None if the kernels compute what is asked for, else why not."""
+    if request.platform not in ("gpu", "interpreter"):
+        return f"it needs an NVIDIA GPU, and the platform is {request.platform}"
+    if request.platform == "gpu" and request.compute_capability != 9.0:
+        return f"it needs compute capability 9.0 (Hopper), and the GPU has {request.compute_capability or 'none'}"
+    if request.dtype not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 or float16, not {request.dtype}"
+    if request.k % STEP or request.n % STEP:
+        return f"its matrices have sides that are multiples of {STEP}, not {request.k} x {request.n}"
+    if max(request.m * max(request.k, request.n), request.groups * request.k * request.n) > 2**31 - 1:
+        return f"its arrays have at most 2^31 - 1 elements, which {request.m:,} rows or the weights exceed"
+    return None
+
+
+def times_weights(
+    rows: Float[Array, "m k"],
+    weights: Float[Array, "groups k n"],
+    sizes: Int[Array, " groups"],
+    *,
+    transposed: bool,
+    interpret: bool = False,
+) -> Float[Array, "m n"]:
+    """Like `reference.times_weights`."""
+    m, wide = rows.shape[0], weights.shape[1 if transposed else 2]
+    found = row_blocks(_with_rest(sizes, m), m, ROWS, ALIGN)
+    # Rows behind the last group are a group without a matrix: nothing is summed up, and zeros are written.
+    steps = jnp.where(found.group < sizes.shape[0], rows.shape[1] // STEP, 0)
+    group = jnp.minimum(found.group, sizes.shape[0] - 1)
+    work = Work(group, found.start, found.low, found.high, steps)
+    tiles = Tiles(columns(wide), "rows", transposed)
+    out = run(tiles, rows, weights, work, (m, wide), **_launch(interpret))
+    return vary_over(out, varying_axes(rows))  # a launch forgets what its results vary over
+
+
+def of_weights(
+    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"], *, interpret: bool = False
+) -> Float[Array, "groups k n"]:
+    """Like `reference.of_weights`."""
+    sizes = jnp.maximum(sizes, 0).astype(jnp.int32)
+    end = jnp.minimum(jnp.cumsum(sizes), rows.shape[0]).astype(jnp.int32)
+    start = jnp.concatenate([jnp.zeros_like(end[:1]), end[:-1]])
+    order = jnp.argsort(start - end, stable=True).astype(jnp.int32)  # the longest first
+    aligned = start // ALIGN * ALIGN
+    low, high = start - aligned, end - aligned
+    steps = jnp.where(end > start, (high + STEP - 1) // STEP, 0)
+    work = Work(order, *(each[order] for each in (aligned, low, high, steps)))
+    tiles = Tiles(columns(d_out.shape[1]), "weights")
+    shape = (sizes.shape[0], rows.shape[1], d_out.shape[1])
+    out = run(tiles, rows, d_out, work, shape, **_launch(interpret))
+    return vary_over(out, varying_axes(rows))
+
+
+def _with_rest(sizes: jax.Array, m: int) -> jax.Array:
+    """Sizes of the groups, and of one more: the rows behind the last."""
+    end = jnp.minimum(jnp.maximum(sizes, 0).sum(), m)
+    return jnp.concatenate([sizes, (m - end)[None].astype(sizes.dtype)])
+
+
+def _launch(interpret: bool) -> dict[str, Any]:
+    if interpret:  # one program, for the simulator runs one after the other without saying so to its races
+        return {"programs": 1, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
+    return {"programs": multiprocessors(), "interpret": None}

@@ -1,0 +1,300 @@
+"""The one kernel of all three products: rows times weights, gradients times transposed weights, and rows^T times
+gradients, for tiles that lie in one group.
+
+A program is three warpgroups: the last loads by TMA, the first two compute 64 rows of a tile each. Tiles begin where
+their group begins, or up to 7 rows before, at a multiple of 8, so that a group of n rows takes n / 128 tiles and less
+than one more. What a tile loads before and behind its group is not written (products with weights) or zeroed in shared
+memory (gradients of weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int
+
+from pallas_kernels.attention.mosaic.memory import Loaded, tiled
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, scalar, specialise
+from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION, STAGES, STEP
+
+HALF = 64
+"""Rows of a consumer: what one wgmma computes."""
+_POWERS = (32, 16, 8, 4, 2, 1)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a product is cut; static."""
+
+    columns: int
+    """Of a tile of the result."""
+    of: Literal["rows", "weights"]
+    """What the result has: the rows of all groups, or a matrix for each."""
+    transposed: bool = False
+    """The weights are [columns, summed over]."""
+
+    @property
+    def stages(self) -> int:
+        return STAGES[self.columns]
+
+
+class Work(NamedTuple):
+    """Tiles of rows, or groups, in the order in which they are gone through."""
+
+    group: Int[Array, " tiles"]
+    start: Int[Array, " tiles"]
+    """First row, a multiple of 8."""
+    low: Int[Array, " tiles"]
+    """Rows from `start` on before those of the group, at most 7."""
+    high: Int[Array, " tiles"]
+    """Where those of the group end, from `start` on."""
+    steps: Int[Array, " tiles"]
+    """Of the sum."""
+
+
+class _Memory(NamedTuple):
+    """In shared memory."""
+
+    steps: Loaded
+    """Of the sum: the left operand, a half for each consumer, and the right one."""
+    out: Any
+    rest: Any
+    """Where rows leave from, 64 columns at a time, when a tile is not full: in plain order, in which any number of rows
+    may be copied. None where tiles are always full."""
+    together: Any
+    """The barrier at which consumers wait for each other's zeros; None where none are written."""
+
+
+def run(
+    tiles: Tiles, left: jax.Array, right: jax.Array, work: Work, shape: tuple[int, ...], programs: int, interpret: Any
+) -> jax.Array:
+    """The result, of this shape, in left's dtype."""
+    columns, sides, section = -(-shape[-1] // tiles.columns), 1, SECTION
+    if tiles.of == "rows":
+        work = Work(*(jnp.pad(each, (0, -each.shape[0] % SECTION)) for each in work))  # without rows: nothing is done
+    else:
+        sides, section = -(-shape[1] // (CONSUMERS * HALF)), 1
+    count = work.group.shape[0]
+    programs = min(programs, count * sides * columns)
+    body = _Kernel(tiles, count, sides, columns, section, programs, left.dtype)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(shape, left.dtype),
+        scratch_types={"memory": body.memory()},
+        grid=(programs,),
+        grid_names=("program",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name=f"grouped_matmul_of_{tiles.of}",
+        interpret=interpret,
+    )
+    return kernel(left, right, *work)
+
+
+class _Arrays(NamedTuple):
+    """In global memory."""
+
+    left: Any
+    right: Any
+    work: Work
+    out: Any
+
+
+class _At(NamedTuple):
+    """A tile of the result."""
+
+    group: Any
+    start: Any
+    low: Any
+    high: Any
+    steps: Any
+    side: Any
+    """First row of the tile in the matrix of its group, where the result is of weights."""
+    column: Any
+    """Its first column."""
+    done: Any
+    """Steps of the tiles before."""
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    tiles: Tiles
+    count: int
+    """Tiles of rows, or groups."""
+    sides: int
+    """Tiles of the rows of a matrix, where the result is of weights."""
+    columns: int
+    """Tiles of the columns of the result."""
+    section: int
+    programs: int
+    dtype: Any
+
+    def memory(self) -> _Memory:
+        """The types of its shared memory."""
+        slots, wide, dtype = self.tiles.stages, self.tiles.columns, self.dtype
+        right = (slots, wide, STEP) if self.tiles.transposed else (slots, STEP, wide)
+        types = tiled((slots * CONSUMERS, HALF, STEP), dtype), tiled(right, dtype)
+        ready = plgpu.Barrier(num_barriers=slots, num_arrivals=CONSUMERS + 1)
+        of_rows = self.tiles.of == "rows"
+        return _Memory(
+            steps=Loaded(types, ready, plgpu.Barrier(num_barriers=slots, num_arrivals=CONSUMERS)),
+            out=tiled((CONSUMERS, HALF, wide), dtype),
+            rest=plgpu.SMEM((CONSUMERS, HALF, STEP), dtype) if of_rows else None,
+            together=None if of_rows else plgpu.Barrier(num_arrivals=CONSUMERS),
+        )
+
+    def __call__(self, left: Any, right: Any, *refs: Any, memory: _Memory) -> None:
+        arrays = _Arrays(left, right, Work(*refs[:5]), refs[5])
+        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
+
+    def for_each_tile(self, work: Work, body: Callable[[_At], None]) -> None:
+        """Run `body` for every tile of this program, in sections of tiles of rows, column by column."""
+        program, each = lax.axis_index("program"), self.sides * self.columns
+        count = lax.div(self.count * each - program + self.programs - 1, jnp.int32(self.programs))
+
+        def step(index: Any, done: Any) -> Any:
+            place = program + index * self.programs
+            section, within = _divided(place, self.section * each)
+            across, of_section = _divided(within, self.section)
+            side, column = _divided(across, self.columns)
+            tile = section * self.section + of_section
+            group, start, low, high, steps = (scalar(values, tile) for values in work)
+            place = side * (CONSUMERS * HALF), column * self.tiles.columns
+            body(_At(group, pl.multiple_of(start, ALIGN), low, high, steps, *place, done))
+            return done + steps
+
+        lax.fori_loop(0, count, step, jnp.int32(0))
+
+    def produce(self, arrays: _Arrays, memory: _Memory) -> None:
+        slots = self.tiles.stages
+
+        def load_tile(at: _At) -> None:
+            def load(step: Any, _: None) -> None:
+                slot = lax.rem(at.done + step, jnp.int32(slots))
+                plgpu.barrier_wait(memory.steps.free.at[slot])
+                ready, (left, right) = memory.steps.ready.at[slot], memory.steps.memory
+                for half in range(CONSUMERS):
+                    source = arrays.left.at[self.left(at, step, half)]
+                    plgpu.copy_gmem_to_smem(source, left.at[slot * CONSUMERS + half], ready)
+                plgpu.copy_gmem_to_smem(arrays.right.at[self.right(at, step)], right.at[slot], ready)
+
+            lax.fori_loop(0, at.steps, load, None)
+
+        self.for_each_tile(arrays.work, load_tile)
+        for slot in range(slots):
+            plgpu.barrier_wait(memory.steps.free.at[slot])
+
+    def left(self, at: _At, step: Any, half: int) -> tuple[Any, Any]:
+        """Where a consumer's half of the left operand is at a step of the sum."""
+        if self.tiles.of == "rows":
+            return pl.ds(at.start + half * HALF, HALF), pl.ds(step * STEP, STEP)
+        return pl.ds(at.start + step * STEP, STEP), pl.ds(at.side + half * HALF, HALF)
+
+    def right(self, at: _At, step: Any) -> tuple[Any, ...]:
+        """Where the right operand is."""
+        along, columns = pl.ds(step * STEP, STEP), pl.ds(at.column, self.tiles.columns)
+        if self.tiles.of == "weights":
+            return pl.ds(at.start + step * STEP, STEP), columns
+        return (at.group, columns, along) if self.tiles.transposed else (at.group, along, columns)
+
+    def consume(self, arrays: _Arrays, memory: _Memory, warpgroup: Any) -> None:
+        for slot in range(self.tiles.stages):
+            memory.steps.release(slot)
+        self.for_each_tile(arrays.work, partial(self.multiply, arrays, memory, warpgroup))
+        plgpu.wait_smem_to_gmem(0)
+
+    def multiply(self, arrays: _Arrays, memory: _Memory, warpgroup: Any, at: _At) -> None:
+        """This consumer's half of a tile."""
+
+        def compute(accumulator: Any) -> jax.Array:
+            lax.fori_loop(0, at.steps, partial(self.add, memory, warpgroup, at, accumulator), None)
+            return accumulator[...]
+
+        value = pl.run_scoped(compute, plgpu.WGMMAAccumulatorRef((HALF, self.tiles.columns), jnp.float32))
+        last = lax.rem(at.done + at.steps + self.tiles.stages - 1, jnp.int32(self.tiles.stages))
+        pl.when(at.steps > 0)(lambda: memory.steps.release(last))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        memory.out.at[warpgroup][...] = value.astype(self.dtype)
+        plgpu.commit_smem()
+        self.write(arrays, memory, warpgroup, at)
+
+    def add(self, memory: _Memory, warpgroup: Any, at: _At, accumulator: Any, step: Any, _: None) -> None:
+        """A step of the sum: its product is under way while that of the step before ends, whose slot is then free."""
+        slots = jnp.int32(self.tiles.stages)
+        slot = lax.rem(at.done + step, slots)
+        memory.steps.wait(slot)
+        left, right = memory.steps.memory[0].at[slot * CONSUMERS + warpgroup], memory.steps.memory[1].at[slot]
+        if self.tiles.of == "weights":
+            low, high = at.low - step * STEP, at.high - step * STEP
+            pl.when((low > 0) | (high < STEP))(lambda: self.hide(memory, warpgroup, slot, low, high))
+            left = left.transpose((1, 0))
+        plgpu.wgmma(accumulator, left, right.transpose((1, 0)) if self.tiles.transposed else right)
+        plgpu.wgmma_wait(1)
+        pl.when(step > 0)(lambda: memory.steps.release(lax.rem(at.done + step + slots - 1, slots)))
+
+    def hide(self, memory: _Memory, warpgroup: Any, slot: Any, low: Any, high: Any) -> None:
+        """Zero what is loaded beside the group, in both operands: it may be infinite or no number.
+
+        Each consumer zeros its half of the left operand and some columns of the right one, then waits for the other.
+        """
+        left, right = memory.steps.memory
+
+        def zero(ref: Any) -> None:
+            values = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+            row = plgpu.layout_cast(lax.broadcasted_iota(jnp.int32, values.shape, 0), plgpu.Layout.WGMMA)
+            ref[...] = jnp.where((row >= low) & (row < high), values, jnp.zeros_like(values))
+
+        zero(left.at[slot * CONSUMERS + warpgroup])
+        for piece in range(self.tiles.columns // STEP):
+            columns = right.at[slot, :, pl.ds(piece * STEP, STEP)]
+            pl.when(warpgroup == piece % CONSUMERS)(partial(zero, columns))
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(memory.together)
+        plgpu.barrier_wait(memory.together)
+
+    def write(self, arrays: _Arrays, memory: _Memory, warpgroup: Any, at: _At) -> None:
+        """Copy a half to global memory, of a tile of rows only those of its group."""
+        columns = pl.ds(at.column, self.tiles.columns)
+        first = warpgroup * HALF
+        if self.tiles.of == "weights":
+            target = arrays.out.at[at.group, pl.ds(at.side + first, HALF), columns]
+            plgpu.copy_smem_to_gmem(memory.out.at[warpgroup], target)
+            return
+        low, high = jnp.maximum(at.low - first, 0), jnp.minimum(at.high - first, HALF)
+
+        @pl.when((low == 0) & (high == HALF))
+        def _() -> None:
+            target = arrays.out.at[pl.ds(at.start + first, HALF), columns]
+            plgpu.copy_smem_to_gmem(memory.out.at[warpgroup], target)
+
+        @pl.when((low < high) & (high - low < HALF))
+        def _() -> None:
+            for piece in range(self.tiles.columns // STEP):
+                self.write_some(arrays, memory, warpgroup, at, (low, high), piece * STEP)
+
+    def write_some(self, arrays: _Arrays, memory: _Memory, warpgroup: Any, at: _At, bounds: tuple, column: int) -> None:
+        """Some rows, fewer than 64, of 64 columns: as copies of 32, 16, ... rows, whose shape is static."""
+        rest = memory.rest.at[warpgroup]
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        rest[...] = plgpu.load(memory.out.at[warpgroup, :, pl.ds(column, STEP)], layout=plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
+        done, high = bounds
+        rows = high - done
+        for power in _POWERS:
+            source = rest.at[pl.ds(done, power)]
+            place = pl.ds(at.start + warpgroup * HALF + done, power), pl.ds(at.column + column, STEP)
+            copy = partial(plgpu.copy_smem_to_gmem, source, arrays.out.at[place])
+            pl.when((rows & power) != 0)(copy)
+            done = done + (rows & power)
+
+
+def _divided(number: Any, by: int) -> tuple[Any, Any]:
+    return lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))

@@ -1,0 +1,64 @@
+"""Grouped products in plain JAX, on any platform and in any dtype: the reference of the kernels.
+
+Rows are gone through in blocks that each lie in one group, so that the work is that of the groups: `rows` plus at most
+a block for each group. `jax.lax.ragged_dot` is a dense product over all groups on CPUs and older GPU versions.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.grouped_matmul.blocks import row_blocks
+from pallas_kernels.varying import vary_over, varying_axes
+
+_LARGEST = 512
+"""Rows of a block."""
+
+
+def times_weights(
+    rows: Float[Array, "m k"], weights: Float[Array, "groups k n"], sizes: Int[Array, " groups"], transposed: bool
+) -> Float[Array, "m n"]:
+    """Each row times the matrix of its group; 0 for rows behind the last group. `transposed`: weights are [n, k]."""
+    block, m = _block(rows, sizes), rows.shape[0]
+    found = row_blocks(sizes, m, block)
+    padded = jnp.pad(rows, ((0, block), (0, 0)))
+    n = weights.shape[1 if transposed else 2]
+    out = vary_over(jnp.zeros((m + block, n), rows.dtype), varying_axes(rows))
+
+    def step(out: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        group, start, _, count = at
+        x = lax.dynamic_slice_in_dim(padded, start, block)
+        w = lax.dynamic_index_in_dim(weights, group, keepdims=False)
+        made = jnp.matmul(x, w.T if transposed else w, preferred_element_type=jnp.float32).astype(out.dtype)
+        # Rows of the next group are written by its own blocks, which come later.
+        kept = jnp.where(jnp.arange(block)[:, None] < count, made, 0)
+        return lax.dynamic_update_slice_in_dim(out, kept, start, 0), None
+
+    return lax.scan(step, out, tuple(found))[0][:m]
+
+
+def of_weights(
+    rows: Float[Array, "m k"], d_out: Float[Array, "m n"], sizes: Int[Array, " groups"]
+) -> Float[Array, "groups k n"]:
+    """The sum over each group's rows of `row^T d_out`, in rows' dtype, summed in float32; 0 for empty groups."""
+    block, m = _block(rows, sizes), rows.shape[0]
+    x, d_out = (jnp.pad(each, ((0, block), (0, 0))) for each in (rows, d_out))
+    total = jnp.zeros((sizes.shape[0], rows.shape[1], d_out.shape[1]), jnp.float32)
+
+    def step(total: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+        group, start, _, count = at
+        kept = jnp.arange(block)[:, None] < count
+        a, b = (jnp.where(kept, lax.dynamic_slice_in_dim(each, start, block), 0) for each in (x, d_out))
+        return total.at[group].add(jnp.matmul(a.T, b, preferred_element_type=jnp.float32)), None
+
+    found = row_blocks(sizes, m, block)
+    return lax.scan(step, vary_over(total, varying_axes(rows)), tuple(found))[0].astype(rows.dtype)
+
+
+def _block(rows: jax.Array, sizes: jax.Array) -> int:
+    """A power of two of about the mean size of a group: so padding is at most about as much work as the groups."""
+    mean = max(1, rows.shape[0] // sizes.shape[0])
+    return min(_LARGEST, max(8, 1 << (mean - 1).bit_length()))

@@ -1,0 +1,76 @@
+"""The Hopper kernels of the grouped matmul in the simulator of Mosaic GPU against float64, and compiled for H100s."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.attention.mosaic.schedule import CONSUMER_REGISTERS, PRODUCER_REGISTERS
+from tests.gpu_compile import in_child
+from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
+from tests.pallas_kernels.grouped_matmul.grouped64 import arrays, by, expected, worst
+
+SHARED = 232448
+"""Bytes of shared memory that a thread block may have."""
+
+
+class Case(NamedTuple):
+    """Rows, widths and sizes of groups."""
+
+    m: int
+    k: int
+    n: int
+    sizes: tuple[int, ...]
+    dtype: str = "bfloat16"
+
+
+CASES = {
+    "groups that begin anywhere": Case(90, 128, 64, (3, 0, 70, 1)),
+    "more tiles than one": Case(300, 64, 128, (5, 131, 0, 160)),
+    "one group": Case(130, 64, 192, (130,)),
+    "room that is left": Case(200, 64, 256, (0, 64, 8, 0)),
+    "single rows": Case(12, 128, 64, (1,) * 12),
+    "whole tiles": Case(256, 64, 64, (128, 128)),
+    "float16, not full": Case(77, 192, 128, (70, 7), "float16"),
+    "more than there is room for": Case(40, 64, 64, (30, 30)),
+}
+
+
+@pytest.mark.matrix(quick=("groups that begin anywhere",), ci=1)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_simulated_kernels_are_as_near_to_float64_as_plain_jax_and_without_a_race(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What lies beside the groups is no number: nothing of it may reach a result."""
+    watch_tensor_cores(monkeypatch, late_in="add", seconds=0.02, in_flight=1)
+    rows, weights, d_out = arrays(case.m, len(case.sizes), case.k, case.n, case.dtype)
+    behind = sum(case.sizes)
+    rows, d_out = (x.at[behind:].set(jnp.nan) for x in (rows, d_out))
+    wanted = expected(rows, weights, d_out, case.sizes)
+    low = worst(by("xla", rows, weights, d_out, case.sizes), wanted)
+    assert worst(by("mosaic", rows, weights, d_out, case.sizes, interpret=True), wanted) <= 2 * low
+    assert REPORTED not in capfd.readouterr().out
+
+
+COMPILED = {
+    "256 columns": (8192, 16, 2048, 1536),
+    "128 and 256 columns": (8192, 8, 2048, 1408),
+    "192 and 256 columns, float16": (8192, 4, 2048, 2880, "float16"),
+}
+
+
+@pytest.mark.matrix(quick=("128 and 256 columns",), ci=1)
+@pytest.mark.parametrize("shape", COMPILED.values(), ids=COMPILED)
+def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(shape: tuple) -> None:
+    [found] = in_child("tests.pallas_kernels.grouped_matmul.gpu_grouped:all_of", [list(shape)])
+    of_rows, of_weights = "grouped_matmul_of_rows", "grouped_matmul_of_weights"
+    assert sorted(kernel["name"] for kernel in found["kernels"]) == [of_rows, of_rows, of_weights]
+    assert max(found["shared"]) <= SHARED
+    assert found["temporary"] < 2**20, "nothing of the size of rows or weights"
+    for kernel in found["kernels"]:
+        assert kernel["spilled"] == 0 and kernel["wgmma"] > 0 and kernel["tma"] > 0, kernel
+        assert kernel["waits"] == [0, 1], "a product is waited for when the next is under way, and the last at the end"
+        assert kernel["serialized"] == 0, kernel
+        assert kernel["setmaxnreg"] == [PRODUCER_REGISTERS, CONSUMER_REGISTERS], kernel
