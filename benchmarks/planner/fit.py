@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import lsq_linear
 
 from jaxpar.cost.hardware_model import AMPERE, HOPPER, HardwareModel
-from jaxpar.planner.evidence.published import Run, read_runs
-from jaxpar.planner.evidence.validate import Judged, judge
+from jaxpar.planner.evidence.errors import Judged
+from jaxpar.planner.evidence.published import Run
+from jaxpar.planner.evidence.validate import judge
 
 TOLERANCE = 0.05
-PRIOR = 0.02
+REFITTED = 3
+"""Steps of a fit that starts at the present one."""
+PRIOR = 0.1
 """Pull towards the starting values, for parameters that the data do not determine."""
 
 SHARED = {
-    "matmul_ramp": (20.0, 600.0), "memory_share": (0.4, 1.0), "network_share": (0.3, 0.95),
+    "matmul_ramp": (20.0, 600.0), "memory_share": (0.4, 1.0),
     "overlap_slowdown": (0.0, 1.0), "host_jitter": (0.0, 0.03),
 }  # fmt: skip
 """One value for all GPU kinds, and the range that has meaning."""
@@ -32,7 +33,7 @@ FITTED = (
     ("hopper", "float8_share", 0.2, 1.0),
 )
 START = {
-    "matmul_ramp": 80.0, "memory_share": 0.8, "network_share": 0.9, "overlap_slowdown": 0.2, "host_jitter": 0.01,
+    "matmul_ramp": 80.0, "memory_share": 0.8,  "overlap_slowdown": 0.2, "host_jitter": 0.01,
     "matmul_share": 0.75,
 }  # fmt: skip
 """Where fits begin; each of these is decided by several sources, whichever is left out."""
@@ -70,7 +71,7 @@ class Fit:
 
     def of(self, run: Run) -> HardwareModel:
         """For the GPUs of a run."""
-        return self.hopper if run.cluster.gpu.compute_capability >= (9, 0) else self.ampere
+        return self.hopper if _kind(run) == "hopper" else self.ampere
 
     def judge(self, runs: Sequence[Run]) -> list[Judged]:
         """Predictions of runs."""
@@ -80,22 +81,79 @@ class Fit:
 CURRENT = Fit(AMPERE, HOPPER)
 
 
-def fit(runs: Sequence[Run], evaluations: int = 12, *, neutral: bool = False) -> Fit:
-    """The parameters that are closest to `runs`; `neutral` begins with the middle of their range for all `PRIORS`."""
-    counts = Counter(run.source for run in runs)
-    weights = np.array([counts[run.source] ** -0.5 for run in runs])
-    low, high = (np.array([entry[place] for entry in FITTED]) for place in (2, 3))
-    start = np.array([_start(*entry, neutral=neutral) for entry in FITTED], float)
-    origin = (start - low) / (high - low)
+@dataclass(frozen=True)
+class Slopes:
+    """The errors of runs at some parameters, and how they change with each: fits to a part of the runs cost nothing."""
 
-    def residuals(scaled: np.ndarray) -> np.ndarray:
-        judged = _fit_of(low + scaled * (high - low)).judge(runs)
-        errors = np.log1p(np.array([one.error for one in judged], float))
-        robust = np.sign(errors) * TOLERANCE * np.sqrt(2 * (np.sqrt(1 + (errors / TOLERANCE) ** 2) - 1))
-        return np.concatenate([robust * weights, PRIOR * (scaled - origin)])
+    runs: Sequence[Run]
+    at: np.ndarray
+    """The parameters, as shares of their ranges."""
+    errors: np.ndarray
+    """Logarithm of predicted over measured speed, by run."""
+    by: np.ndarray
+    """Its derivative by each parameter, [run, parameter]."""
 
-    found = least_squares(residuals, origin, bounds=(0, 1), diff_step=3e-3, max_nfev=evaluations)
-    return _fit_of(low + found.x * (high - low))
+
+def slopes(runs: Sequence[Run], around: Fit, step: float = 0.02) -> Slopes:
+    """Finite differences around a fit; layouts that rows leave open stay those that are fastest there."""
+    judged = around.judge(runs)
+    fixed = [replace(one.run, layouts=(one.layout,)) for one in judged]
+    at = _scaled(around)
+    errors = np.log1p(np.array([one.error for one in judged], float))
+    by = np.zeros((len(runs), len(FITTED)))
+    for place, (kind, *_) in enumerate(FITTED):
+        moved = at.copy()
+        change = step if at[place] + step <= 1 else -step
+        moved[place] += change
+        own = [i for i, run in enumerate(runs) if kind in ("both", _kind(run))]
+        after = _fit_of(LOW + moved * (HIGH - LOW)).judge([fixed[i] for i in own])
+        by[own, place] = (np.log1p(np.array([one.error for one in after], float)) - errors[own]) / change
+    return Slopes(runs, at, errors, by)
+
+
+def refit(runs: Sequence[Run], around: Fit, times: int) -> Fit:
+    """The fit to runs, in steps from `around` that slopes are right for."""
+    for _ in range(times):
+        around = fit(slopes(runs, around), reach=0.15)
+    return around
+
+
+def fit(
+    known: Slopes, uses: Callable[[Run], bool] = lambda _: True, *, neutral: bool = False, reach: float = 1.0
+) -> Fit:
+    """The parameters that are closest to the runs that `uses` accepts; `neutral` starts all `PRIORS` in the middle.
+
+    Parameters move by at most `reach` of their range. Least squares with weights that fall with the size of an error
+    (`TOLERANCE`), until they no longer change.
+    """
+    chosen = np.array([uses(run) for run in known.runs])
+    counts = Counter(run.source for run, own in zip(known.runs, chosen, strict=True) if own)
+    weights = np.array(
+        [counts[run.source] ** -0.5 if own else 0.0 for run, own in zip(known.runs, chosen, strict=True)]
+    )
+    origin = (np.array([_start(*entry, neutral=neutral) for entry in FITTED]) - LOW) / (HIGH - LOW)
+    scaled = known.at
+    for _ in range(30):
+        errors = known.errors + known.by @ (scaled - known.at)
+        each = weights * (1 + (errors / TOLERANCE) ** 2) ** -0.25
+        left = np.concatenate([each[:, None] * known.by, PRIOR * np.eye(len(origin))])
+        right = np.concatenate([each * (known.by @ known.at - known.errors), PRIOR * origin])
+        low, high = np.clip(known.at - reach, 0, 1), np.clip(known.at + reach, 0, 1)
+        scaled = lsq_linear(left, right, (low, high + 1e-9)).x
+    return _fit_of(LOW + scaled * (HIGH - LOW))
+
+
+LOW, HIGH = (np.array([entry[place] for entry in FITTED]) for place in (2, 3))
+
+
+def _scaled(found: Fit) -> np.ndarray:
+    """Parameters as shares of their ranges."""
+    values = [getattr(found.ampere if kind == "ampere" else found.hopper, name) for kind, name, *_ in FITTED]
+    return np.clip((np.array(values) - LOW) / (HIGH - LOW), 0, 1)
+
+
+def _kind(run: Run) -> str:
+    return "hopper" if run.cluster.gpu.compute_capability >= (9, 0) else "ampere"
 
 
 def _start(kind: str, name: str, low: float, high: float, *, neutral: bool) -> float:
@@ -109,57 +167,22 @@ def _fit_of(values: np.ndarray) -> Fit:
     return Fit(replace(AMPERE, **of("ampere")), replace(HOPPER, **of("hopper")))
 
 
-def timed_runs(path: Path) -> list[Run]:
-    """The runs of a file whose speed was measured."""
-    return [run for run in read_runs(path) if run.tokens_per_s_per_gpu is not None]
-
-
-def fit_others(path: Path, source: str, neutral: bool = False) -> Fit:
-    """The fit to the runs of all sources of a file but one."""
-    return fit([run for run in timed_runs(path) if run.source != source], evaluations=6, neutral=neutral)
-
-
-def fit_all(path: Path) -> Fit:
-    """The fit to all runs of a file."""
-    return fit(timed_runs(path))
-
-
-def fit_rest(path: Path) -> Fit:
-    """The fit to the runs of a file except a random fifth."""
-    runs = timed_runs(path)
-    fifth = random_fifth(len(runs))
-    return fit([run for i, run in enumerate(runs) if i not in fifth], evaluations=6)
-
-
-def random_fifth(number: int, seed: int = 0) -> set[int]:
-    """A random fifth of so many rows."""
-    order = list(range(number))
-    random.Random(seed).shuffle(order)
-    return set(order[: number // 5])
+def as_unknown(runs: Sequence[Run]) -> list[Run]:
+    """The same runs, of software that is not known."""
+    return [replace(run, mechanisms=run.unknown or run.mechanisms, software=None) for run in runs]
 
 
 Behind = Mapping[tuple[str, str], Counter[str]]
 """Of each fitted parameter, the rows that it makes a difference to, by source."""
 
 
-def behind(runs: Sequence[Run], found: Fit, change: float = 0.1, matters: float = 1e-3) -> Behind:
+def behind(known: Slopes, change: float = 0.1, matters: float = 1e-3) -> Behind:
     """Whose predictions move by `matters` when a parameter moves by a tenth."""
-    before = [one.error or 0.0 for one in found.judge(runs)]
-    rows: dict[tuple[str, str], Counter[str]] = {}
-    for kind, name, low, high in FITTED:
-        moved = found
-        for which in ("ampere", "hopper") if kind == "both" else (kind,):
-            model = getattr(moved, which)
-            value = getattr(model, name)
-            value = value * (1 + change) if value * (1 + change) <= high else value * (1 - change)
-            moved = replace(moved, **{which: replace(model, **{name: max(low, value)})})
-        after = [one.error or 0.0 for one in moved.judge(runs)]
-        rows[kind, name] = Counter(
-            run.source
-            for run, was, now in zip(runs, before, after, strict=True)
-            if abs((1 + now) / (1 + was) - 1) > matters
-        )
-    return rows
+    moved = np.abs(known.by * (known.at + LOW / (HIGH - LOW)) * change)
+    return {
+        (kind, name): Counter(run.source for run, by in zip(known.runs, moved[:, place], strict=True) if by > matters)
+        for place, (kind, name, *_) in enumerate(FITTED)
+    }
 
 
 def alone(rows: Behind) -> list[str]:

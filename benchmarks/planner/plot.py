@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxpar.planner.evidence.validate import Judged
+from jaxpar.planner.evidence.errors import Judged
 
 BAND = 0.1
 """The share around the measurement that is shaded."""
@@ -22,7 +22,7 @@ LIMIT = 60
 def scatter(parts: Mapping[str, Sequence[Judged]], path: Path) -> None:
     """One panel per way to be judged: error over measured speed, coloured by source."""
     sources = list(dict.fromkeys(one.run.source for part in parts.values() for one in part))
-    color = dict(zip(sources, plt.get_cmap("tab10").colors, strict=False))  # pyright: ignore[reportAttributeAccessIssue]
+    color = dict(zip(sources, plt.get_cmap("tab20").colors, strict=False))  # pyright: ignore[reportAttributeAccessIssue]
     figure, grid = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True, sharey=True)
     for panel, (name, part) in zip(grid.flat, parts.items(), strict=True):
         panel.axhspan(-100 * BAND, 100 * BAND, color="0.92", lw=0)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.planner.fit import FITTED, PRIORS, START, Behind, Fit
+from benchmarks.planner.leave_out import LeftOut
 from jaxpar.cost.hardware_model import AMPERE, UNFITTED, described
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.evidence.validate import Report
+from jaxpar.planner.evidence.errors import Report
 from jaxpar.units import KILO, MICRO, MILLI, percent
 
 WIDTH = 120
@@ -81,6 +82,8 @@ def parameters_table(found: Fit) -> list[str]:
 SOURCES = {
     "launch_seconds": "usual; no run in the data is limited by it",
     "node_share": "all-reduces measured alone",
+    "network_share": "nccl-tests between two and three hosts: 79 to 96% (nccl issues 1244, 495; nccl-tests issue 119)",
+    "network_decline": "nccl-tests on 32 hosts: 50% (all-gather) and 85% (all-reduce; nccl issue 1218)",
     "message_seconds": "all-reduces measured alone",
     "attention_native_share": "NVIDIA's table for cuDNN 9",
     "multiprocessors": "datasheet",
@@ -104,6 +107,57 @@ def errors_table(parts: Mapping[str, Report]) -> list[str]:
                 else ["", "", ""]
             )
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def left_out_table(found: LeftOut) -> list[str]:
+    """Medians of the errors by source, naive ones first."""
+    lines = [
+        "| source | rows | one MFU per GPU | unseen software | p90 | bias | one run measured | source unseen | p90 "
+        "| bias |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    columns: list[list[float]] = []
+    for name in sorted(found.sources):
+        of = lambda judged: [one.error for one in judged if one.error is not None]
+        unseen, source = of(found.generations[name]), of(found.sources[name])
+        middle = lambda errors: float(np.median(np.abs(errors)))
+        cells = [
+            middle(found.naive[name]), middle(unseen), _high(unseen), float(np.median(unseen)),
+            middle(found.anchored[name]), middle(source), _high(source), float(np.median(source)),
+        ]  # fmt: skip
+        columns.append(cells)
+        lines.append(f"| {name} | {len(source)} | {' | '.join(_cells(cells))} |")
+    means = [float(np.mean(column)) for column in zip(*columns, strict=True)]
+    rows = sum(len(own) for own in found.sources.values())
+    return [*lines, f"| **mean over sources** | {rows} | {' | '.join(_cells(means))} |"]
+
+
+def _cells(values: Sequence[float]) -> list[str]:
+    signed = (3, 7)
+    return [f"{100 * value:+.1f}%" if place in signed else percent(value) for place, value in enumerate(values)]
+
+
+def _high(errors: Sequence[float]) -> float:
+    return float(np.percentile(np.abs(errors), 90))
+
+
+def spread_table(found: LeftOut) -> list[str]:
+    """The spread of measured around predicted times, and how many of the runs left out are inside the interval."""
+    lines = [
+        "| software | between systems | within a system | 80% interval | inside, left out | fewest, of a source |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, spread, coverage in (
+        ("known", found.known, found.coverage), ("unknown", found.unknown, found.coverage_unknown)
+    ):  # fmt: skip
+        low, high = spread.interval(1.0)
+        worst = min(coverage, key=coverage.__getitem__)
+        lines.append(
+            f"| {name} | {percent(spread.between)} | {percent(spread.within)} | -{percent(1 - low)} to "
+            f"+{percent(high - 1)} | {100 * float(np.mean(list(coverage.values()))):.0f}% | "
+            f"{100 * coverage[worst]:.0f}% ({worst}) |"
+        )
     return lines
 
 

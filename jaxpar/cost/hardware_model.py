@@ -33,7 +33,8 @@ class HardwareModel:
     memory_share: Annotated[float, Parameter("of the peak bandwidth", "elementwise kernels reach")]
     launch_seconds: Annotated[float, Parameter("s", "the host needs to launch a kernel")]
     node_share: Annotated[float, Parameter("of the link inside a host", "large collectives reach in a host")]
-    network_share: Annotated[float, Parameter("of the link between hosts", "large collectives reach between hosts")]
+    network_share: Annotated[float, Parameter("of the link between hosts", "large collectives reach between two hosts")]
+    network_decline: Annotated[float, Parameter("per doubling", "collectives lose with each doubling of two hosts")]
     message_seconds: Annotated[float, Parameter("s", "a collective takes before it sends anything")]
     overlap_slowdown: Annotated[float, Parameter("s per s", "compute loses for each second of a message beside it")]
     host_jitter: Annotated[float, Parameter("of the step", "waiting for the slowest, per doubling of hosts")]
@@ -51,25 +52,27 @@ class HardwareModel:
 
 
 _SHARED = {
-    "matmul_ramp": 76.8, "memory_share": 0.677, "launch_seconds": 8e-6, "node_share": 0.74, "network_share": 0.95,
-    "message_seconds": 3.4e-5, "overlap_slowdown": 0.185, "host_jitter": 0.00703,
+    "matmul_ramp": 131.0, "memory_share": 0.73, "launch_seconds": 8e-6, "node_share": 0.74, "network_share": 0.9,
+    "network_decline": 0.05, "message_seconds": 3.4e-5, "overlap_slowdown": 0.0614, "host_jitter": 0.00417,
 }  # fmt: skip
-"""One value for all kinds, from all sources. `node_share` and `message_seconds` are from the collectives that were
-measured alone, and `launch_seconds` is what a launch is known to take: no run in the file is bound by it."""
+"""One value for all kinds, from all sources. `node_share`, `message_seconds`, `network_share` and `network_decline` are
+from collectives that were measured alone, and `launch_seconds` is what a launch is known to take: no run in the file
+is bound by it."""
 
 AMPERE = HardwareModel(
-    matmul_share=0.804, float8_share=0.0, attention_first_share=0.382, attention_share=0.828,
+    matmul_share=0.787, float8_share=0.0, attention_first_share=0.385, attention_share=0.849,
     multiprocessors=108, exponentials=16 * 108 * 1.41e9, **_SHARED,
 )  # fmt: skip
 HOPPER = HardwareModel(
-    matmul_share=0.624, float8_share=0.575, attention_first_share=0.218, attention_share=0.470,
+    matmul_share=0.584, float8_share=0.486, attention_first_share=0.226, attention_share=0.514,
     multiprocessors=132, exponentials=16 * 132 * 1.755e9, **_SHARED,
 )  # fmt: skip
 VOLTA = replace(AMPERE, multiprocessors=80, exponentials=16 * 80 * 1.53e9, node_share=0.895)
 BLACKWELL = replace(HOPPER, multiprocessors=148, exponentials=16 * 148 * 1.965e9)
 CPU = replace(
     AMPERE, matmul_share=0.6, matmul_ramp=16.0, attention_share=0.2, memory_share=0.6, node_share=0.5,
-    network_share=0.5, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0, multiprocessors=1, exponentials=5e8,
+    network_share=0.5, network_decline=0.0, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0,
+    multiprocessors=1, exponentials=5e8,
 )  # fmt: skip
 """What virtual devices reach of nominal numbers: guesses, until `jaxpar.plan calibrate` has measured."""
 

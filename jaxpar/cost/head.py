@@ -11,6 +11,9 @@ from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work
 
+PADDED = 64
+"""Multiple to which a rank's part of the vocabulary is padded: odd ones would be slow (`operations.ALIGNED`)."""
+
 
 @lru_cache(maxsize=50_000)
 def head_time(case: LayerCase, vocab: int, device: Device, network: Network, does: Mechanisms) -> tuple[Work, Work]:
@@ -20,7 +23,7 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, doe
     backward: read and written as the gradient (8), as 16 bits (6) and read by two matmuls, whose traffic they count.
     A compiler fuses the casts into the reductions: 6 and 6. A frozen head and embedding have no gradients.
     """
-    columns = -(-vocab // case.tensor)
+    columns = -(-vocab // (case.tensor * PADDED)) * PADDED
     logits = float(case.tokens) * columns
     own, own_back = (6.0, 6.0) if does.compiled else (16.0, 14.0)
     item = case.item

@@ -75,7 +75,8 @@ class _Counted:
         self.messages = LayerMessages(case, network, does)
         self.fused, self.half = does.fused_elementwise, case.item / 2
         self.unfused, self.launches = (1, 2) if self.fused else (3, 6)
-        self.operand = 1 if case.float8 else case.item
+        fast = case.float8 and does.float8_scales == "tensor"  # with a scale for each row no faster than 16 bits
+        self.operand = 1 if fast else case.item
         self.of_gradient = 4 if does.gradient_type == "float32" else 2
         self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
         self.widths = {one.name: self.shape.width(one.dims) for one in self.shape.layer.activations}
@@ -196,9 +197,17 @@ class _Counted:
             return self.device.scores(
                 shape.rows, heads, case.part, shape.sequence, width, does.dropout, self.fused, case.item
             )
-        return self.device.flash(
-            shape.rows, max(1, heads), case.part, shape.keys_per_query, width, does.attention, case.item
-        )
+        keys = shape.keys_per_query * self._last_rank()
+        return self.device.flash(shape.rows, max(1, heads), case.part, keys, width, does.attention, case.item)
+
+    def _last_rank(self) -> float:
+        """Keys that the last context rank's queries see, over the mean of all: all ranks wait for it. Of n contiguous
+        parts of a causal row, the last sees all keys but half of its own."""
+        case, ranks = self.case, self.shape.context
+        whole_rows = case.context_strategy == "ulysses"
+        if self.does.context_order != "contiguous" or ranks == 1 or whole_rows or self.shape.model.window is not None:
+            return 1.0
+        return 2.0 - 1.0 / ranks
 
     @cached_property
     def context(self) -> tuple[float, float]:

@@ -54,15 +54,27 @@ class Mechanisms:
     since 2.1, where checkpoints are not reentrant."""
     pure_16bit: bool = False
     """Whether master weights and moments also have 16 bits."""
+    context_order: Literal["balanced", "contiguous"] = "balanced"
+    """Whether context ranks hold parts of equal causal work, or contiguous ones, of which the last sees all keys and
+    the others wait for it."""
+    selective: Literal["attention", "operations"] = "attention"
+    """What selective recomputation runs again: attention itself (arXiv:2205.05198), or all but attention and every
+    second matmul (torchtitan's selection by operation)."""
+    float8_scales: Literal["tensor", "row"] = "tensor"
+    """Whether a float8 matmul has a scale for each operand or for each row and column, for which cuBLAS has no fast
+    kernel (pytorch/torchtitan issue 1207)."""
 
+
+NEUTRAL = "unknown"
+"""The generation that stands for software that is not known."""
 
 GENERATIONS: dict[str, Mechanisms] = {
+    NEUTRAL: Mechanisms(
+        attention="flash2", fused_elementwise=False, fused_accumulation=False, overlap_data="gradients",
+    ),
     "megatron-2021": Mechanisms(attention="scores", dropout=True, fused_accumulation=False),
     "megatron-2022": Mechanisms(
         attention="scores", dropout=True, overlap_weight_gradient=True
-    ),
-    "megatron-deepspeed-2021": Mechanisms(
-        attention="scores", dropout=True, fused_accumulation=False
     ),
     "megatron-deepspeed": Mechanisms(
         attention="scores", dropout=True, fused_accumulation=False, gradient_type="16-bit",
@@ -87,16 +99,9 @@ GENERATIONS: dict[str, Mechanisms] = {
     "llm-foundry": Mechanisms(
         attention="flash1", fused_accumulation=False, gradient_type="float32", recompute_last_matmul=False
     ),
-    "llm-foundry-pure": Mechanisms(
-        attention="flash1", fused_accumulation=False, gradient_type="16-bit", pure_16bit=True
-    ),
     "torchtitan": Mechanisms(
         attention="flash2", fused_elementwise=False, fused_accumulation=False, gradient_type="float32",
-        recompute_last_matmul=False,
-    ),
-    "torchtitan-compiled": Mechanisms(
-        attention="flash2", compiled=True, fused_accumulation=False, gradient_type="float32",
-        recompute_last_matmul=False,
+        recompute_last_matmul=False, context_order="contiguous", selective="operations", overlap_pipe=True,
     ),
     "jaxpar": Mechanisms(
         attention="flash3", compiled=True, overlap_data="none", prefetch_weights=True, overlap_tensor=False,

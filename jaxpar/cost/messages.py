@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, log2
 
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
@@ -102,13 +102,18 @@ class Network:
         bandwidth = self.inside * self.model.node_share
         if not self.switched:
             bandwidth *= UNSWITCHED_LINKS.get(ranks, 1.0)
-        across = self.outside * self.model.network_share * (per_host if shared else 1) if hosts > 1 else inf
+        card = self.outside * self.share(hosts) if hosts > 1 else inf
+        across = card * (per_host if shared else 1)
         if per_host == 1:
             bandwidth = inf
-        card = self.outside * self.model.network_share if hosts > 1 else inf
         latency = (ranks - hosts) * self.inside_latency + (hosts - 1) * self.outside_latency
         hop = self.outside_latency if hosts > 1 else self.inside_latency
         return Ring(ranks, hosts, bandwidth, across, card, latency, hop, self.model.message_seconds)
+
+    def share(self, hosts: int) -> float:
+        """The share of its link that a collective over so many hosts reaches: less with each doubling, since more of
+        its paths share switches, and all wait for the slowest."""
+        return self.model.network_share / (1 + self.model.network_decline * log2(max(1.0, hosts / 2)))
 
     def pair(self, stride: int, ranks: int) -> Ring:
         """Two neighbouring stages of a pipeline of `ranks`: between hosts as soon as any edge crosses."""

@@ -12,6 +12,15 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (6
 """Output tiles that a matmul library chooses from, and the speed of each relative to the largest, whose operands are
 read least often. Rows, columns, share (CUTLASS' profiler on large matmuls, rounded)."""
 
+ALIGNED = ((64, 1.0), (32, 0.99), (16, 0.97), (8, 0.93), (4, 0.62), (2, 0.45), (1, 0.30))
+"""Speed of a matmul by the power of two that divides its inner and output dims: tensor cores load 16 bytes at once, 8
+numbers of 16 bits, and tiles of 64 without remainders. NVIDIA's guide to matrix multiplication (section Tensor Core
+Requirements) and arXiv:2401.14489 (figures 5 to 7), read off on A100."""
+
+HEAD_STEPS = ((128, 32), (256, 64))
+"""Widths that attention kernels are made for: up to 128 in steps of 32, up to 256 in steps of 64; another width is
+padded to the next (FlashAttention-2, flash_api.cpp; cuDNN's tiles)."""
+
 ATTENTION_TILE = 128
 """Rows and columns of the tiles of scores in an attention kernel: those on the diagonal are computed whole."""
 
@@ -57,7 +66,8 @@ class Device:
             work = -(-tiles // units) * rows * columns / speed
             if work < least:
                 least = work
-        compute = least * 2.0 * (k + ramp) * units / self.matmul_rate(item)
+        speed = self.matmul_rate(item) * aligned(n, item) * aligned(k, item)
+        compute = least * 2.0 * (k + ramp) * units / speed
         moved = batch * ((m * k + k * n) * item + m * n * out_bytes)
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
@@ -77,6 +87,7 @@ class Device:
         """
         pairs = float(rows) * heads * queries * (keys + ATTENTION_TILE / 2)
         peak = self.float32_peak if item == 4 else self.peak
+        width = padded_width(width)
         forward = self.fused_attention(4.0 * width * pairs, pairs, peak, generation, backward=False)
         return forward, self.fused_attention(10.0 * width * pairs, pairs, peak, generation, backward=True)
 
@@ -106,6 +117,18 @@ class Device:
         forward = product + back + self.bytes_seconds(elements * ((4.0 if fused else 12.0) + drop))
         backward = product + 3 * back + self.bytes_seconds(elements * ((6.0 if fused else 14.0) + drop))
         return forward, backward
+
+
+def aligned(size: int, item: int = 2) -> float:
+    """Speed of a matmul with such a dim, of numbers of `item` bytes, relative to one of whole tiles."""
+    numbers = max(1, size * item // 2)
+    return next(speed for multiple, speed in ALIGNED if numbers % multiple == 0)
+
+
+def padded_width(width: int) -> int:
+    """Width of a head as an attention kernel computes it."""
+    step = next((step for most, step in HEAD_STEPS if width <= most), 1)
+    return -(-width // step) * step
 
 
 def device_of(gpu: GPU, model: HardwareModel) -> Device:

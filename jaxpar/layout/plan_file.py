@@ -38,7 +38,8 @@ class PlanFile:
     cluster: str | None = None
     """The cluster that it is for, as the user wrote it; None for a run on this machine's devices."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """Nothing, or `NUMBERS` and `TABLES`, and `host_bytes`, `usable_bytes`, `node_order` and `stages`."""
+    """Nothing, or `NUMBERS` and `TABLES`, and `interval_s`, `host_bytes`, `usable_bytes`, `node_order` and
+    `stages`."""
     version: int | None = PLAN_VERSION
     """None for an older file: it may lack what a plan decides today, and is derived again before it is run."""
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import check_regular
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import did_you_mean, named, one_of, quoted
-from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
-from jaxpar.hardware.catalogue import GPU, gpu_named
+from jaxpar.cost.mechanisms import Mechanisms
+from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.hardware.variants import Variant, variant
 from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import check_sizes
-from jaxpar.planner.layout import Layout, Precision
-from jaxpar.units import GIB, GIGA, operations
+from jaxpar.planner.evidence.cells import Cells
+from jaxpar.planner.evidence.software import generation, mechanisms_of
+from jaxpar.planner.layout import Layout, Precision, Remat
+from jaxpar.units import GIB, GIGA, TERA, operations
 
 COLUMNS = (
     "source", "citation", "row_id", "framework", "gpu", "gpus_per_node", "inter_node_gbps_per_gpu", "n_gpus",
@@ -31,43 +32,27 @@ COLUMNS = (
 )  # fmt: skip
 """What a row must have; others are not read."""
 
+OPTIONAL = (
+    "mechanisms", "gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w", "architecture",
+)  # fmt: skip
+"""Columns that a file may have besides: `mechanisms` changes those of the software's generation
+(`software.mechanisms_of`); the next three state how a GPU differs from that of the catalogue; `architecture` is
+`decoder`, and other ones are not timed."""
+
 REMATS = ("none", "selective", "gemm_last", "full")
 """Values of the recomputation column; `selective` where it is empty."""
-
-MOST = 10**9
-"""The largest value of any count."""
 
 PRECISIONS: Mapping[str, Precision] = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
 """How types are written; bfloat16 where the cell is empty."""
 
-FRAMEWORKS = (
-    ("llm-foundry", "llm-foundry"),
-    ("Megatron-DeepSpeed", "megatron-deepspeed"),
-    ("DeepSpeed", "deepspeed-zero3"),
-    ("Megatron-Kwai", "kuaishou"),
-    ("Megatron-LM (2021)", "megatron-2021"),
-    ("Megatron-LM (2022)", "megatron-2022"),
-    ("Megatron-LM 2024", "megatron-2024"),
-    ("Megatron-LM", "megatron-2024"),
-    ("Megatron-Core", "megatron-core"),
-    ("torchtitan", "torchtitan"),
-)
-"""Prefixes of framework names, and the generation of each."""
-UNKNOWN = "megatron-core"
-"""The generation assumed for software of another name; `Run.assumed` lists it."""
-BEFORE_FLASH2 = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3")
-"""Generations whose fused attention, where they have it, is the first FlashAttention."""
-
-SWITCHES = ("gated_mlp", "sequence_parallel", "flash_attention", "tied_embeddings")
-"""Columns whose cells are 0 or 1."""
 USUAL = {
     "micro_batch_seqs": "the fastest of 1, 2, 4 and 8", "recompute": "selective", "precision": "bf16",
     "zero_stage": "0", "gpus_per_node": "8", "tied_embeddings": "1",
 }  # fmt: skip
 """The value assumed for an empty cell, where that makes a difference."""
 
-_ASYNCHRONOUS_TENSOR = 12 * 22 + 5
-"""May 2022: Megatron began to sum gradients over tensor ranks beside the gradients of weights (arXiv:2205.05198)."""
+HEAD_WIDTHS = (128, 64)
+"""Width of a head, where no number of heads was published: the first that divides the width of the model."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +73,10 @@ class Run:
     peak_gib: float | None
     assumed: tuple[str, ...] = ()
     """What the row leaves open, and the value assumed for it."""
+    software: str | None = None
+    """The generation of its software; None where it is not known."""
+    unknown: Mechanisms | None = None
+    """What the row states, of software that is not known: how it is timed where its generation is left out."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,12 +91,49 @@ class Run:
         return (self.source, self.shape, self.sequence, self.batch, self.cluster.name, link.bandwidth)
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A row that cannot be timed."""
+
+    source: str
+    row: str
+    """Its place in the file, and its name."""
+    why: str
+
+
 def read_runs(path: Path) -> list[Run]:
     """The runs of a CSV file in the schema of `COLUMNS`.
 
     Raises:
         UserError: no such file, a column is missing, or a cell is not a number or is impossible in its unit.
     """
+    where = named(path)
+    return [_run(row, _place(where, number, row)) for number, row in enumerate(_rows(path), 2)]
+
+
+def read_rows(path: Path) -> tuple[list[Run], list[Refused]]:
+    """The runs of a CSV file, and the rows that cannot be timed with the reason of each.
+
+    Raises:
+        UserError: no such file, or a column is missing.
+    """
+    where, runs, refused = named(path), list[Run](), list[Refused]()
+    for number, row in enumerate(_rows(path), 2):
+        place = _place(where, number, row)
+        try:
+            runs.append(_run(row, place))
+        except UserError as error:
+            name = f"row {number} ({row['source']} {row['row_id']})"
+            refused.append(Refused(row["source"] or "", name, str(error).removeprefix(f"{place}: ")))
+    return runs, refused
+
+
+def _place(where: str, number: int, row: Mapping[str, str]) -> str:
+    return f"{where}: row {number} ({row['source']} {row['row_id']})"
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a file that has all columns. Raises `UserError`."""
     try:
         check_regular(path)
         with path.open(newline="", encoding="utf-8") as stream:
@@ -121,41 +147,59 @@ def read_runs(path: Path) -> list[Run]:
     for column in COLUMNS:
         if column not in found:
             raise UserError(f"{named(path)}: the column {quoted(column)} is missing{did_you_mean(column, found)}")
-    where = named(path)
-    return [_run(row, f"{where}: row {number} ({row['source']} {row['row_id']})") for number, row in enumerate(rows, 2)]
+    return rows
 
 
 def _run(row: Mapping[str, str], place: str) -> Run:
     """A row as a run."""
-    cell = _Cells(row, place)
+    cell = Cells(row, place)
     cell.check()
-    gated = bool(cell.whole("gated_mlp", least=0))
-    kind, framework = row["gpu"], row["framework"]
-    heads = cell.whole("n_heads")
-    model = ModelConfig(
-        layers=cell.whole("n_layers"), embed=cell.whole("d_model"), heads=heads,
-        kv_heads=cell.whole("n_kv_heads", heads), head_dim=cell.whole("head_dim"), mlp=cell.whole("d_ff"),
-        vocab=cell.whole("vocab"), norm="rmsnorm" if gated else "layernorm", position="rope" if gated else "learned",
-        attention_bias=not gated, mlp_bias=not gated, activation="swiglu" if gated else "gelu",
-        tied=row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"),
-    )  # fmt: skip
+    if row.get("architecture") not in (None, "", "decoder"):
+        raise UserError(f"{place}: architecture: the time model has decoders only, got {quoted(row['architecture'])}")
+    if cell.whole("ep", 1) != 1:
+        raise UserError(f"{place}: ep: expected 1, since the time model has no experts, got {row['ep']}")
+    model, assumed = _model(cell)
     devices = cell.whole("n_gpus")
-    cluster = _cluster(cell, kind, devices, row["inter_node_gbps_per_gpu"])
+    cluster, guessed = _cluster(cell, devices)
     measured = _measured(cell, devices)
     peak_gib = cell.positive("peak_memory_gib") if row["peak_memory_gib"] else None
+    if row["precision"] == "fp8" and "float8" not in cluster.gpu.peaks:
+        raise UserError(f"{place}: precision: fp8, and a {cluster.gpu.name} does not multiply in float8")
     _check_units(cell, model, cluster.gpu, measured, peak_gib)
+    does = mechanisms_of(row, place)
     return Run(
         source=row["source"], row=row["row_id"], citation=row["citation"], model=model,
         sequence=cell.whole("seq_len"), batch=cell.whole("global_batch_seqs"),
-        layouts=tuple(_layouts(cell, row, model, devices)), cluster=cluster,
-        mechanisms=mechanisms_of(framework, row, kind), tokens_per_s_per_gpu=measured,
-        peak_gib=peak_gib, assumed=tuple(_assumed(row, cluster)),
+        layouts=tuple(_layouts(cell, row, model, devices, does)), cluster=cluster,
+        mechanisms=does, tokens_per_s_per_gpu=measured, peak_gib=peak_gib,
+        assumed=(*_assumed(row, cluster), *assumed, *guessed), software=generation(row["framework"]),
+        unknown=mechanisms_of(row, place, unknown=True),
     )  # fmt: skip
 
 
-def _check_units(
-    cell: _Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float | None, peak_gib: float | None
-) -> None:
+def _model(cell: Cells) -> tuple[ModelConfig, list[str]]:
+    """The model of a row, and what of it was not published."""
+    gated, embed, assumed = bool(cell.whole("gated_mlp", least=0)), cell.whole("d_model"), list[str]()
+    if cell.given("n_heads"):
+        heads = cell.whole("n_heads")
+    else:
+        width = cell.whole("head_dim", next((one for one in HEAD_WIDTHS if embed % one == 0), embed))
+        heads = embed // width
+        assumed.append(f"n_heads d_model / {width}")
+    if not cell.given("d_ff"):
+        assumed.append("d_ff 4 x d_model")
+    model = ModelConfig(
+        layers=cell.whole("n_layers"), embed=embed, heads=heads,
+        kv_heads=cell.whole("n_kv_heads", heads), head_dim=cell.whole("head_dim", max(1, embed // heads)),
+        mlp=cell.whole("d_ff", 4 * embed),
+        vocab=cell.whole("vocab"), norm="rmsnorm" if gated else "layernorm", position="rope" if gated else "learned",
+        attention_bias=not gated, mlp_bias=not gated, activation="swiglu" if gated else "gelu",
+        tied=cell.row["tied_embeddings"] != "0", max_positions=cell.whole("seq_len"),
+    )  # fmt: skip
+    return model, assumed
+
+
+def _check_units(cell: Cells, model: ModelConfig, gpu: GPU, tokens_per_s: float | None, peak_gib: float | None) -> None:
     """Raise `UserError` for a number above what the GPU can reach: it is in another unit, or of several GPUs."""
     sequence, peak = cell.whole("seq_len"), max(gpu.peaks.values())
     flops = flops_per_step(model, sequence, {model.window: sequence * sequence // 2}, model.vocab or 0) / sequence
@@ -172,33 +216,10 @@ def _check_units(
         )
 
 
-def mechanisms_of(framework: str, row: Mapping[str, str], gpu: str) -> Mechanisms:
-    """The mechanisms of a row's software."""
-    name = _generation(framework) or UNKNOWN
-    does = GENERATIONS[name]
-    if name == "llm-foundry" and "PURE" in row["notes"]:
-        does = GENERATIONS["llm-foundry-pure"]
-    if name == "megatron-deepspeed" and _months(row["citation"]) < _ASYNCHRONOUS_TENSOR:
-        does = GENERATIONS["megatron-deepspeed-2021"]
-    if name.startswith("megatron") and row["precision"] == "fp16":
-        does = replace(does, gradient_type="16-bit")
-    flash = row["flash_attention"]
-    if flash == "1" and does.attention == "scores":
-        does = replace(does, attention="flash1" if name in BEFORE_FLASH2 else "flash2")
-    if flash == "0":
-        does = replace(does, attention="scores")
-    return does
-
-
-def _generation(framework: str) -> str | None:
-    """The generation of a framework by its name; None if it is unknown."""
-    return next((name for start, name in FRAMEWORKS if framework.startswith(start)), None)
-
-
 def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
     """What `row` leaves open, and the value assumed for it."""
-    if _generation(row["framework"]) is None:
-        yield f"{row['framework'] or 'unnamed software'} does what {UNKNOWN} does"
+    if generation(row["framework"]) is None:
+        yield f"{row['framework'] or 'unnamed software'} is not known, and timed as neutral software"
     for column, usual in USUAL.items():
         if not row[column]:
             yield f"{column} {usual}"
@@ -206,13 +227,9 @@ def _assumed(row: Mapping[str, str], cluster: Cluster) -> Iterable[str]:
         yield f"inter_node_gbps_per_gpu {8 * cluster.link(True).bandwidth / GIGA:g}"
 
 
-def _months(citation: str) -> float:
-    """Months since 2000 of the arXiv paper that is cited; infinite where none is."""
-    found = re.search(r"arXiv:(\d\d)(\d\d)\.", citation)
-    return 12.0 * int(found[1]) + int(found[2]) if found else inf
-
-
-def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: int) -> Iterable[Layout]:
+def _layouts(
+    cell: Cells, row: Mapping[str, str], model: ModelConfig, devices: int, does: Mechanisms
+) -> Iterable[Layout]:
     """The layout of a row, or every layout that it may have been."""
     pipe, tensor, context = cell.whole("pp", 1), cell.whole("tp", 1), cell.whole("cp", 1)
     data = cell.whole("dp", devices // (pipe * tensor * context))
@@ -221,8 +238,6 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
         raise UserError(f"{cell.place}: dp x tp x cp x pp is {pipe * tensor * context * data}, but n_gpus {devices}")
     if batch % data:
         raise UserError(f"{cell.place}: global_batch_seqs: expected a multiple of the {data} data ranks, got {batch}")
-    if cell.whole("ep", 1) != 1:
-        raise UserError(f"{cell.place}: ep: expected 1, since the time model has no experts, got {row['ep']}")
     rows = batch // data
     if row["micro_batch_seqs"]:
         micro = [cell.whole("micro_batch_seqs")]
@@ -245,24 +260,33 @@ def _layouts(cell: _Cells, row: Mapping[str, str], model: ModelConfig, devices: 
         for virtual in _virtual(cell, model.layers, pipe, rows // size):
             yield Layout(
                 pipe=pipe, replica=1 if zero else data, fsdp=data if zero else 1, context=context, tensor=tensor,
-                microbatch=size, schedule=_schedule(pipe, virtual), virtual_stages=virtual, zero=zero, remat=remat,
+                microbatch=size, schedule=_schedule(pipe, virtual), virtual_stages=virtual, zero=zero,
+                remat=_operations(model) if remat == "selective" and does.selective == "operations" else remat,
                 offload_fraction=share, sequence_parallel=row["sequence_parallel"] == "1", precision=precision,
             )  # fmt: skip
 
 
-def _virtual(cell: _Cells, layers: int, pipe: int, microbatches: int) -> list[int]:
+def _operations(model: ModelConfig) -> Remat:
+    """Everything again but attention itself and every second matmul, of every layer."""
+    names = ("attention_input", "key", "attention_residual", "mlp_input", "mlp_up", "mlp_activated", "mlp_hidden")
+    return ((model.layers, tuple((name, "recompute") for name in names)),)
+
+
+def _virtual(cell: Cells, layers: int, pipe: int, microbatches: int) -> list[int]:
     """Virtual stages of a row: the published number, else up to four, or up to the layers of a rank."""
     if pipe == 1:
         return [1]
     if cell.row["vpp"]:
         return [_published_virtual(cell, layers, pipe, microbatches)]
-    if microbatches % pipe or layers % pipe:
+    if microbatches % pipe or cell.row["pipeline_schedule"] == "1f1b":
         return [1]
+    if layers % pipe:
+        return [2] if cell.row["pipeline_schedule"].startswith("interleaved") else [1]
     each = layers // pipe
     return [v for v in range(1, each + 1) if each % v == 0 and (v <= 4 or v == each)]
 
 
-def _published_virtual(cell: _Cells, layers: int, pipe: int, microbatches: int) -> int:
+def _published_virtual(cell: Cells, layers: int, pipe: int, microbatches: int) -> int:
     virtual = cell.whole("vpp", most=max(1, layers // pipe))
     try:
         check_sizes(_schedule(pipe, virtual), pipe, microbatches, virtual)
@@ -277,23 +301,23 @@ def _schedule(pipe: int, virtual: int) -> str:
     return "interleaved" if virtual > 1 else "1f1b"
 
 
-def _cluster(cell: _Cells, kind: str, devices: int, gigabits: str) -> Cluster:
-    """The cluster of a row; where the network was not published, the usual one of its GPU."""
-    name = kind.lower().removesuffix("gb")
-    known = {"a800-80": "a800", "h100-80": "h100", "h800-80": "h800", "h200-141": "h200"}
+def _cluster(cell: Cells, devices: int) -> tuple[Cluster, list[str]]:
+    """The cluster of a row, and what had to be assumed of its GPU; an unpublished network is the usual one."""
+    number = lambda column, scale=1.0: scale * cell.positive(column) if cell.given(column) else None
+    stated = Variant(number("gpu_memory_gib"), number("gpu_memory_tb_per_s", TERA), number("gpu_power_w"))
     try:
-        gpu = gpu_named(known.get(name, name))
+        gpu, assumed = variant(cell.row["gpu"], stated)
     except UserError as error:
         raise UserError(f"{cell.place}: gpu: {error}") from None
     per_host = min(devices, cell.whole("gpus_per_node", 8))
     network = gpu.network
-    if gigabits:
+    if cell.given("inter_node_gbps_per_gpu"):
         network = network.with_bandwidth(cell.positive("inter_node_gbps_per_gpu") / 8, None, cell.place)
     group = Group(gpu.short, gpu, -(-devices // per_host), gpu.node, network, gpu.host)
-    return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,))
+    return Cluster(f"{gpu.short}:{group.hosts}x{per_host}", per_host, (group,)), assumed
 
 
-def _measured(cell: _Cells, devices: int) -> float | None:
+def _measured(cell: Cells, devices: int) -> float | None:
     """tokens/s/GPU; from the time of a step where only that was published, and checked against it where both were."""
     row = cell.row
     tokens = cell.whole("seq_len") * cell.whole("global_batch_seqs")
@@ -307,42 +331,3 @@ def _measured(cell: _Cells, devices: int) -> float | None:
             f"{row['step_time_s']} on {devices} GPUs are {by_time:.4g}: expected tokens/s of one GPU, and seconds"
         )
     return reported
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """A row's numbers; raises an error that names the cell for what is not a number."""
-
-    row: Mapping[str, str]
-    place: str
-
-    def check(self) -> None:
-        """Raise `UserError` for a row of another length, or a switch that is neither 0 nor 1."""
-        if None in self.row or None in self.row.values():
-            raise UserError(f"{self.place}: expected as many cells as columns")
-        for column in SWITCHES:
-            if self.row[column] not in ("", "0", "1"):
-                raise UserError(f"{self.place}: {column}: expected 0, 1 or nothing, got {quoted(self.row[column])}")
-
-    def number(self, column: str) -> float:
-        try:
-            value = float(self.row[column])
-        except (TypeError, ValueError):
-            raise UserError(f"{self.place}: {column}: expected a number, got {quoted(self.row[column])}") from None
-        if not 0 <= value < float("inf"):
-            raise UserError(f"{self.place}: {column}: expected 0 or more, got {value:g}")
-        return value
-
-    def positive(self, column: str) -> float:
-        value = self.number(column)
-        if value == 0:
-            raise UserError(f"{self.place}: {column}: expected a number above 0, got 0")
-        return value
-
-    def whole(self, column: str, usual: int | None = None, least: int = 1, most: int = MOST) -> int:
-        if usual is not None and not self.row[column]:
-            return usual
-        value = self.number(column)
-        if value != int(value) or not least <= value <= most:
-            raise UserError(f"{self.place}: {column}: expected a whole number from {least} to {most:,}, got {value:g}")
-        return int(value)

@@ -5,22 +5,28 @@ from __future__ import annotations
 from jaxpar.pages.render import Cell
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Candidate
+from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, seconds, size
 
-NUMBERS = ("", "rows", "µb", "ZeRO", "step", "tokens/s/GPU", "MFU", "memory")
+INTERVAL = "80%"
+"""The column of the interval that holds four of five measured steps."""
+NUMBERS = ("", "rows", "µb", "ZeRO", "step", INTERVAL, "tokens/s/GPU", "MFU", "memory")
 """Columns that are aligned right."""
 
 
-def columns(found: Candidate, place: int | None, batch: int) -> dict[str, Cell]:
+def columns(found: Candidate, place: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
     """The cells of a layout by the heads of their columns.
 
     Args:
         found: the layout.
         place: among the plans; None for others.
         batch: rows of a step.
+        spread: of measured steps around predicted ones; None leaves the interval out.
     """
     layout, time = found.layout, found.time
     number = lambda value: Cell(str(value), order=value)
+    least, most = (0.0, 0.0) if spread is None else spread.interval(found.seconds)
+    between = {} if spread is None else {INTERVAL: Cell(f"{seconds(least)} to {seconds(most)}", order=least)}
     return {
         "": Cell("", order=None) if place is None else number(place),
         "mesh": Cell(words.axes(layout)),
@@ -32,6 +38,7 @@ def columns(found: Candidate, place: int | None, batch: int) -> dict[str, Cell]:
         "remat": Cell(words.remat(layout)),
         "host": Cell(words.host(layout)),
         "step": Cell(seconds(found.seconds), order=found.seconds),
+        **between,
         "tokens/s/GPU": Cell(f"{time.tokens_per_s_per_gpu:,.0f}", order=time.tokens_per_s_per_gpu),
         "MFU": Cell(percent(time.mfu), order=time.mfu),
         "memory": Cell(size(found.memory.device), order=found.memory.device),

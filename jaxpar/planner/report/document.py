@@ -24,6 +24,7 @@ def _predicted(planned: Planned) -> dict[str, Any]:
     ranks = ranks_of(planned.candidate.layout)
     return {
         "step_time_s": time.seconds,
+        "interval_s": None if planned.spread is None else list(planned.spread.interval(time.seconds)),
         "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu,
         "mfu": time.mfu,
         "peak_bytes": memory.device,

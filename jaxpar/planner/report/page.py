@@ -7,20 +7,19 @@ from pathlib import Path
 
 from jaxpar.config import UserError
 from jaxpar.pages.palette import series
-from jaxpar.pages.render import Cell, Table, page
+from jaxpar.pages.render import Table, page
 from jaxpar.pipeline.drawing.picture import inline_picture, style
-from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
-from jaxpar.planner.report.columns import NUMBERS, columns
+from jaxpar.planner.report.columns import INTERVAL, NUMBERS, columns
 from jaxpar.planner.report.scatter import scatter
 from jaxpar.planner.report.schedules import simulated
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.step_time.interval import TIME_ERROR, interval
+from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, seconds, size
 
 COLORINGS = ("schedule", "tensor", "pipe", "context", "data", "zero", "microbatch", "context_strategy", "remat", "host")
-FIRST = ("", "mesh", "step", "interval", "tokens/s/GPU", "MFU", "memory")
+FIRST = ("", "mesh", "step", INTERVAL, "tokens/s/GPU", "MFU", "memory")
 """The first columns of the table."""
 MOST_ROWS = 300
 """Most layouts in the table: the fastest."""
@@ -62,8 +61,8 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
         cluster=cluster.describe(),
         batch=f"{data.batch_size} rows of {data.sequence_length:,} tokens",
         cards=_cards(best),
-        interval="" if is_cpu(cluster) else f"{100 * TIME_ERROR:.0f}%",
-        table=_table(layouts, len(plans), data.batch_size, with_interval=not is_cpu(cluster)),
+        certainty="" if best.spread is None else words.certainty(plans, best.spread),
+        table=_table(layouts, len(plans), data.batch_size, best.spread),
         left_out=max(0, len(layouts) - MOST_ROWS),
         colorings=[name for name in COLORINGS if len(set(properties[name])) > 1] or COLORINGS[:1],
         count=len(layouts),
@@ -84,8 +83,10 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
 
 def _cards(best: Planned) -> list[tuple[str, str]]:
     found = best.candidate
-    least, most = interval(found.seconds)
-    between = "predicted" if is_cpu(best.cluster) else f"predicted: {seconds(least)} to {seconds(most)}"
+    between = "predicted"
+    if best.spread is not None:
+        least, most = best.spread.interval(found.seconds)
+        between = f"predicted: {seconds(least)} to {seconds(most)}"
     return [
         (seconds(found.seconds), f"a step, {between}"),
         (f"{found.time.tokens_per_s_per_gpu:,.0f}", "tokens/s/GPU"),
@@ -94,15 +95,12 @@ def _cards(best: Planned) -> list[tuple[str, str]]:
     ]
 
 
-def _table(layouts: Sequence[Candidate], plans: int, batch: int, *, with_interval: bool) -> Table:
-    rows = []
-    for place, one in enumerate(layouts[:MOST_ROWS], 1):
-        least, most = interval(one.seconds)
-        between = {"interval": Cell(f"{seconds(least)} to {seconds(most)}", order=least)} if with_interval else {}
-        rows.append(columns(one, place if place <= plans else None, batch) | between)
+def _table(layouts: Sequence[Candidate], plans: int, batch: int, spread: Spread | None) -> Table:
+    shown = enumerate(layouts[:MOST_ROWS], 1)
+    rows = [columns(one, place if place <= plans else None, batch, spread) for place, one in shown]
     first = [head for head in FIRST if head in rows[0]]
     heads = [*first, *(head for head in rows[0] if head not in first)]
-    numbers = [index for index, head in enumerate(heads) if head in (*NUMBERS, "interval")]
+    numbers = [index for index, head in enumerate(heads) if head in NUMBERS]
     return Table(heads, [[row[head] for head in heads] for row in rows], numbers, "sortable")
 
 

@@ -33,6 +33,8 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
         highlight=False, soft_wrap=True, style="dim",
     )  # fmt: skip
     console.print(plan_table(plans))
+    if best.spread is not None:
+        console.print(words.certainty(plans, best.spread), highlight=False, soft_wrap=True)
     if best.candidate.memory.host:
         console.print(host_words(best), highlight=False, soft_wrap=True)
     print_steps(best, console)
@@ -57,7 +59,7 @@ def host_words(best: Planned) -> str:
 def plan_table(plans: Sequence[Planned]) -> Table:
     """The plans as a table, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    rows = [columns(one.candidate, place, one.config.data.batch_size) for place, one in enumerate(plans, 1)]
+    rows = [columns(one.candidate, place, one.config.data.batch_size, one.spread) for place, one in enumerate(plans, 1)]
     for name in rows[0]:
         table.add_column(name, justify="right" if name in NUMBERS else "left")
     for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpar.config.axes import AXES
@@ -11,6 +12,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
+from jaxpar.planner.step_time.interval import Spread, overlap
 from jaxpar.units import percent, seconds, size
 
 MEANINGS = {
@@ -124,6 +126,22 @@ def limit(planned: Planned) -> str:
     room = planned.usable - found.memory.device
     text = f"{MEANINGS[worst]}, {percent(losses[worst], found.seconds)} of the step ({CURES[worst]})."
     return f"{text} {size(room)} of the {size(planned.usable)} that may be planned for on a GPU are left."
+
+
+def certainty(plans: Sequence[Planned], spread: Spread) -> str:
+    """What the intervals hold, what is known of the system, and which plans may be as fast as the best."""
+    best, *others = (one.candidate.seconds for one in plans)
+    text = "80%: four of five measured steps are inside, as of published runs on systems that nothing was fitted to"
+    if spread.shift:
+        ratio = spread.factor - 1
+        text = f"80%: after runs that took {percent(abs(ratio))} {'more' if ratio > 0 else 'less'} time than predicted"
+    near = sum(overlap(best, other, spread) for other in others)
+    if not others:
+        return f"{text}."
+    if not near:
+        return f"{text}; runs of one system differ less than the plans do: 1 is the fastest."
+    which = "the next" if near == 1 else f"the next {near}" if near < len(others) else "all the others"
+    return f"{text}; intervals within one system overlap: {which} may be as fast as 1."
 
 
 def difference(best: Candidate, other: Candidate) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxpar.config import Config
@@ -11,6 +11,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryEstimate
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.interval import KNOWN, Spread
 from jaxpar.planner.step_time.model import StepTime
 
 
@@ -33,6 +34,13 @@ class Candidate:
         own = self.layout
         return own.pipe, own.data, own.context, own.tensor, own.microbatch, own.schedule
 
+    def slower(self, factor: float) -> Candidate:
+        """The same layout on a system that takes so many times the predicted seconds."""
+        time = self.time
+        scaled = {name: factor * seconds for name, seconds in time.breakdown.items()}
+        slower = StepTime(factor * time.seconds, scaled, time.tokens_per_s_per_gpu / factor, time.mfu / factor)
+        return replace(self, time=slower)
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -49,6 +57,8 @@ class Planned:
     """The node in each place, where bandwidths between them were measured."""
     default_seconds: float = 0.0
     """Seconds of a step with nodes in the order of their numbers."""
+    spread: Spread | None = KNOWN
+    """How far measured steps are from predicted ones; None on CPUs, whose numbers are nominal."""
 
 
 @dataclass

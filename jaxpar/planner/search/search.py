@@ -33,6 +33,7 @@ from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
@@ -40,6 +41,7 @@ from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
+from jaxpar.planner.step_time.interval import KNOWN
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import Update, update_of
 
@@ -149,7 +151,8 @@ class Search:
         if memory.device > self.usable:
             self.effort.declined.append((candidate, "its arrays on the host are fewer than were counted on"))
             return None
-        return Planned(config, plan, self.cluster, replace(candidate, memory=memory), self.usable)
+        spread = None if is_cpu(self.cluster) else KNOWN
+        return Planned(config, plan, self.cluster, replace(candidate, memory=memory), self.usable, spread=spread)
 
     def by_time(self) -> Iterator[Candidate]:
         """All layouts that fit, by rising time."""

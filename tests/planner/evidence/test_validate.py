@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -11,18 +12,28 @@ import pytest
 
 from jaxpar.config.errors import UserError
 from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.mechanisms import Mechanisms
-from jaxpar.planner.evidence.published import FRAMEWORKS, mechanisms_of, read_runs
-from jaxpar.planner.evidence.validate import HELD_OUT, PUBLISHED, Report, judge, report, validate
+from jaxpar.cost.mechanisms import GENERATIONS, Mechanisms
+from jaxpar.hardware.catalogue import gpu_named
+from jaxpar.planner.evidence.errors import Report, report
+from jaxpar.planner.evidence.published import read_runs
+from jaxpar.planner.evidence.software import FRAMEWORKS, mechanisms_of
+from jaxpar.planner.evidence.validate import HELD_OUT, PUBLISHED, judge, validate
+from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN
+from jaxpar.units import GIB
 from tests.sentences import refused
-
-ALL = Path(__file__).parents[4] / "shared" / "measurements" / "calibration.csv"
-"""Every published run, where it lies beside the repository."""
 
 
 @pytest.fixture(scope="module")
 def fitted() -> Report:
-    return validate(PUBLISHED)
+    """A part of every source: of those with hundreds of rows every tenth."""
+    runs = [run for run in read_runs(PUBLISHED) if run.tokens_per_s_per_gpu or run.peak_gib]
+    place = Counter[str]()
+    some = []
+    for run in runs:
+        place[run.source] += 1
+        if run.source not in ("mosaic_llmfoundry", "vtrain_multi") or place[run.source] % 10 == 0:
+            some.append(run)
+    return report(judge(run) for run in some)
 
 
 def percent(value: float | None) -> float:
@@ -33,16 +44,16 @@ def percent(value: float | None) -> float:
 @pytest.mark.long
 def test_errors_of_fitted_runs_have_not_risen(fitted: Report):
     overall = fitted.overall
-    assert percent(overall.median_error) <= 5.2
-    assert percent(overall.p90_error) <= 12
-    assert percent(overall.memory_median_error) <= 3
+    assert percent(overall.median_error) <= 6.5
+    assert percent(overall.p90_error) <= 15
+    assert percent(overall.memory_median_error) <= 12
     assert percent(overall.regret) <= 3
     assert overall.rank_correlation is not None and overall.rank_correlation >= 0.85
 
 
 def test_no_source_is_far_off(fitted: Report):
     worst = max(percent(errors.median_error) for errors in fitted.sources.values() if errors.rows)
-    assert worst <= 15
+    assert worst <= 20
 
 
 def test_runs_that_nothing_was_fitted_to_are_as_close():
@@ -54,12 +65,10 @@ def test_runs_that_nothing_was_fitted_to_are_as_close():
 
 @pytest.mark.long
 def test_all_runs_that_there_are():
-    """The whole file where it lies beside the repository, else the part of it that is in it."""
-    whole = ALL.exists()
-    overall = validate(ALL if whole else PUBLISHED).overall
-    assert (overall.rows, overall.memory_rows) == ((373, 19) if whole else (127, 19))
-    assert percent(overall.median_error) <= (5 if whole else 5.2)
-    assert percent(overall.p90_error) <= 12
+    overall = validate(PUBLISHED).overall
+    assert (overall.rows, overall.memory_rows) == (405, 39)
+    assert percent(overall.median_error) <= 5.2
+    assert percent(overall.p90_error) <= 13
 
 
 def test_every_figure_cites_its_source():
@@ -68,9 +77,10 @@ def test_every_figure_cites_its_source():
 
 def test_the_report_states_the_same_as_json_and_as_a_table(fitted: Report):
     written = fitted.as_json()
-    assert set(written) == {"overall", "sources", "assumed"}
+    assert set(written) == {"overall", "sources", "assumed", "refused"}
     keys = {
         "rows", "median_error", "p90_error", "memory_rows", "memory_median_error", "rank_correlation", "regret",
+        "bias", "memory_bias", "coverage", "pairs_in_order",
     }  # fmt: skip
     assert set(written["overall"]) == keys
     assert all(set(errors) == keys for errors in written["sources"].values())
@@ -127,6 +137,7 @@ def with_cell(column: str, value: str) -> str:
         (HEADER, with_cell("step_time_s", "16268"), "expected tokens/s of one GPU, and seconds"),
         (HEADER, with_cell("dp", "7"), "dp x tp x cp x pp is"),
         (HEADER, with_cell("gpu", "H900"), "no GPU is called"),
+        (HEADER, with_cells(gpu="A100-80GB", precision="fp8", tokens_per_s_per_gpu="", step_time_s="99"), "float8"),
         (HEADER, with_cell("n_gpus", "0"), "n_gpus: expected a whole number from 1 to"),
         (HEADER, with_cell("zero_stage", "7"), "zero_stage: expected a whole number from 0 to 3, got 7"),
         (HEADER, with_cell("recompute", "some"), "recompute: expected none, selective, gemm_last or full, got 'some'"),
@@ -167,8 +178,77 @@ def test_virtual_stages_that_cannot_be_are_reported(tmp_path: Path, vpp: str):
 def test_software_that_is_not_known_is_treated_as_another_and_the_report_states_it(tmp_path: Path):
     found = validate(written(tmp_path, HEADER, with_cell("framework", "Colossal-AI")))
     (assumed,) = found.assumed.values()
-    assert assumed["Colossal-AI does what megatron-core does"] == 1
-    assert "Colossal-AI does what megatron-core does (1)" in "\n".join(found.lines())
+    what = "Colossal-AI is not known, and timed as neutral software"
+    assert assumed[what] == 1
+    assert f"{what} (1)" in "\n".join(found.lines())
+
+
+def test_unknown_software_is_neither_the_fastest_nor_the_slowest():
+    """Of every row of software that is known; and its interval is wider."""
+    runs = [run for run in read_runs(PUBLISHED) if run.source == "kwai_7b" and run.tokens_per_s_per_gpu]
+    for run in runs:
+        fastest = judge(replace(run, mechanisms=GENERATIONS["megatron-core"])).time
+        slowest = judge(replace(run, mechanisms=GENERATIONS["megatron-2021"])).time
+        neutral = judge(replace(run, mechanisms=run.unknown or run.mechanisms)).time
+        assert fastest and slowest and neutral and fastest.seconds < neutral.seconds < slowest.seconds
+    known, unknown = (KNOWN.interval(1.0), UNKNOWN.interval(1.0))
+    assert unknown[0] < known[0] < 1 < known[1] < unknown[1]
+
+
+def test_rows_that_cannot_be_timed_are_listed_and_the_rest_is_timed(tmp_path: Path):
+    path = tmp_path / "runs.csv"
+    rows = [
+        ROW, with_cell("gpu", "TPU-v5"), with_cell("ep", "8"), with_cell("n_layers", "24+24"),
+        with_cell("micro_batch_seqs", "7"),
+    ]  # fmt: skip
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    found = validate(path)
+    assert found.overall.rows == 1
+    assert [one.row.split(" (")[0] for one in found.refused] == ["row 3", "row 4", "row 5", "row 6"]
+    for one, column in zip(found.refused, ("gpu: ", "ep: ", "n_layers: ", "micro_batch_seqs: "), strict=True):
+        assert one.why.startswith(column)
+        assert f"{one.row}: {one.why}" in "\n".join(found.lines())
+    assert [one["why"] for one in found.as_json()["refused"]] == [one.why for one in found.refused]
+
+
+def test_encoder_decoders_are_refused_by_row(tmp_path: Path):
+    path = written(tmp_path, f"{HEADER},architecture", f"{ROW},encoder-decoder")
+    with refused("row 2", "architecture", "encoder-decoder", "decoders only"):
+        validate(path)
+
+
+def test_missing_heads_follow_from_the_width_and_the_report_states_it(tmp_path: Path):
+    found = validate(written(tmp_path, HEADER, with_cells(n_heads="", n_kv_heads="", head_dim="", d_ff="")))
+    (assumed,) = found.assumed.values()
+    assert assumed["n_heads d_model / 128"] == assumed["d_ff 4 x d_model"] == 1
+    same = validate(written(tmp_path))
+    assert found.overall.median_error == pytest.approx(same.overall.median_error)
+
+
+def test_gpus_of_another_memory_bandwidth_or_power_are_columns(tmp_path: Path):
+    names = ("gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w")
+    assert all(name in HEADER for name in names)
+    runs = read_runs(written(tmp_path, HEADER, with_cells(gpu_memory_gib="96", gpu_power_w="500")))
+    gpu, usual = runs[0].cluster.gpu, gpu_named("h100")
+    assert gpu.hbm_bytes == 96 * GIB and gpu.hbm_bandwidth == usual.hbm_bandwidth
+    assert 0.7 < gpu.training_peak / usual.training_peak < 0.95
+    assert judge(runs[0]).error != judge(read_runs(written(tmp_path))[0]).error
+
+
+@pytest.mark.parametrize(
+    ("name", "memory"), [("H100-96GB", 96), ("H100-80GB", 80), ("A100 SXM4 80GB", 80), ("NVIDIA H200", 141)]
+)
+def test_names_of_gpus_as_they_are_published(tmp_path: Path, name: str, memory: int):
+    (run,) = read_runs(written(tmp_path, HEADER, with_cells(gpu=name, tokens_per_s_per_gpu="", step_time_s="99")))
+    assert run.cluster.gpu.hbm_bytes / GIB == pytest.approx(memory, rel=0.05)
+
+
+def test_a_row_states_what_its_software_does_apart_from_its_generation(tmp_path: Path):
+    (run,) = read_runs(written(tmp_path, HEADER, with_cell("mechanisms", "overlap_tensor=1;context_order=contiguous")))
+    assert run.mechanisms.overlap_tensor and run.mechanisms.context_order == "contiguous"
+    for wrong, words in (("overlap_tensors=1", "overlap_tensor"), ("compiled=yes", "0 or 1")):
+        with refused("mechanisms: ", words):
+            read_runs(written(tmp_path, HEADER, with_cell("mechanisms", wrong)))
 
 
 def test_what_rows_leave_open_is_listed(fitted: Report):
@@ -180,8 +260,8 @@ def test_every_generation_of_software_has_an_attention_that_is():
     legal = get_args(get_type_hints(Mechanisms)["attention"])
     for framework, _ in FRAMEWORKS:
         for flash in ("", "0", "1"):
-            row = {"notes": "", "citation": "", "precision": "bf16", "flash_attention": flash}
-            assert mechanisms_of(framework, row, "H100-80GB").attention in legal
+            row = {"framework": framework, "precision": "bf16", "flash_attention": flash}
+            assert mechanisms_of(row).attention in legal
 
 
 def test_a_file_without_measurements_is_reported(tmp_path: Path):

@@ -13,12 +13,14 @@ import pytest
 
 from jaxpar.pages.labels import Box
 from jaxpar.pipeline.drawing.picture import inline_picture
+from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.report.page import html_page, write_page
 from jaxpar.planner.report.scatter import scatter
 from jaxpar.planner.report.schedules import MOST_ACTIONS, drawn_microbatches, simulated
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.step_time.interval import TIME_ERROR, interval
+from jaxpar.planner.step_time.interval import KNOWN
+from jaxpar.units import seconds
 from tests.browser import browser
 from tests.planner.spaces import model_of, search_of
 
@@ -52,19 +54,9 @@ def test_the_table_has_every_layout_with_its_interval_and_numbers_to_sort_by(
     assert order[:3] == [one.candidate.seconds for one in plans]
     assert order[3:] == sorted(order[3:])
     assert "sortable" in page
-    least, most = interval(order[0])
-    assert (least, most) == (pytest.approx((1 - TIME_ERROR) * order[0]), pytest.approx((1 + TIME_ERROR) * order[0]))
-    assert re.fullmatch(r"[\d.,]+ m?s to [\d.,]+ m?s", cells[0]["interval"][1])
-
-
-def test_the_width_of_intervals_is_the_error_that_the_documentation_reports() -> None:
-    docs = (Path(__file__).parents[3] / "docs" / "planner.md").read_text(encoding="utf-8")
-    head = next(
-        line for line in docs.splitlines() if line.startswith("| source |") and "leave one source out: rows" in line
-    )
-    mean = next(line for line in docs.splitlines() if line.startswith("| **mean over sources** |"))
-    names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (head, mean))
-    assert values[names.index("leave one source out: rows") + 2] == f"{100 * TIME_ERROR:.1f}%"
+    least, most = KNOWN.interval(order[0])
+    assert cells[0][INTERVAL][1] == f"{seconds(least)} to {seconds(most)}"
+    assert all(KNOWN.holds(own, own) for own in order)
 
 
 def test_no_name_can_break_the_page_and_nothing_comes_from_elsewhere(search: Search, plans: list[Planned]) -> None:

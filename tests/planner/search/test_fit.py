@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from benchmarks.planner.cases import best_of_ours
-from benchmarks.planner.fit import CURRENT, FITTED, PRIORS, START, alone, behind
+from benchmarks.planner.fit import CURRENT, FITTED, PRIORS, START, alone, behind, slopes
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.hardware_model import AMPERE, HOPPER
 from jaxpar.cost.operations import ATTENTION_BACKWARD
@@ -43,7 +43,7 @@ def test_what_one_source_alone_decides_begins_at_a_cited_prior():
         like = (run.source, run.cluster.gpu.short, run.layouts[0].precision, run.mechanisms.attention)
         if run.tokens_per_s_per_gpu is not None and len(few[like]) < 2:
             few[like].append(run)
-    rows = behind([run for runs in few.values() for run in runs], CURRENT)
+    rows = behind(slopes([run for runs in few.values() for run in runs], CURRENT))
     decided = {key for key in rows if len(rows[key]) == 1}
     assert decided <= set(PRIORS), "begins at a value without a citation"
     assert alone(rows) and all(rows.values()), "every parameter makes a difference somewhere"

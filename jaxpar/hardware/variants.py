@@ -1,0 +1,89 @@
+"""GPUs that differ from one of the catalogue in memory, bandwidth or power cap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from jaxpar.config.errors import UserError
+from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
+from jaxpar.hardware.power import capped
+from jaxpar.units import GIB, TERA
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a GPU differs from one of the catalogue; None where it does not."""
+
+    memory_gib: float | None = None
+    bandwidth: float | None = None
+    """Bytes per second of its memory."""
+    watts: float | None = None
+    """Power cap."""
+
+    def over(self, other: Variant) -> Variant:
+        """This variant, with what it leaves open from another."""
+        return Variant(
+            *(mine if mine is not None else theirs for mine, theirs in zip(_of(self), _of(other), strict=True))
+        )
+
+
+KNOWN = {
+    "h100-96": Variant(96, 2.4 * TERA, 500),
+}
+"""Variants that published runs name: H100-96GB is the one with HBM2e and a cap of 500 W of pytorch/torchtitan's
+benchmarks (benchmarks/llama3_h100_202412_torchtitan.md)."""
+
+_FORM = re.compile(r"(?:nvidia[\s-]+)?([a-z]+\d+s?|rtx\s?\d+)(?:-sxm\d?|\s+sxm\d?)?(?:[-\s](\d+)(?:gi?b)?)?")
+
+
+def variant(name: str, stated: Variant = Variant()) -> tuple[GPU, list[str]]:
+    """The GPU that a row of a file names, `H100-96GB` for example, and what had to be assumed of it.
+
+    Args:
+        name: as the file writes it.
+        stated: what other columns give.
+
+    Raises:
+        UserError: the catalogue has no GPU of this family.
+    """
+    gpu, known, assumed = _family(name.strip().lower())
+    found = stated.over(known)
+    if known.memory_gib is not None and known.bandwidth is None and stated.bandwidth is None:
+        assumed.append(f"{name}: the memory bandwidth of {gpu.name}")
+    if found.memory_gib is not None:
+        share = gpu.device_bytes / gpu.hbm_bytes
+        whole = round(found.memory_gib * GIB)
+        gpu = replace(gpu, hbm_bytes=whole, device_bytes=round(whole * share))
+    if found.bandwidth is not None:
+        gpu = replace(gpu, hbm_bandwidth=found.bandwidth)
+    if found.watts is not None:
+        gpu = capped(gpu, found.watts)
+    return gpu, assumed
+
+
+def _family(name: str) -> tuple[GPU, Variant, list[str]]:
+    """The GPU of the catalogue that a name is nearest to, and how it differs."""
+    try:
+        return gpu_named(name), Variant(), []
+    except UserError:
+        parts = _FORM.fullmatch(name)
+        if parts is None:
+            raise
+    family = re.sub(r"\s", "", parts[1])
+    alike = [gpu for gpu in GPUS if gpu.short == family or gpu.short.startswith(f"{family}-")]
+    if not alike:
+        gpu_named(name)  # raises, with the nearest name
+    if parts[2] is None:
+        gpu = max(alike, key=lambda one: one.hbm_bytes)
+        return gpu, Variant(), [f"{name}: {gpu.name}"] if len(alike) > 1 else []
+    memory = float(parts[2])
+    gpu = min(alike, key=lambda one: abs(one.hbm_bytes / GIB - memory))
+    if abs(gpu.hbm_bytes / GIB - memory) < 0.02 * memory:
+        return gpu, Variant(), []
+    return gpu, KNOWN.get(f"{family}-{parts[2]}", Variant(memory)), []
+
+
+def _of(one: Variant) -> Iterable[float | None]:
+    return one.memory_gib, one.bandwidth, one.watts

@@ -1,0 +1,244 @@
+"""Errors of predictions against published runs, per source and overall.
+
+Errors are of tokens/s/GPU and of peak memory, relative to the measurement; those without a sign are absolute. Overall
+figures are means over sources, because two sources hold most rows. Rank correlation (Spearman) is within the runs of
+one model and sequence length, where there are three or more; pairs in order are those of the same runs that differ by
+more than `APART`. Regret is how much slower the layout predicted to be best is than the fastest measured one, among the
+layouts of one model, batch and cluster; the median over such groups. Coverage is the share of runs inside the interval
+of their prediction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import log
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from jaxpar.planner.evidence.published import Refused, Run
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN, Spread
+from jaxpar.planner.step_time.model import StepTime
+from jaxpar.units import percent
+
+APART = 0.05
+"""Runs whose speeds differ by less count in no pair."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A published run and what was predicted for it."""
+
+    run: Run
+    layout: Layout
+    """The layout; where part of it was not published, the variant predicted to be fastest."""
+    time: StepTime | None
+    """None where only memory was measured."""
+    memory_gib: float | None
+    """None where it was not measured."""
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of tokens/s/GPU; above 0 where the run was slower than predicted."""
+        measured = self.run.tokens_per_s_per_gpu
+        return None if self.time is None or measured is None else self.time.tokens_per_s_per_gpu / measured - 1
+
+    @property
+    def spread(self) -> Spread:
+        """That of its software."""
+        return UNKNOWN if self.run.software is None else KNOWN
+
+    @property
+    def covered(self) -> bool | None:
+        """Whether the measured time is inside the interval."""
+        measured = self.run.tokens_per_s_per_gpu
+        if self.time is None or measured is None:
+            return None
+        return self.spread.holds(self.time.tokens_per_s_per_gpu / measured, 1.0)
+
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the peak memory."""
+        measured = self.run.peak_gib
+        return None if self.memory_gib is None or measured is None else self.memory_gib / measured - 1
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a source, or means over sources; None where nothing of the kind was measured."""
+
+    rows: int
+    median_error: float | None
+    p90_error: float | None
+    memory_rows: int
+    memory_median_error: float | None
+    rank_correlation: float | None
+    regret: float | None
+    bias: float | None = None
+    """Median of the errors with their sign: above 0 where runs were slower than predicted."""
+    memory_bias: float | None = None
+    coverage: float | None = None
+    """Share of the rows inside the interval of their prediction."""
+    pairs_in_order: float | None = None
+    """Of pairs of layouts of one model, the share that is predicted in the order that was measured."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a validation."""
+
+    overall: Errors
+    sources: Mapping[str, Errors]
+    assumed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By source: what its rows leave open, the value assumed for it, and in how many rows."""
+    refused: Sequence[Refused] = ()
+    """Rows that cannot be timed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """`overall` and `sources`, each with the fields of `Errors`; `assumed`; and `refused`, with the reasons."""
+        sources = {name: vars(errors) for name, errors in self.sources.items()}
+        refused = [vars(one) for one in self.refused]
+        return {"overall": vars(self.overall), "sources": sources, "assumed": self.assumed, "refused": refused}
+
+    def lines(self) -> list[str]:
+        """A table, and under it the rows that cannot be timed, and what the others leave open."""
+        left_out = [f"  {one.row}: {one.why}" for one in self.refused]
+        rows = f"{len(left_out)} row{'s' if len(left_out) > 1 else ''}"
+        return [
+            *self.table(), *(["", f"{rows} cannot be timed:", *left_out] if left_out else []), *self.assumptions(),
+        ]  # fmt: skip
+
+    def assumptions(self) -> list[str]:
+        """What rows leave open, a line for each source; nothing where nothing is."""
+        if not self.assumed:
+            return []
+        each = lambda found: "; ".join(f"{what} ({rows})" for what, rows in found.items())
+        return ["", "Assumed for what rows leave open:"] + [f"  {k}: {each(v)}" for k, v in self.assumed.items()]
+
+    def table(self) -> list[str]:
+        """A line for each source, and one for all."""
+        head = (
+            "source", "rows", "median", "p90", "bias", "inside", "memory rows", "median", "bias", "rank", "pairs",
+            "regret",
+        )  # fmt: skip
+        rows = [(name, errors) for name, errors in self.sources.items()] + [("mean over sources", self.overall)]
+        cells = [head, *((name, *_cells(errors)) for name, errors in rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+        padded = lambda row: [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(row)]
+        return ["  ".join(padded(zip(row, widths, strict=True))) for row in cells]
+
+
+def report(judged: Iterable[Judged], refused: Sequence[Refused] = ()) -> Report:
+    """The errors of predictions, by source; `refused` are the rows that have none."""
+    by_source: dict[str, list[Judged]] = defaultdict(list)
+    for one in judged:
+        by_source[one.run.source].append(one)
+    sources = {name: _errors(rows) for name, rows in by_source.items()}
+    opened = {name: dict(Counter(what for row in rows for what in row.run.assumed)) for name, rows in by_source.items()}
+    each = list(sources.values())
+    overall = Errors(
+        rows=sum(errors.rows for errors in each),
+        median_error=_mean(errors.median_error for errors in each),
+        p90_error=_mean(errors.p90_error for errors in each),
+        memory_rows=sum(errors.memory_rows for errors in each),
+        memory_median_error=_mean(errors.memory_median_error for errors in each),
+        rank_correlation=_mean(errors.rank_correlation for errors in each),
+        regret=_mean(errors.regret for errors in each),
+        bias=_mean(errors.bias for errors in each),
+        memory_bias=_mean(errors.memory_bias for errors in each),
+        coverage=_mean(errors.coverage for errors in each),
+        pairs_in_order=_mean(errors.pairs_in_order for errors in each),
+    )
+    return Report(overall, sources, {name: found for name, found in opened.items() if found}, refused)
+
+
+def _errors(rows: Sequence[Judged]) -> Errors:
+    signed = [error for row in rows if (error := row.error) is not None]
+    held = [error for row in rows if (error := row.memory_error) is not None]
+    covered = [inside for row in rows if (inside := row.covered) is not None]
+    errors, memory = [abs(error) for error in signed], [abs(error) for error in held]
+    return Errors(
+        rows=len(errors),
+        median_error=median(errors) if errors else None,
+        p90_error=float(np.percentile(errors, 90)) if errors else None,
+        memory_rows=len(memory),
+        memory_median_error=median(memory) if memory else None,
+        rank_correlation=_over_groups(rows, _same_model, 3, _spearman, fmean),
+        regret=_over_groups(rows, lambda row: row.run.group, 2, _regret, median),
+        bias=median(signed) if signed else None,
+        memory_bias=median(held) if held else None,
+        coverage=fmean(covered) if covered else None,
+        pairs_in_order=_over_groups(rows, _same_model, 2, _in_order, fmean),
+    )
+
+
+def _same_model(row: Judged) -> Hashable:
+    return (*row.run.group[:1], row.run.sequence, row.run.shape)
+
+
+def _over_groups(
+    rows: Sequence[Judged],
+    key: Callable[[Judged], Hashable],
+    least: int,
+    measure: Callable[[list[float], list[float]], float | None],
+    middle: Callable[[list[float]], float],
+) -> float | None:
+    """`measure` of (predicted, measured) speeds of every group with `least` rows or more, and their `middle`."""
+    groups: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        if row.time is not None and row.run.tokens_per_s_per_gpu is not None:
+            groups[key(row)].append((row.time.tokens_per_s_per_gpu, row.run.tokens_per_s_per_gpu))
+    each = [measure([p for p, _ in group], [m for _, m in group]) for group in groups.values() if len(group) >= least]
+    found = [value for value in each if value is not None]
+    return middle(found) if found else None
+
+
+def _spearman(predicted: list[float], measured: list[float]) -> float:
+    """Rank correlation; 0 where all values of one side are equal."""
+    a, b = _ranks(predicted), _ranks(measured)
+    if a.std() == 0 or b.std() == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(values: list[float]) -> np.ndarray:
+    """Ranks from 0; equal values share the mean of theirs."""
+    array = np.array(values)
+    return np.array([(array < value).sum() + ((array == value).sum() - 1) / 2 for value in array])
+
+
+def _regret(predicted: list[float], measured: list[float]) -> float:
+    """The share of the best measured speed that the layout predicted to be best does not reach."""
+    return 1 - measured[int(np.argmax(predicted))] / max(measured)
+
+
+def _in_order(predicted: list[float], measured: list[float]) -> float | None:
+    """Of pairs whose measured speeds are `APART`, the share in the predicted order; None without such a pair."""
+    pairs = [
+        (predicted[a] > predicted[b]) == (measured[a] > measured[b])
+        for a, b in combinations(range(len(measured)), 2)
+        if abs(log(measured[a] / measured[b])) > log(1 + APART)
+    ]
+    return fmean(pairs) if pairs else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return fmean(there) if there else None
+
+
+def _cells(errors: Errors) -> tuple[str, ...]:
+    shown = lambda value: "-" if value is None else percent(value)
+    signed = lambda value: "-" if value is None else f"{'+' if value >= 0 else '-'}{percent(abs(value))}"
+    whole = lambda value: "-" if value is None else f"{100 * value:.0f}%"
+    rank = "-" if errors.rank_correlation is None else f"{errors.rank_correlation:.2f}"
+    return (
+        str(errors.rows), shown(errors.median_error), shown(errors.p90_error), signed(errors.bias),
+        whole(errors.coverage), str(errors.memory_rows), shown(errors.memory_median_error),
+        signed(errors.memory_bias), rank, whole(errors.pairs_in_order), shown(errors.regret),
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""The software of a published run: the generation that its name stands for, and what the row states of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, get_args, get_type_hints
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.cost.mechanisms import GENERATIONS, NEUTRAL, Mechanisms
+
+FRAMEWORKS = (
+    ("llm-foundry", "llm-foundry"),
+    ("Megatron-DeepSpeed", "megatron-deepspeed"),
+    ("DeepSpeed", "deepspeed-zero3"),
+    ("Megatron-Kwai", "kuaishou"),
+    ("Megatron-LM (2021)", "megatron-2021"),
+    ("Megatron-LM (2022)", "megatron-2022"),
+    ("Megatron-LM 2024", "megatron-2024"),
+    ("Megatron-LM", "megatron-2024"),
+    ("Megatron-Core", "megatron-core"),
+    ("torchtitan", "torchtitan"),
+    ("jaxpar", "jaxpar"),
+)
+"""Prefixes of framework names, and the generation of each."""
+
+BEFORE_FLASH2 = ("megatron-2021", "megatron-2022", "megatron-deepspeed", "deepspeed-zero3")
+"""Generations whose fused attention, where they have it, is the first FlashAttention."""
+
+
+def generation(framework: str) -> str | None:
+    """The generation of a framework by its name; None if it is unknown."""
+    return next((name for start, name in FRAMEWORKS if framework.startswith(start)), None)
+
+
+def mechanisms_of(row: Mapping[str, str], place: str = "", *, unknown: bool = False) -> Mechanisms:
+    """The mechanisms of a row's software: those of its generation, changed by what the row states.
+
+    The column `mechanisms` may change any of them: `compiled=1;overlap_tensor=1`.
+
+    Args:
+        row: the cells by column.
+        place: the row in words, for errors.
+        unknown: take the software to be unknown, whatever its name.
+
+    Raises:
+        UserError: the column names no mechanism, or a value that it cannot have.
+    """
+    name = None if unknown else generation(row["framework"])
+    does = GENERATIONS[name or NEUTRAL]
+    if (name or "").startswith("megatron") and row["precision"] == "fp16":
+        does = replace(does, gradient_type="16-bit")
+    flash = row["flash_attention"]
+    if flash == "1" and does.attention == "scores":
+        does = replace(does, attention="flash1" if name in BEFORE_FLASH2 else "flash2")
+    if flash == "0":
+        does = replace(does, attention="scores")
+    return does if unknown else replace(does, **_stated(row.get("mechanisms") or "", place))
+
+
+def _stated(text: str, place: str) -> dict[str, Any]:
+    """What the column `mechanisms` changes."""
+    types = get_type_hints(Mechanisms)
+    known = [one.name for one in fields(Mechanisms)]
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise UserError(
+                f"{place}: mechanisms: expected name=value with a name of Mechanisms, got "
+                f"{quoted(part)}{did_you_mean(name, known)}"
+            )
+        legal = ("0", "1") if types[name] is bool else get_args(types[name])
+        if value not in legal:
+            raise UserError(f"{place}: mechanisms: {name}: expected {one_of(legal)}, got {quoted(value)}")
+        found[name] = value == "1" if types[name] is bool else value
+    return found
