@@ -6,7 +6,7 @@ A fit to a part of the runs uses the slopes at the fit to all; what is left out 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log1p, sqrt
 from statistics import fmean, median
@@ -33,6 +33,8 @@ class LeftOut:
     """Of each generation, predicted by the fit to all others as software that is not known."""
     anchored: Mapping[str, Sequence[float]]
     """Of `generations`, where one run of the source was measured."""
+    anchored_sources: Mapping[str, Sequence[float]]
+    """Of `sources`, the same."""
     known: Spread
     """That of `sources`."""
     unknown: Spread
@@ -48,9 +50,9 @@ def left_out(
     generations: Mapping[str, Sequence[Judged]],
 ) -> LeftOut:  # fmt: skip
     """The errors, spreads and coverages."""
-    others = lambda name: spread_of({other: own for other, own in generations.items() if other != name})
     return LeftOut(
-        guesses, sources, generations, anchored(generations, others), spread_of(sources), spread_of(generations),
+        guesses, sources, generations, anchored(generations), anchored(sources), spread_of(sources),
+        spread_of(generations),
         coverage_left_out(sources), coverage_left_out(generations),
     )  # fmt: skip
 
@@ -111,11 +113,12 @@ def coverage_left_out(sources: Mapping[str, Sequence[Judged]]) -> dict[str, floa
     return found
 
 
-def anchored(sources: Mapping[str, Sequence[Judged]], spread: Callable[[str], Spread]) -> dict[str, list[float]]:
+def anchored(sources: Mapping[str, Sequence[Judged]]) -> dict[str, list[float]]:
     """By source: the errors of its runs where one other of them was measured, for every choice of that one."""
     found: dict[str, list[float]] = {}
     for name, judged in sources.items():
-        own, before = errors(judged), spread(name)
+        own = errors(judged)
+        before = spread_of({other: rows for other, rows in sources.items() if other != name})
         shifts = [before.measured([anchor]).shift for anchor in own]
         found[name] = [exp(error - shifts[i]) - 1 for i in range(len(own)) for j, error in enumerate(own) if i != j]
     return {name: pairs for name, pairs in found.items() if pairs}

@@ -20,6 +20,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.checks import validate
 from jaxpar.layout import plan_file
 from jaxpar.layout.make_plan import with_vocab
+from jaxpar.planner.evidence.anchors import read_anchors
 from jaxpar.planner.evidence.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured
@@ -32,6 +33,7 @@ from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space, parse_fixed
 from jaxpar.planner.search.stage_groups import check_stages
+from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import count, plain, seconds
 
 PLAIN_WIDTH = 160
@@ -54,6 +56,7 @@ class Planning:
     show_model: bool = False
     profile: Path | None = None
     timeout_s: float = 600
+    measured: Path | None = None
 
     def run(self) -> None:
         """Search, print, and write. Raises `UserError` with one sentence."""
@@ -64,6 +67,7 @@ class Planning:
         hardware = None
         if self.profile is not None:
             hardware, cluster = read_profile(self.profile, cluster)
+        anchors = None if self.measured is None else read_anchors(self.measured, cluster, hardware)
         fixed = parse_fixed(list(self.fixed))
         check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
@@ -72,6 +76,8 @@ class Planning:
         placed = len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
+        if anchors is not None:
+            plans = [anchored(one, anchors.spread) for one in plans]
         console = screen()
         verified: list[Verified] = []
         if self.verify:
@@ -84,7 +90,8 @@ class Planning:
                 print_verified(verified, console)
         plan_file.write(self.output, planned_file(plans[0], self.cluster))
         if self.page is not None:
-            write_page(self.page, plans, search.evaluated, search.timer)
+            factor = 1.0 if anchors is None else anchors.spread.factor
+            write_page(self.page, plans, [one.slower(factor) for one in search.evaluated], search.timer)
         if self.as_json:
             found = [planned_file(planned, self.cluster).to_dict() for planned in plans]
             for file, one in zip(found, verified, strict=False):
@@ -92,6 +99,8 @@ class Planning:
             print(json.dumps(found, indent=2))
             return
         print_plans(plans, search.effort, console)
+        for line in () if anchors is None else anchors.lines:
+            console.print(line, highlight=False, soft_wrap=True)
         if stages := words.stages(plans[0], search.timer):
             console.print("Stages", style="bold")
             console.print("\n".join(f"  {line}" for line in stages), highlight=False, soft_wrap=True)
@@ -106,6 +115,11 @@ class Planning:
         console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
         if self.page is not None:
             console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
+
+
+def anchored(planned: Planned, spread: Spread) -> Planned:
+    """A plan with the times of a system of which runs were measured."""
+    return replace(planned, candidate=planned.candidate.slower(spread.factor), spread=spread)
 
 
 def planned_config(config: Config) -> Config:

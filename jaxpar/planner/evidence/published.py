@@ -17,10 +17,11 @@ from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.hardware.variants import Variant, variant
 from jaxpar.model.flops import flops_per_step
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.schedules.registry import check_sizes
+from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
 from jaxpar.planner.evidence.cells import Cells
 from jaxpar.planner.evidence.software import generation, mechanisms_of
 from jaxpar.planner.layout import Layout, Precision, Remat
+from jaxpar.planner.machine import CPU, cpu_cluster
 from jaxpar.units import GIB, GIGA, TERA, operations
 
 COLUMNS = (
@@ -258,9 +259,10 @@ def _layouts(
         raise UserError(f"{cell.place}: offload_alpha: expected a share from 0 to 1, got {share:g}")
     for size in micro:
         for virtual in _virtual(cell, model.layers, pipe, rows // size):
+            schedule = _schedule(pipe, virtual, row["pipeline_schedule"])
             yield Layout(
                 pipe=pipe, replica=1 if zero else data, fsdp=data if zero else 1, context=context, tensor=tensor,
-                microbatch=size, schedule=_schedule(pipe, virtual), virtual_stages=virtual, zero=zero,
+                microbatch=size, schedule=schedule, virtual_stages=virtual, zero=zero,
                 remat=_operations(model) if remat == "selective" and does.selective == "operations" else remat,
                 offload_fraction=share, sequence_parallel=row["sequence_parallel"] == "1", precision=precision,
             )  # fmt: skip
@@ -289,15 +291,18 @@ def _virtual(cell: Cells, layers: int, pipe: int, microbatches: int) -> list[int
 def _published_virtual(cell: Cells, layers: int, pipe: int, microbatches: int) -> int:
     virtual = cell.whole("vpp", most=max(1, layers // pipe))
     try:
-        check_sizes(_schedule(pipe, virtual), pipe, microbatches, virtual)
+        check_sizes(_schedule(pipe, virtual, cell.row["pipeline_schedule"]), pipe, microbatches, virtual)
     except ScheduleError as error:
         raise UserError(f"{cell.place}: vpp: {virtual} virtual stages cannot be: {error}") from None
     return virtual
 
 
-def _schedule(pipe: int, virtual: int) -> str:
+def _schedule(pipe: int, virtual: int, named: str) -> str:
+    """The schedule: what the row names, where it is one of ours, or by the virtual stages."""
     if pipe == 1:
         return "one-stage"
+    if named in SCHEDULES and named not in ("1f1b", "interleaved"):
+        return named
     return "interleaved" if virtual > 1 else "1f1b"
 
 
@@ -305,11 +310,13 @@ def _cluster(cell: Cells, devices: int) -> tuple[Cluster, list[str]]:
     """The cluster of a row, and what had to be assumed of its GPU; an unpublished network is the usual one."""
     number = lambda column, scale=1.0: scale * cell.positive(column) if cell.given(column) else None
     stated = Variant(number("gpu_memory_gib"), number("gpu_memory_tb_per_s", TERA), number("gpu_power_w"))
+    per_host = min(devices, cell.whole("gpus_per_node", 8))
+    if cell.row["gpu"] == CPU:  # of this machine: a row that a run wrote
+        return cpu_cluster(per_host, -(-devices // per_host)), []
     try:
         gpu, assumed = variant(cell.row["gpu"], stated)
     except UserError as error:
         raise UserError(f"{cell.place}: gpu: {error}") from None
-    per_host = min(devices, cell.whole("gpus_per_node", 8))
     network = gpu.network
     if cell.given("inter_node_gbps_per_gpu"):
         network = network.with_bandwidth(cell.positive("inter_node_gbps_per_gpu") / 8, None, cell.place)

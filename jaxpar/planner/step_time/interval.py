@@ -49,12 +49,15 @@ class Spread:
         return exp(self.shift)
 
 
-KNOWN = Spread(between=0.07, within=0.09)
+KNOWN = Spread(between=0.074, within=0.074, quantile=1.05)
 """Software whose mechanisms are known, on a system that nothing was fitted to: `benchmarks.planner` derives it from
 each source, predicted from all the others (docs/planner.md, How good the predictions are)."""
 UNKNOWN = Spread(between=0.121, within=0.145, quantile=1.13)
 """Software that is not known: the same, from each generation of software predicted as neutral software from the runs
 of all the others."""
+
+NOMINAL = Spread(between=0.7, within=0.1)
+"""CPUs, whose numbers are nominal: nothing is known before a run was measured."""
 
 
 def interval(seconds: float, spread: Spread = KNOWN) -> tuple[float, float]:

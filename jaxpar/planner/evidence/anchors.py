@@ -1,0 +1,65 @@
+"""Anchors: measured runs on a cluster, from which predictions for other layouts of the same system follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log1p
+from pathlib import Path
+
+from jaxpar.config import UserError
+from jaxpar.config.spelling import named, one_of
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.observe.writers.measured_row import MEASURED_FILE
+from jaxpar.planner.evidence.published import read_rows
+from jaxpar.planner.evidence.validate import judge
+from jaxpar.planner.machine import is_cpu
+from jaxpar.planner.step_time.interval import KNOWN, NOMINAL, Spread
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """What measured runs say of a system."""
+
+    spread: Spread
+    """After them."""
+    lines: tuple[str, ...]
+    """What was read, in words."""
+
+
+def read_anchors(path: Path, cluster: Cluster, hardware: HardwareModel | None = None) -> Anchors:
+    """The runs of a file, or of a run's folder, and what they change about predictions on `cluster`.
+
+    Args:
+        path: a CSV file in the schema of published runs, or a folder with the `measured.csv` of a run.
+        cluster: which is planned for.
+        hardware: parameters in place of the fitted ones, with which it is planned.
+
+    Raises:
+        UserError: it cannot be read, or no row has a time on GPUs of the cluster's kind.
+    """
+    file = path / MEASURED_FILE if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise UserError(f"--measured {named(path)}: it has no {MEASURED_FILE}, which a run of two steps or more writes")
+    runs, refused = read_rows(file)
+    timed = [run for run in runs if run.tokens_per_s_per_gpu is not None]
+    own = [run for run in timed if run.cluster.gpu.short == cluster.gpu.short]
+    if not own:
+        there = sorted({run.cluster.gpu.short for run in timed})
+        why = (
+            f"; {refused[0].row}: {refused[0].why}"
+            if refused
+            else f"; there are rows on {one_of(there)}"
+            if there
+            else ""
+        )
+        raise UserError(f"--measured {named(file)}: no row has a time on {cluster.gpu.name}{why}")
+    errors = [error for run in own if (error := judge(run, hardware).error) is not None]
+    prior = NOMINAL if is_cpu(cluster) else KNOWN
+    spread = prior.measured([log1p(error) for error in errors])
+    software = one_of(sorted({run.software or "unknown software" for run in own}))
+    left = [f"{one.row} is left out: {one.why}" for one in refused]
+    runs_of = f"{len(own)} measured run{'s' if len(own) > 1 else ''} of {software}"
+    median = sorted(errors)[len(errors) // 2]
+    text = f"{runs_of} took {abs(median):.1%} {'more' if median > 0 else 'less'} time than predicted"
+    return Anchors(spread, (f"{text}: predictions are multiplied by {spread.factor:.3f}", *left))

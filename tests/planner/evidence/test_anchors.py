@@ -1,0 +1,97 @@
+"""Anchors: what a measured run changes about predictions on its system; and the row that a run writes of itself."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, replace
+from math import log
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import config_to_dict
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.observe.writers.measured_row import MEASURED_FILE, measured_row
+from jaxpar.planner.evidence.anchors import read_anchors
+from jaxpar.planner.evidence.published import COLUMNS, read_runs
+from jaxpar.planner.evidence.validate import PUBLISHED, judge
+from jaxpar.planner.planning import anchored
+from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.step_time.interval import KNOWN, UNKNOWN, Spread, overlap
+from tests.planner.spaces import model_of, search_of
+from tests.sentences import refused
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    return search_of(model_of(data={"batch_size": 64})).best(1)[0]
+
+
+def row(folder: Path, planned: Planned, slower: float, **changed: str) -> Path:
+    """The folder of a run of a plan that took `slower` times what was predicted."""
+    config, plan = config_to_dict(planned.config), asdict(planned.plan)
+    seconds = slower * planned.candidate.seconds
+    cluster = planned.cluster
+    cells = measured_row(config, plan, cluster.gpu.short, cluster.gpus_per_host, seconds, None, str(folder)) | changed
+    assert set(COLUMNS) == set(cells)
+    with (folder / MEASURED_FILE).open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, cells)
+        writer.writeheader()
+        writer.writerow(cells)
+    return folder
+
+
+def test_the_row_of_a_run_holds_its_layout_and_is_timed_as_the_plan_was(tmp_path: Path, planned: Planned):
+    (run,) = read_runs(row(tmp_path, planned, 1.0) / MEASURED_FILE)
+    (layout,), ours = run.layouts, planned.candidate.layout
+    assert (layout.pipe, layout.data, layout.context, layout.tensor, layout.microbatch, layout.zero) == (
+        ours.pipe, ours.data, ours.context, ours.tensor, ours.microbatch, ours.zero
+    )  # fmt: skip
+    assert run.software == "jaxpar" and run.cluster.devices == planned.cluster.devices
+    assert judge(run).error == pytest.approx(0, abs=0.03)
+
+
+def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path: Path, planned: Planned):
+    found = read_anchors(row(tmp_path, planned, 1.2), planned.cluster).spread
+    assert 1.03 < found.factor < 1.2
+    after = anchored(planned, found)
+    assert after.candidate.seconds == pytest.approx(found.factor * planned.candidate.seconds)
+    assert sum(after.candidate.time.breakdown.values()) == pytest.approx(after.candidate.seconds)
+    width = lambda one: log(one.spread.interval(1.0)[1])
+    assert width(after) < width(planned)
+
+
+def test_more_runs_count_more():
+    one, many = (KNOWN.measured([0.3] * number) for number in (1, 10))
+    assert 0 < one.shift < many.shift < 0.3 and many.between < one.between < KNOWN.between
+    assert KNOWN.measured([]) == KNOWN
+
+
+@pytest.mark.parametrize("spread", [KNOWN, UNKNOWN, KNOWN.measured([-0.4]), replace(KNOWN, quantile=3.0)])
+def test_an_interval_contains_its_point(spread: Spread):
+    for seconds in (1e-3, 1.0, 500.0):
+        low, high = spread.interval(seconds)
+        assert low < seconds < high and spread.holds(seconds, seconds)
+
+
+def test_two_plans_of_one_system_overlap_where_its_runs_alone_could_change_their_order():
+    assert overlap(1.0, 1.02) and not overlap(1.0, 2.0)
+    apart = 1.2 * KNOWN.interval(1.0)[1]
+    alone = Spread(between=0.5, within=0.001)
+    assert not overlap(1.0, apart, alone) and alone.interval(1.0)[1] > apart
+
+
+def test_what_cannot_be_an_anchor_is_refused(tmp_path: Path, planned: Planned):
+    with refused("--measured", str(tmp_path), MEASURED_FILE):
+        read_anchors(tmp_path, planned.cluster)
+    row(tmp_path, planned, 1.0)
+    with refused("--measured", "no row has a time on A100-SXM-80GB", "h100"):
+        read_anchors(tmp_path, parse_cluster("a100-80:1x8"))
+    row(tmp_path, planned, 1.0, n_layers="many")
+    with refused("no row has a time", "row 2", "n_layers"):
+        read_anchors(tmp_path, planned.cluster)
+
+
+def test_rows_of_other_software_are_anchors_too():
+    found = read_anchors(PUBLISHED, parse_cluster("h200:4x8"))
+    assert found.spread.shift != 0 and "torchtitan" in found.lines[0]
