@@ -59,6 +59,7 @@ def _plan(given: Sequence[str]) -> None:
         profile=options.profile,
         timeout_s=options.timeout,
         measured=options.measured,
+        avoided=options.avoided,
     ).run()
 
 
@@ -70,6 +71,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
     add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
+    words = "leave out a mechanism, as in offload, ulysses or zb-uniform; unmeasured is all that no published run used"
+    add("--avoid", dest="avoided", metavar="NAME", action="append", default=[], help=words)
     add("--top", metavar="N", type=positive, default=5, help="how many layouts (default 5)")
     add("--output", metavar="FILE", type=Path, default=Path("plan.json"), help="file of the best plan (plan.json)")
     parser.add_json("print JSON and nothing else: a list, best first")

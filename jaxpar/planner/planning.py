@@ -29,6 +29,7 @@ from jaxpar.planner.report import words
 from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
+from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space, parse_fixed
@@ -57,6 +58,7 @@ class Planning:
     profile: Path | None = None
     timeout_s: float = 600
     measured: Path | None = None
+    avoided: Sequence[str] = ()
 
     def run(self) -> None:
         """Search, print, and write. Raises `UserError` with one sentence."""
@@ -69,9 +71,10 @@ class Planning:
             hardware, cluster = read_profile(self.profile, cluster)
         anchors = None if self.measured is None else read_anchors(self.measured, cluster, hardware)
         fixed = parse_fixed(list(self.fixed))
+        avoided = parse_avoided(self.avoided)
         check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
-        search = Search(Space(config, cluster if nodes is None else nodes.cluster, fixed), hardware=hardware)
+        search = Search(Space(config, cluster if nodes is None else nodes.cluster, fixed, avoided), hardware=hardware)
         plans = search.best(self.top if nodes is None else max(self.top, PLACED))
         placed = len(plans)
         if nodes is not None:

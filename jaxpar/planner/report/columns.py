@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxpar.pages.render import Cell
 from jaxpar.planner.report import words
+from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, seconds, size
@@ -29,7 +30,7 @@ def columns(found: Candidate, place: int | None, batch: int, spread: Spread | No
     between = {} if spread is None else {INTERVAL: Cell(f"{seconds(least)} to {seconds(most)}", order=least)}
     return {
         "": Cell("", order=None) if place is None else number(place),
-        "mesh": Cell(words.axes(layout)),
+        "mesh": Cell(words.axes(layout) + (f" {words.MARK}" if never_measured(layout) else "")),
         "rows": number(layout.microbatch),
         "µb": number(layout.microbatches(batch)),
         "schedule": Cell(words.schedule(layout)),

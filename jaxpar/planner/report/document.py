@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxpar.layout.plan_file import PlanFile
+from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 
@@ -32,6 +33,7 @@ def _predicted(planned: Planned) -> dict[str, Any]:
         "usable_bytes": planned.usable,
         "breakdown": dict(time.breakdown),
         "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
+        "never_measured": never_measured(planned.candidate.layout),
         "node_order": planned.order,
         "stages": [
             {"group": one.group.name, "gpu": one.group.gpu.name, "first": one.first, "layers": one.layers}

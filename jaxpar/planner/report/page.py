@@ -62,6 +62,7 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate], timer: S
         batch=f"{data.batch_size} rows of {data.sequence_length:,} tokens",
         cards=_cards(best),
         certainty="" if best.spread is None else words.certainty(plans, best.spread),
+        marked=words.without_evidence(plans) or "",
         table=_table(layouts, len(plans), data.batch_size, best.spread),
         left_out=max(0, len(layouts) - MOST_ROWS),
         colorings=[name for name in COLORINGS if len(set(properties[name])) > 1] or COLORINGS[:1],

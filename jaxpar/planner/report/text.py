@@ -33,6 +33,8 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
         highlight=False, soft_wrap=True, style="dim",
     )  # fmt: skip
     console.print(plan_table(plans))
+    if marked := words.without_evidence(plans):
+        console.print(marked, highlight=False, soft_wrap=True)
     if best.spread is not None:
         console.print(words.certainty(plans, best.spread), highlight=False, soft_wrap=True)
     if best.candidate.memory.host:

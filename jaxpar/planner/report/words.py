@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxpar.config.axes import AXES
+from jaxpar.config.spelling import one_of
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 from jaxpar.planner.step_time.interval import Spread, overlap
 from jaxpar.units import percent, seconds, size
+
+MARK = "*"
+"""Beside the mesh of a layout with a mechanism that no measured run has used."""
 
 MEANINGS = {
     "matmuls": "matrix products",
@@ -59,6 +64,14 @@ def schedule(layout: Layout) -> str:
     if layout.pipe == 1:
         return "-"
     return layout.schedule + (f" v{layout.virtual_stages}" if layout.virtual_stages > 1 else "")
+
+
+def without_evidence(plans: Sequence[Planned]) -> str | None:
+    """What the marks in a table of plans mean; None where none has one."""
+    names = sorted({name for one in plans for name in never_measured(one.candidate.layout)})
+    if not names:
+        return None
+    return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
 
 
 def whole(layout: Layout) -> str:

@@ -35,6 +35,7 @@ from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.search.activation_planner import ActivationPlanner
+from jaxpar.planner.search.avoid import ACTIVATIONS
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.no_gc import no_collection
@@ -269,7 +270,7 @@ class Search:
     def activations(self, group: Group, choice: Choice) -> ActivationPlanner:
         """The activation planner of a choice."""
         fixed = self.space.fixed
-        offloads = fixed.get("offload") in (None, "activations", "all")
+        offloads = fixed.get("offload") in (None, "activations", "all") and ACTIVATIONS not in self.space.avoided
         remat = fixed.get("remat")
         return ActivationPlanner(
             self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, self._known

@@ -18,6 +18,7 @@ from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, schedule_name
 from jaxpar.pipeline.schedules.registry import check_sizes
+from jaxpar.planner.search.avoid import OPTIMIZER
 from jaxpar.planner.settings import ONE_STAGE
 
 FIXABLE = (*AXES, "microbatch", "schedule", "virtual_stages", "zero", "context_strategy", "remat", "offload")
@@ -76,6 +77,8 @@ class Space:
     cluster: Cluster
     fixed: Mapping[str, str] = field(default_factory=dict)
     """What is fixed: a name of `FIXABLE` to its value."""
+    avoided: frozenset[str] = frozenset()
+    """Mechanisms that are left out (`search.avoid`)."""
 
     def groups(self) -> tuple[list[Group], Counter[str]]:
         """Every group that the rules of a configuration allow, and how many each rule has ruled out."""
@@ -127,7 +130,7 @@ class Space:
         wanted, virtual = self.fixed.get("schedule"), self._number("virtual_stages")
         found: list[tuple[str, int]] = []
         for name, family in SCHEDULES.items():
-            if family.one_rank or (wanted is not None and name != wanted):
+            if family.one_rank or name in self.avoided or (wanted is not None and name != wanted):
                 continue
             if family.splits_backward and whole_backward(self.config) is not None:
                 continue  # `choose_schedule` refuses it
@@ -170,12 +173,14 @@ class Space:
         at_hand = max(1, self.cluster.gpus_per_host // group.tensor)
         if any(group.context % n == heads % n == at_hand % n == 0 for n in range(2, group.context)):
             found.append("usp")
-        return [name for name in found if fixed in (None, name)]
+        return [name for name in found if fixed in (None, name) and name not in self.avoided]
 
     def offloads(self) -> tuple[bool, ...]:
         """Whether the optimizer's state may be stored on the host."""
         fixed = self.fixed.get("offload")
-        return (False, True) if fixed is None else (fixed in ("optimizer", "all"),)
+        if fixed is None:
+            return (False,) if OPTIMIZER in self.avoided else (False, True)
+        return (fixed in ("optimizer", "all"),)
 
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
