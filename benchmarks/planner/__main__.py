@@ -47,7 +47,7 @@ from jaxpar.units import percent
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "planner.md"
 PICTURE = ROOT / "docs" / "images" / "planner-errors.png"
-FIRST, TABLES, CASES = "benchmarks.planner.left_out", "benchmarks.planner", "benchmarks.planner.cases"
+FIRST, TABLES, CASES = "benchmarks.planner.leave_out", "benchmarks.planner", "benchmarks.planner.cases"
 """The parts of the page."""
 
 
