@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxpar.cli import Parser, command, positive, seconds
 from jaxpar.config import UserError
 from jaxpar.config.spelling import did_you_mean
+from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES
 
 EXAMPLES = """\
 examples:
@@ -121,6 +122,9 @@ def _budget(given: Sequence[str]) -> None:
     add("--tokens", type=float, required=True, help="to train on, as in 1e12")
     add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
     add("--price", type=float, required=True, help="price of a GPU-hour")
+    add("--mtbf", type=float, default=GPU_HOURS, help="hours of one GPU between interruptions (default 50,677)")
+    add("--restart", type=float, default=RESTART_MINUTES, help="minutes from an interruption to training (default 10)")
+    add("--power-cap", type=float, metavar="WATTS", help="power cap of a GPU: slower matmuls, less energy")
     add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")
     options = parser.parse_args(given)
     _load()

@@ -115,6 +115,25 @@ def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest
         assert 6 * size["parameters"] * size["tokens"] == pytest.approx(one["mfu"] * 989.4e12 * one["gpus"] * 3 * 86400)
 
 
+def test_a_budget_counts_failures_and_energy_and_a_power_cap_saves_energy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    usual = ["budget", "--config", folder / "small.yaml", "--cluster", "h100:1x8", "--gpus", "8:8", "--tokens", "1e9"]
+    found = {}
+    for name, more in (("usual", []), ("frail", ["--mtbf", "8"]), ("capped", ["--power-cap", "400"])):
+        code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", *more)
+        assert code == 0
+        (found[name],) = json.loads(out)["costs"]
+    one = found["usual"]
+    assert one["failures"]["days"] == pytest.approx(one["days"] / one["failures"]["training_share"])
+    assert one["days_interval"][0] < one["failures"]["days"] < one["days_interval"][1]
+    assert one["kwh"] == pytest.approx(0.7 * 8 * 24 * one["failures"]["days"])
+    assert found["frail"]["failures"]["mtbf_hours"] == 1 and found["frail"]["failures"]["training_share"] < 0.9
+    assert found["capped"]["days"] >= one["days"] and found["capped"]["kwh"] < one["kwh"]
+    code, out, err = run_plan(capsys, *usual, "--price", "2", "--power-cap", "5000")
+    refused_by_command(code, out, err, "--power-cap 5000", "210 to 700 W")
+
+
 def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pytest.CaptureFixture[str]):
     usual = ["--cluster", "h100:1x8", "--tokens", "1e9", "--price", "2"]
     short = ["--set", "data.batch_size=1", "--set", "data.sequence_length=8"]

@@ -18,15 +18,17 @@ from rich.table import Table
 
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
+from jaxpar.planner.failures import GPU_HOURS, HOUR, RESTART_MINUTES, START_UP, reliability
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import gpu_numbers, planned_config, screen
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
-from jaxpar.units import count, percent
+from jaxpar.units import count, percent, seconds
 
 DAY = 86400.0
 TOKENS_PER_PARAMETER = 20.0
@@ -47,6 +49,15 @@ class Cost:
     mfu: float
     optimal: dict[str, float] | None = None
     """Compute-optimal parameters and tokens for these GPUs in the given days at this speed."""
+    days_interval: tuple[float, float] | None = None
+    """Days in four of five cases; None on CPUs."""
+    failures: dict[str, float] | None = None
+    """`mtbf_hours`, `save_seconds`, `checkpoint_minutes`, `training_share`, and `days` and `price` with them."""
+    kwh: float | None = None
+    """Energy of the GPUs alone at their largest power, failures included; None where that is not known."""
+    kwh_per_million_tokens: float | None = None
+    price_per_million_tokens: float | None = None
+    """Failures included."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +72,22 @@ class Budget:
     overrides: Sequence[str] = ()
     days: float | None = None
     json: bool = False
+    mtbf: float = GPU_HOURS
+    restart: float = RESTART_MINUTES
+    power_cap: float | None = None
 
     def run(self) -> None:
         """Plan at each number of GPUs, and print. Raises `UserError`."""
-        for name in ("tokens", "price", "days"):
+        for name in ("tokens", "price", "days", "mtbf", "restart", "power_cap"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= LARGEST_NUMBER:
-                raise UserError(f"--{name} {value:g}: expected a number above 0, at most {LARGEST_NUMBER:g}")
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value:g}: expected a number above 0, at most {LARGEST_NUMBER:g}"
+                )
         cluster = named_cluster(self.cluster)
         if len(cluster.groups) > 1:
             raise UserError(f"--cluster {self.cluster}: expected hosts of one kind, of which there may be any number")
+        cluster = self._capped(cluster)
         numbers = self._numbers(cluster.gpus_per_host)
         config = planned_config(load_config(self.config, self.overrides))
         costs, without = self._costs(config, cluster, numbers)
@@ -80,6 +97,17 @@ class Budget:
             print(json.dumps(found, indent=2))
             return
         self._print(config, costs, best, without)
+
+    def _capped(self, cluster: Cluster) -> Cluster:
+        """The cluster with GPUs at the power cap. Raises `UserError` where no curve is known."""
+        if self.power_cap is None:
+            return cluster
+        group = cluster.groups[0]
+        most = power_of(group.gpu)
+        if most is None or not 0.3 * most <= self.power_cap <= most:
+            known = "one of the catalogue" if most is None else f"from {0.3 * most:g} to {most:g} W"
+            raise UserError(f"--power-cap {self.power_cap:g}: expected for {group.gpu.name} {known}")
+        return replace(cluster, groups=(replace(group, gpu=capped(group.gpu, self.power_cap)),))
 
     def _numbers(self, each: int) -> list[int]:
         """Numbers of GPUs. Raises `UserError` for one that is not of whole hosts."""
@@ -106,10 +134,31 @@ class Budget:
             if self.days is not None:
                 buys = optimal(found.time.mfu * cluster.gpu.training_peak * gpus * self.days * DAY)
             price = days * 24 * gpus * self.price
-            costs.append(Cost(gpus, words.whole(found.layout), days, price, rate, found.time.mfu, buys))
+            cost = Cost(gpus, words.whole(found.layout), days, price, rate, found.time.mfu, buys)
+            costs.append(self._in_all(cost, planned, cluster))
         if not costs:
             raise UserError(f"--gpus {self.gpus}: no layout at any of these numbers; {without[numbers[-1]]}")
         return costs, without
+
+    def _in_all(self, cost: Cost, planned: Planned, cluster: Cluster) -> Cost:
+        """The same with failures, energy and the interval of the time."""
+        parameters = parameter_count(planned.config.model, padded=False)
+        lost = reliability(cost.gpus, parameters, self.mtbf, self.restart)
+        days, price = cost.days / lost.share, cost.price / lost.share
+        watts = self.power_cap or power_of(cluster.gpu)
+        kwh = None if watts is None else watts / 1000 * cost.gpus * days * 24
+        low, high = (1.0, 1.0) if planned.spread is None else planned.spread.interval(1.0)
+        return replace(
+            cost,
+            days_interval=None if planned.spread is None else (low * days, high * days),
+            failures={
+                "mtbf_hours": lost.between / HOUR, "save_seconds": lost.save, "checkpoint_minutes": lost.every / 60,
+                "training_share": lost.share, "days": days, "price": price,
+            },
+            kwh=kwh,
+            kwh_per_million_tokens=None if kwh is None else kwh / self.tokens * 1e6,
+            price_per_million_tokens=price / self.tokens * 1e6,
+        )  # fmt: skip
 
     def _plan(self, config: Config, cluster: Cluster, gpus: int) -> Planned:
         each = min(gpus, cluster.gpus_per_host)
@@ -133,6 +182,14 @@ class Budget:
                 percent(one.mfu), *best_size, one.layout,
             )  # fmt: skip
         console.print(table)
+        console.print(self._failures(costs))
+        console.print(
+            f"A GPU is interrupted every {self.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
+            f"starts again in {self.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
+            "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
+            "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
         for gpus, reason in without.items():
             console.print(f"{gpus:,} GPUs are left out: {reason}", highlight=False, soft_wrap=True)
         if self.days is not None:
@@ -145,6 +202,33 @@ class Budget:
             f"{count(best['tokens'])} tokens (20 per parameter).",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+    def _failures(self, costs: Sequence[Cost]) -> Table:
+        """What failures add."""
+        table = Table(title="With failures", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        heads = (
+            "GPUs",
+            "interrupted every",
+            "save every",
+            "trains",
+            "days",
+            "80%",
+            "cost",
+            "per million tokens",
+            "kWh",
+        )
+        for name in heads:
+            table.add_column(name, justify="right")
+        for one in costs:
+            assert one.failures is not None
+            lost = one.failures
+            between = "-" if one.days_interval is None else "{:,.1f} to {:,.1f}".format(*one.days_interval)
+            table.add_row(
+                f"{one.gpus:,}", seconds(HOUR * lost["mtbf_hours"]), seconds(60 * lost["checkpoint_minutes"]),
+                percent(lost["training_share"]), f"{lost['days']:,.1f}", between, f"{lost['price']:,.0f}",
+                f"{one.price_per_million_tokens:.3g}", "-" if one.kwh is None else f"{one.kwh:,.0f}",
+            )  # fmt: skip
+        return table
 
 
 def optimal(flops: float) -> dict[str, float]:

@@ -1,0 +1,58 @@
+"""What a long run on many GPUs loses to failures: the time between them, checkpoints, lost work and starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from jaxpar.units import TERA
+
+HOUR = 3600.0
+GPU_HOURS = 16_384 * 54 * 24 / 419
+"""Hours of one GPU between unexpected interruptions: 419 in 54 days on 16,384 H100 (Llama 3, arXiv:2407.21783,
+section 3.3.4)."""
+STORAGE = 2 * TERA / 16_384
+"""Bytes per second that a GPU can save: 2 TB/s sustained for 16,384 (the same paper, section 3.3.1)."""
+STATE = 12.0
+"""Bytes of a checkpoint per parameter: master weights and two moments in float32."""
+START_UP = 265.0 / 98_304
+"""Seconds per GPU until communicators are ready: NCCL takes 265 s at 96k GPUs (NCCLX, arXiv:2510.20171); taken as
+proportional, although it grows faster than that; their own library is up to 11 times as fast."""
+RESTART_MINUTES = 10.0
+"""Minutes from a failure to the first step besides: assumed; noticing it, new hosts, loading, compiling."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What failures cost a run; seconds."""
+
+    between: float
+    """From one interruption to the next."""
+    save: float
+    """To write a checkpoint, in which training is taken to wait."""
+    every: float
+    """From one checkpoint to the next."""
+    start: float
+    """From an interruption to the first step after it."""
+
+    @property
+    def overhead(self) -> float:
+        """Seconds lost per second of training: checkpoints, and for each interruption a start and half of what is
+        between two checkpoints, which has to be trained again."""
+        return self.save / self.every + (self.every / 2 + self.start) / self.between
+
+    @property
+    def share(self) -> float:
+        """Share of the time that trains."""
+        return 1 / (1 + self.overhead)
+
+
+def reliability(
+    gpus: int, parameters: float, gpu_hours: float = GPU_HOURS, restart_minutes: float = RESTART_MINUTES
+) -> Reliability:
+    """A run of a model on so many GPUs, with the checkpoint interval sqrt(2 save between) that loses least (Young 1974;
+    Daly 2006, to first order)."""
+    between = gpu_hours * HOUR / gpus
+    save = STATE * parameters / (STORAGE * gpus)
+    every = max(save, sqrt(2 * save * between))
+    return Reliability(between, save, every, 60 * restart_minutes + START_UP * gpus)

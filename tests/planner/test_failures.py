@@ -1,0 +1,45 @@
+"""What failures and power caps cost, against what was published of large runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from jaxpar.hardware.catalogue import GPUS, gpu_named
+from jaxpar.hardware.power import capped, power_of, speed_at
+from jaxpar.planner.failures import HOUR, reliability
+
+
+def test_llama_3_405b_is_interrupted_every_three_hours_and_trains_more_than_90_percent():
+    """arXiv:2407.21783: a failure every 3.1 hours on 16,384 H100, and more than 90% effective training time."""
+    run = reliability(16_384, 405e9)
+    assert run.between / HOUR == pytest.approx(3.1, rel=0.01)
+    assert 0.90 < run.share < 0.97
+
+
+def test_the_checkpoint_interval_is_the_one_that_loses_least():
+    run = reliability(16_384, 405e9)
+    for factor in (0.5, 0.8, 1.25, 2.0):
+        assert replace(run, every=factor * run.every).overhead > run.overhead
+
+
+def test_more_gpus_fail_more_often_and_start_later():
+    few, many = reliability(1024, 405e9), reliability(100_000, 405e9)
+    assert many.between < few.between / 90 and many.start > few.start and many.share < few.share
+    assert reliability(1024, 405e9, gpu_hours=1e9).share > 0.99
+
+
+def test_a_power_cap_costs_less_speed_than_power():
+    assert speed_at(700, 700) == speed_at(800, 700) == 1
+    speeds = [speed_at(watts, 700) for watts in (300, 400, 500, 600, 700)]
+    assert speeds == sorted(speeds)
+    assert all(speed > watts / 700 for speed, watts in zip(speeds, (300, 400, 500, 600), strict=False))
+    gpu = gpu_named("h100")
+    slow = capped(gpu, 500)
+    assert slow.training_peak < gpu.training_peak and slow.hbm_bandwidth == gpu.hbm_bandwidth
+    assert power_of(gpu) == 700
+
+
+def test_every_gpu_of_the_catalogue_has_a_power():
+    assert all((power_of(gpu) or 0) > 50 for gpu in GPUS)
