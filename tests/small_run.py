@@ -41,12 +41,12 @@ def layout_of(parallel: ParallelConfig) -> int:
 class SmallRun:
     """The step of `config` on as many of the virtual devices as its layout takes."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, node_devices: int | None = None):
         devices = jax.devices()[: layout_of(config.parallel)]
         config = resolve_config(config, len(devices))
         self.data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         self.config = with_vocab(config, self.data.vocab)
-        plan = make_plan(self.config, devices[0])
+        plan = make_plan(self.config, devices[0], node_devices)
         self.step = TrainStep(StepLayout(self.config, plan), build_mesh(plan.axes, devices))
         self.place = BatchPlacer(self.step.layout, self.step.mesh)
 

@@ -58,6 +58,7 @@ SENT = {
     "reduce_scatter": lambda x, n: x * (n - 1) // n,
     "psum_invariant": lambda x, n: 2 * x * (n - 1) // n,
     "pmax": lambda x, n: 2 * x * (n - 1) // n,
+    "all_to_all": lambda x, n: x * (n - 1) // n,
     "ppermute": lambda x, n: x if n > 1 else 0,
 }
 """Bytes that a device sends in a collective whose operand has x bytes on each of n ranks: what a ring sends, and no
@@ -75,6 +76,27 @@ def sent_bytes(mesh: Mesh, function: Any, *arguments: Any) -> Counter[str]:
             named = [axis for axis in axes if axis in AXES]
             assert not named or kind in ("axis_index", "pvary", "pcast"), f"{kind} over {named} has no formula"
             continue
-        ranks = prod(mesh.shape[axis] for axis in axes)
+        ranks = group_size(mesh, equation)
         sent[kind] += times * sum(SENT[kind](v.aval.size * v.aval.dtype.itemsize, ranks) for v in equation.invars)
     return +sent
+
+
+def group_size(mesh: Any, equation: Any) -> int:
+    """Ranks of a group of a collective."""
+    if groups := equation.params.get("axis_index_groups"):
+        return len(groups[0])
+    axes = equation.params.get("axis_name", equation.params.get("axes", ()))
+    return prod(mesh.shape[axis] for axis in (axes if isinstance(axes, tuple) else (axes,)))
+
+
+def sent_by_groups(mesh: Mesh, function: Any, node_devices: int, *arguments: Any) -> dict[bool, int]:
+    """Bytes that one device sends in collectives over all devices, by whether their groups cross nodes."""
+    sent = {False: 0, True: 0}
+    for equation, times in operations(function, *arguments):
+        if equation.primitive.name not in SENT:
+            continue
+        groups = equation.params.get("axis_index_groups") or [range(mesh.size)]
+        crosses = any(len({member // node_devices for member in group}) > 1 for group in groups)
+        size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
+        sent[crosses] += times * SENT[equation.primitive.name](size, len(groups[0]))
+    return sent

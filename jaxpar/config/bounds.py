@@ -106,6 +106,7 @@ BOUNDS: dict[str, Bound] = {
     "parallel.context": _AXIS,
     "parallel.tensor": _AXIS,
     "parallel.microbatches": _at_least(1, MICROBATCHES),
+    "parallel.secondary_shard": _at_least(2, RANKS),
     "parallel.ulysses": _at_least(1, RANKS),
     "parallel.tensor_chunks": _at_least(1, CHUNKS),
     "parallel.virtual_stages": _at_least(1, LAYERS),

@@ -75,6 +75,10 @@ class Dtypes:
     """Accumulation and reduction of gradients."""
     moments: str
     """Moments of the optimizer between updates."""
+    weight_wire: str | None = None
+    """Matrices while they are gathered; null for that of `storage`."""
+    gradient_wire: str | None = None
+    """Gradients of matrices while they are exchanged; null for that of `gradient`."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,12 @@ class Plan:
     """Which tokens of a row a context rank holds."""
     context_order_reason: str = ""
     """What a device sends for it; nothing where context is 1."""
+    secondary_shard: int = 1
+    """Neighbouring ranks that hold a second copy of the weights among them during a step; 1 for none."""
+    collectives: Literal["flat", "hierarchical"] = "flat"
+    """Whether weights are gathered and gradients reduced in one message, or inside and between nodes apart."""
+    node_devices: int | None = None
+    """Devices of a node, where messages are cut at its border; null where none is."""
     ulysses: int = 1
     """Neighbouring context ranks that exchange sequence for heads."""
     tensor_overlap: dict[str, TensorOverlap] = field(default_factory=dict, hash=False)
@@ -185,6 +195,8 @@ class Plan:
             _check_range(f"plan.{name}", getattr(self, name), low, most)
         for layers in self.stage_layers:
             _check_range("plan.stage_layers", layers, 0, LAYERS)
+        if self.node_devices is not None:
+            _check_range("plan.node_devices", self.node_devices, 1, RANKS)
 
     def attention_of(self, kind: str) -> Choice:
         """The attention backend of the layers of a kind."""
@@ -195,6 +207,7 @@ _RANGES: dict[str, tuple[int, int]] = {
     "virtual_stages": (1, LAYERS),
     "microbatches": (1, MICROBATCHES),
     "microbatch_rows": (1, ROWS),
+    "secondary_shard": (1, RANKS),
     "ulysses": (1, RANKS),
     "loss_tiles": (1, COUNT),
     "mlp_tiles": (1, COUNT),

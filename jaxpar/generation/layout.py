@@ -31,6 +31,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     parallel = replace(
         parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
         context_order="contiguous", ulysses=None, tensor_overlap="plain", tensor_chunks=None,
+        secondary_shard=None, collectives="flat",
         context_strategy="auto" if parallel.context_strategy == "usp" else parallel.context_strategy,
     )  # fmt: skip
     memory = replace(
@@ -38,7 +39,8 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         weights_offload="none", weights_resident=0, offload_dir=None, mlp_tiles=1, loss_tiles=1,
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False)
-    return replace(config, parallel=parallel, memory=memory, data=data, loss=LossConfig())
+    precision = replace(config.precision, weight_wire=None, gradient_wire=None)
+    return replace(config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig())
 
 
 def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int = 0, zero: int = 0) -> StepLayout:

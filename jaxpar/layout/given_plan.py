@@ -17,6 +17,7 @@ from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.tiles import head_tokens
+from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.step_layout import StepLayout
 
 PLANNED = (
@@ -68,6 +69,9 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     _check_residency(plan, config)
     check_overlap(plan, config)
     try:
+        wanted = check_wire(config, plan.axes, node_devices)
+        if plan.node_devices != wanted:
+            raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")
         check_attention(plan, config, device, node_devices)
         check_loss(plan, config, device)
     except UserError as error:
@@ -101,7 +105,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     rows = plan.microbatches * plan.microbatch_rows * plan.axes.data
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
-    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks")
+    same = ("zero", "microbatches", "pipe_ends", "pipe_ticks", "collectives")
     kept = ("optimizer_offload", "weights_offload")
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
@@ -115,10 +119,11 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
             for run in plan.runs
         ),
         *((f"dtypes.{key}", getattr(plan.dtypes, key), getattr(precision, key), f"precision.{key}") for key in DTYPES),
+        ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
     ]
 
 
-DTYPES = ("compute", "master", "gradient", "moments")
+DTYPES = ("compute", "master", "gradient", "moments", "weight_wire", "gradient_wire")
 """Roles whose dtype is in `precision` under the same name."""

@@ -22,6 +22,7 @@ from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
+from jaxpar.layout.choices.wire import check_wire
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.memory.resident import with_residency
 from jaxpar.memory.costs import LayerCosts
@@ -93,7 +94,12 @@ def make_plan(
             master=precision.master,
             gradient=precision.gradient,
             moments=precision.moments,
+            weight_wire=precision.weight_wire,
+            gradient_wire=precision.gradient_wire,
         ),
+        secondary_shard=parallel.secondary_shard or 1,
+        collectives=parallel.collectives,
+        node_devices=check_wire(config, axes, node_devices),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )

@@ -15,6 +15,7 @@ from jaxpar.config.counting import kv_heads
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
+from jaxpar.layout.choices.wire import wire_of
 from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import abstract_mesh
@@ -75,8 +76,9 @@ class StepLayout:
         """The placements of the weights, by role."""
         plan, shared_ends = self.plan, self.plan.pipe_ends == "shared"
         return place(
-            self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model), shared_ends=shared_ends
-        )
+            self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model),
+            shared_ends=shared_ends, wire=wire_of(plan),
+        )  # fmt: skip
 
     @cached_property
     def master(self) -> Partitions:

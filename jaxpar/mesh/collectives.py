@@ -34,6 +34,7 @@ def scatter_sequence(x: Shaped[Array, "batch seq embed"]) -> Shaped[Array, "batc
     The derivative is `gather_sequence`. Sends `x * (n - 1) / n` bytes with n = tensor.
     """
     must_vary(x, ("tensor",), "scatter_sequence")
+    _must_add_up(x, "scatter_sequence")
     with jax.named_scope("scatter_sequence"):
         return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
 
@@ -54,6 +55,7 @@ def scatter_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..
     Sends `x * (n - 1) / n` bytes with n = context.
     """
     must_vary(x, ("context",), "scatter_context")
+    _must_add_up(x, "scatter_context")
     with jax.named_scope("scatter_context"):
         return lax.psum_scatter(x, "context", scatter_dimension=axis, tiled=True)
 
@@ -112,6 +114,7 @@ def scatter_gradient(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> 
     Sends `x * (n - 1) / n` bytes with n = product of the sizes of `axes`.
     """
     must_vary(x, axes, "scatter_gradient")
+    _must_add_up(x, "scatter_gradient")
     with jax.named_scope("scatter_gradient"):
         return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)
 
@@ -164,6 +167,7 @@ def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
     does not vary over: `lax.psum` would multiply by its size.
     """
     must_vary(x, axes, "reduce_sum")
+    _must_add_up(x, "reduce_sum")
     with jax.named_scope("reduce_sum"):
         return lax.psum(x, tuple(axes)) if axes else x
 
@@ -172,6 +176,15 @@ def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
     """Maximum over `axes`, without a derivative. Sends as many bytes as `reduce_sum`."""
     with jax.named_scope("reduce_max"):
         return lax.pmax(lax.stop_gradient(x), tuple(axes))
+
+
+def _must_add_up(x: jax.Array, collective: str) -> None:
+    """A sum in 8 bits would compile, and overflow: codes are exchanged, and summed in float32."""
+    if x.dtype.itemsize < 2 and x.dtype != bool:
+        raise ValueError(
+            f"{collective} of {x.dtype.name}: the sum would be computed in this type; expected an all-to-all of the "
+            "codes, and a sum in float32 (jaxpar.mesh.wire)"
+        )
 
 
 def must_vary(x: jax.Array, axes: Sequence[str], collective: str) -> None:

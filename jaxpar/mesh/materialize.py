@@ -9,15 +9,25 @@ gradient placement.
 from __future__ import annotations
 
 from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collectives import gather_weight, reduce_sum, scatter_gradient
+from jaxpar.mesh.axes import SHARD_AXES, vary
+from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
-from jaxpar.mesh.placements import Placement, Placements, added_dim, unreduced_axes
+from jaxpar.mesh.placements import Placements, added_dim, unreduced_axes
+from jaxpar.mesh.wire.travel import (
+    gather_secondary,
+    gather_shards,
+    gather_stored,
+    reduce_shards,
+    scatter_shards,
+    secondary_parts,
+)
+from jaxpar.mesh.wire.wire import Wire
 
 type Part = str | tuple[str, ...]
 """A part of the model, or of a part: the path of its weights in the trees of the placements."""
@@ -28,40 +38,61 @@ def gather(weights: Arrays, placements: Placements, *, part: Part, unstacked: bo
 
     `part` names the subtree of the placements that `weights` belongs to; `unstacked` states that the `layers` dim is
     gone. Varying *before* the gather matters: the cast's derivative is a sum, which would otherwise run here, in
-    compute dtype and once per microbatch. Bytes: `gather_weight` of each sharded weight in storage dtype.
+    compute dtype and once per microbatch. Bytes: `gather_stored` of each sharded weight in storage dtype.
     """
     dtype = jnp.dtype(placements.compute.dtype)
 
-    def one(weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec) -> jax.Array:
+    def one(weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, wire: Wire) -> jax.Array:
         added = added_dim(compute, storage)
         weight = vary(weight)
         if added:
-            weight = gather_weight(weight, added[1], added[0] - unstacked)
+            weight = gather_stored(weight, added[1], added[0] - unstacked, wire)
         return weight.astype(dtype)
 
-    return jax.tree.map(one, weights, *(_layout(role, part) for role in (placements.compute, placements.storage)))
+    layouts = placements.compute.layout, placements.storage.layout, placements.wires
+    return jax.tree.map(one, weights, *(_of(tree, part) for tree in layouts))
+
+
+def to_secondary(weights: Arrays, placements: Placements, *, part: Part) -> Arrays:
+    """Weights of one layer, as shards in storage dtype, with what a secondary shard has of the other ranks'.
+
+    Those of all layers have it from `to_storage`; for layers in host memory it is fetched with each use.
+    """
+    own = partial(_with_secondary, unstacked=True)
+    layouts = placements.compute.layout, placements.storage.layout, placements.wires
+    return jax.tree.map(own, weights, *(_of(tree, part) for tree in layouts))
+
+
+def _with_secondary(
+    weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, wire: Wire, *, unstacked: bool = False
+) -> jax.Array:
+    added = added_dim(compute, storage)
+    if added is None or wire.secondary == 1:
+        return weight
+    return gather_secondary(vary(weight), added[1], added[0] - unstacked, wire)
 
 
 def to_accumulators(gradients: Arrays, placements: Placements, *, part: str, unstacked: bool = False) -> Arrays:
     """Gradients of gathered weights from compute to gradient placement and dtype: partial sums, or reduce-scattered.
 
     `gradients` may leave out weights of the part.
-    Bytes: `scatter_gradient` of each weight that the gradient placement shards, in gradient dtype.
+    Bytes: `scatter_shards` of each weight that the gradient placement shards, in gradient dtype.
     """
-    layouts = (only(role.layout[part], gradients) for role in (placements.compute, placements.gradient))
+    trees = placements.compute.layout, placements.gradient.layout, placements.wires
+    layouts = (only(tree[part], gradients) for tree in trees)
     return jax.tree.map(
         partial(to_accumulator, dtype=placements.gradient.dtype, unstacked=unstacked), gradients, *layouts
     )
 
 
 def to_accumulator(
-    grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, *, dtype: str, unstacked: bool
+    grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, wire: Wire, *, dtype: str, unstacked: bool
 ) -> jax.Array:
     """`to_accumulators` of one weight."""
     added = added_dim(compute, gradient)
     with jax.named_scope("gradients"):
         grad = vary(grad.astype(dtype))
-    return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad
+    return scatter_shards(grad, added[1], added[0] - unstacked, wire) if added else grad
 
 
 def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> Arrays:
@@ -69,15 +100,20 @@ def zero_accumulators(weights: Arrays, placements: Placements, *, part: str) -> 
     axis."""
     dtype = jnp.dtype(placements.gradient.dtype)
 
-    def one(weight: jax.Array, storage: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
+    def one(
+        weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, gradient: PartitionSpec, wire: Wire
+    ) -> jax.Array:
         shape = list(weight.shape)
+        if stored := added_dim(compute, storage):
+            shape[stored[0]] //= secondary_parts(stored[1], wire)
         added = added_dim(storage, gradient)
         if added:
             shape[added[0]] //= jax.lax.axis_size(added[1])
         with jax.named_scope("gradients"):
             return vary(jnp.zeros(shape, dtype))
 
-    layouts = (only(role.layout[part], weights) for role in (placements.storage, placements.gradient))
+    roles = placements.compute, placements.storage, placements.gradient
+    layouts = (only(tree[part], weights) for tree in (*(role.layout for role in roles), placements.wires))
     return jax.tree.map(one, weights, *layouts)
 
 
@@ -103,47 +139,62 @@ def _materialize_backward(static: tuple[Placements, str], _: None, gradients: Ar
 _materialize.defvjp(_materialize_forward, _materialize_backward)
 
 
-def _layout(role: Placement, part: Part) -> Nested[PartitionSpec]:
-    return reduce(lambda tree, name: tree[name], (part,) if isinstance(part, str) else part, role.layout)
+def _of(tree: Nested[Any], part: Part) -> Nested[Any]:
+    return reduce(lambda tree, name: tree[name], (part,) if isinstance(part, str) else part, tree)
 
 
 def to_storage(master: Weights, placements: Placements) -> Weights:
     """Master weights from optimizer to storage placement and dtype: once per step.
 
-    Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; otherwise a cast.
+    Under ZeRO-1 and 2 this is the step's one gather of the weights, in storage dtype; with a secondary shard, the one
+    between its copies; otherwise a cast. Bytes: `gather_shards`, `gather_secondary`.
     """
     dtype = jnp.dtype(placements.storage.dtype)
 
-    def one(weight: jax.Array, storage: PartitionSpec, optimizer: PartitionSpec) -> jax.Array:
+    def one(
+        weight: jax.Array, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, wire: Wire
+    ) -> jax.Array:
         added = added_dim(storage, optimizer)
         with jax.named_scope("stored_weights"):
             weight = weight.astype(dtype)
-            return gather_weight(weight, added[1], added[0]) if added else weight
+            weight = gather_shards(weight, added[1], added[0], wire) if added else weight
+            return _with_secondary(weight, compute, storage, wire)
 
-    return jax.tree.map(one, master, placements.storage.layout, placements.optimizer.layout)
+    roles = placements.compute, placements.storage, placements.optimizer
+    return jax.tree.map(one, master, *(role.layout for role in roles), placements.wires)
 
 
 def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
 
     Those of layers in host memory use `reduced_gradient` instead, twice per step.
-    Bytes per weight: `scatter_gradient` where the optimizer placement shards what the gradient placement does not, then
-    `reduce_sum` of the result over the other axes that hold partial sums.
+    Bytes per weight: `scatter_shards` where the optimizer placement shards what the gradient placement does not, then
+    `reduce_shards` of the result over the other data axes, and `reduce_sum` over the rest that hold partial sums.
     """
 
     roles = placements.compute, placements.gradient, placements.optimizer
-    layouts = (only(role.layout, gradients) for role in roles)
+    layouts = (only(tree, gradients) for tree in (*(role.layout for role in roles), placements.wires))
     return jax.tree.map(partial(reduced_gradient, dtype=placements.optimizer.dtype), gradients, *layouts)
 
 
 def reduced_gradient(
-    grad: jax.Array, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec, *, dtype: str
+    grad: jax.Array,
+    compute: PartitionSpec,
+    gradient: PartitionSpec,
+    optimizer: PartitionSpec,
+    wire: Wire,
+    *,
+    dtype: str,
 ) -> jax.Array:
     """`to_optimizer` of one weight, or of some of its rows."""
     scattered = added_dim(compute, optimizer)
     pending = added_dim(gradient, optimizer)
     if pending:
-        grad = scatter_gradient(grad, pending[1], pending[0])
+        grad = scatter_shards(grad, pending[1], pending[0], wire)
     done = scattered[1] if scattered else ()
     rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
-    return reduce_sum(grad, rest).astype(jnp.dtype(dtype))
+    if wire.gradient is None and not wire.hierarchical:
+        return reduce_sum(grad, rest).astype(jnp.dtype(dtype))
+    data = tuple(axis for axis in rest if axis in ("replica", *SHARD_AXES))
+    grad = reduce_sum(grad, tuple(axis for axis in rest if axis not in data))
+    return reduce_shards(grad, data, wire).astype(jnp.dtype(dtype))

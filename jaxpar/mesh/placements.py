@@ -33,8 +33,9 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.parameters import ParamSpec, Partitions, Specs, map_specs
+from jaxpar.mesh.parameters import Nested, ParamSpec, Partitions, Specs, map_specs
 from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
+from jaxpar.mesh.wire.wire import EXACT, Wire
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split, in order of preference."""
@@ -58,14 +59,23 @@ class Placements:
     gradient: Placement
     optimizer: Placement
     """Of a frozen weight, its layout in `storage`."""
+    wires: Nested[Wire]
+    """How each weight and its gradient travel from one to the other."""
 
 
 def place(
-    specs: Specs, sizes: AxisSizes, zero: int, dtypes: Dtypes, kv_heads: int, *, shared_ends: bool = False
+    specs: Specs,
+    sizes: AxisSizes,
+    zero: int,
+    dtypes: Dtypes,
+    kv_heads: int,
+    *,
+    shared_ends: bool = False,
+    wire: Wire = EXACT,
 ) -> Placements:
     """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`.
 
-    `shared_ends` splits the vocabulary over the pipe axis too.
+    `shared_ends` splits the vocabulary over the pipe axis too. `wire` is how the large matrices travel.
     """
     rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor, shared_ends=shared_ends)
     compute = map_specs(lambda spec: partition(spec, rules), specs)
@@ -82,7 +92,15 @@ def place(
         storage=Placement(stored, dtypes.storage),
         gradient=Placement(gradient if zero >= 2 else compute, dtypes.gradient),
         optimizer=Placement(updated if zero >= 1 else compute, dtypes.master),
+        wires=map_specs(lambda spec: wire if may_be_quantised(spec) else wire.exact, specs),
     )
+
+
+def may_be_quantised(spec: ParamSpec) -> bool:
+    """Whether a weight and its gradient may travel quantised: not norms and biases, which few elements would profit,
+    nor a router [embed, experts], whose small errors send tokens to other experts."""
+    is_router = "experts" in spec.axes and len(set(spec.axes) - {"layers"}) == 2
+    return (spec.matrix or spec.decay) and not is_router
 
 
 def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes) -> Rules:

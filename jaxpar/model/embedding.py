@@ -79,18 +79,20 @@ def add_table_gradients(
     accumulates whole is added to in place; one that is sharded is summed for this call, then scattered.
     """
     tables = jax.eval_shape(lambda weights: gather(weights, placements, part="embedding"), weights)
-    compute, gradient = placements.compute.layout["embedding"], placements.gradient.layout["embedding"]
+    compute, gradient, wires = (
+        tree["embedding"] for tree in (placements.compute.layout, placements.gradient.layout, placements.wires)
+    )
     dtype = placements.gradient.dtype
 
     def add(total: jax.Array, table: Any, rows: jax.Array, cotangent: jax.Array, *layouts: Any) -> jax.Array:
         cotangent = cotangent.astype(jnp.float32)
         with jax.named_scope("gradients"):
-            if added_dim(*layouts) is None and total.dtype == jnp.float32:
+            if added_dim(*layouts[:2]) is None and total.dtype == jnp.float32:
                 return total.at[rows].add(cotangent, mode="drop")
             new = vary(jnp.zeros(table.shape, jnp.float32)).at[rows].add(cotangent, mode="drop")
             return total + to_accumulator(new, *layouts, dtype=dtype, unstacked=False)
 
-    return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient)
+    return jax.tree.map(add, gradients, tables, ids, cotangents, compute, gradient, wires)
 
 
 def vocab_axes(placements: Placements) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxpar.mesh.wire.wire import EXACT, Wire
+
 type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
 """A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
 
@@ -42,6 +44,8 @@ class Layout:
     sequence_parallel: bool = True
     """Whether activations between the blocks are split over the tensor ranks too (sequence parallelism)."""
     precision: Precision = "bfloat16"
+    wire: Wire = EXACT
+    """How weights and gradients travel."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
 

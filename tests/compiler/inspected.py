@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections import Counter
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES
 from jaxpar.training.step.train_step import TrainStep
 from tests.small_run import small
-from tests.traced import SENT, mesh_of, operations
+from tests.traced import SENT, group_size, mesh_of, operations
 
 
 def _folder() -> Path:
@@ -118,7 +117,7 @@ def asked(config: Any, plan: Any) -> Counter[tuple[str, str]]:
             collective = DUALS.get(collective, collective)
         elif kind == "all_gather":
             collective = {dual: name for name, dual in DUALS.items()}.get(collective, collective)
-        ranks = prod(mesh.shape[axis] for axis in axes)
+        ranks = group_size(mesh, equation)
         arrays = [v.aval for v in equation.invars if v.aval.dtype.name not in INTEGERS.values()]
         size = sum(array.size * array.dtype.itemsize for array in arrays)
         sent[collective, "+".join(axes)] += times * SENT[kind](size, ranks)

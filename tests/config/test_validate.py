@@ -83,6 +83,22 @@ def test_the_defaults_are_valid():
             ("parallel.schedule: 1f1b", "parallel.pipe is 1"),
         ),
         (
+            ["parallel.secondary_shard=2", "parallel.zero=2", "parallel.fsdp=4"],
+            ("parallel.secondary_shard: 2", "parallel.zero is 2", "zero: 3", "or null"),
+        ),
+        (
+            ["parallel.secondary_shard=3", "parallel.fsdp=4"],
+            ("parallel.fsdp x expert x context: 4", "parallel.secondary_shard (3)", "3 or 6"),
+        ),
+        (
+            ["parallel.secondary_shard=4", "parallel.fsdp=4"],
+            ("parallel.secondary_shard: 4", "no more than 4 ranks", "fewer, or null"),
+        ),
+        (
+            ["precision.weight_wire=int8", "parallel.zero=0", "parallel.fsdp=4"],
+            ("precision.weight_wire: int8", "parallel.zero: 0", "or null"),
+        ),
+        (
             ["parallel.virtual_stages=2"],
             ("parallel.virtual_stages: 2", "parallel.pipe is 1"),
         ),

@@ -176,7 +176,9 @@ def collective_of(op_name: str, opcode: str) -> str | None:
         if name not in DUALS:
             continue
         gathers, scatters = name.startswith("gather"), name.startswith("scatter")
-        if opcode == "all-to-all":
+        if name == "scatter_gradient" and opcode == "all-to-all":
+            turned = False  # a quantised reduction, which a derivative asks for by itself
+        elif opcode == "all-to-all":
             turned = transposed
         else:
             turned = (gathers and opcode in _SCATTERS) or (scatters and opcode in _GATHERS)

@@ -47,6 +47,13 @@ class ParallelConfig:
     context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
     """Which tokens of a row a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
     every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
+    secondary_shard: int | None = None
+    """Neighbouring ranks of fsdp x expert x context, in one node, that hold a second copy of the weights among them
+    during a step, from which each microbatch's forward and backward gather (ZeRO++'s hpZ); null holds none. It takes
+    1 / `secondary_shard` of the weights' bytes on each device (`docs/zeropp.md`)."""
+    collectives: Literal["flat", "hierarchical"] = "flat"
+    """Gathers of weights and reductions of gradients over axes that span nodes: `flat`, as one message; `hierarchical`,
+    inside the nodes and between them apart."""
     ulysses: int | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     tensor_overlap: Literal["auto", "plain", "ring"] = "auto"
@@ -73,6 +80,13 @@ class PrecisionConfig:
     """Weights that the optimizer updates, and that checkpoints hold."""
     gradient: Literal["float32", "bfloat16"] = "float32"
     """Accumulation and reduction of gradients."""
+    weight_wire: Literal["int8", "float8_e4m3fn"] | None = None
+    """Matrices while ranks gather them: 8 bits in blocks with a scale each (ZeRO++'s qwZ); null means `storage`. Norms,
+    biases and routers stay exact."""
+    gradient_wire: Literal["bfloat16", "int8", "int4"] | None = None
+    """Gradients of matrices while ranks exchange them, each summed in float32 after it was received; int8 and int4 in
+    blocks with a scale each (ZeRO++'s qgZ), inside the nodes first, where int4 has 8 bits too; null means `gradient`.
+    Norms, biases and routers stay exact."""
     moments: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the optimizer's moments are stored between updates: `bfloat16` halves them; `int8` takes about 1 byte an
     element for the layers' matrices (8 bits in blocks with a scale each), with bfloat16 for embedding and head and

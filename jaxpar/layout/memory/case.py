@@ -28,6 +28,8 @@ class Case(NamedTuple):
     shared_ends: bool = False
     host_layers: int = 0
     """Number of layers of a chunk whose weights and gradients are on the host."""
+    secondary: int = 1
+    """Ranks of a secondary shard of the weights; 1 for none."""
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
 
@@ -45,6 +47,11 @@ class Case(NamedTuple):
     def ends(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
         return self.pipe if self.shared_ends else 1
+
+    @property
+    def copies(self) -> int:
+        """Shards of a weight that a device holds during a step: more than one in a secondary shard."""
+        return self.shards // self.secondary if self.secondary > 1 else 1
 
     @property
     def alone(self) -> bool:

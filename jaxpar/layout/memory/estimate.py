@@ -119,7 +119,8 @@ def case_of(config: Config, plan: Plan) -> Case:
         axes.pipe, axes.fsdp * axes.expert * axes.context, axes.context, axes.tensor, plan.microbatch_rows,
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
-        plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers, plan.loss_tiles,
+        plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
+        plan.secondary_shard, plan.loss_tiles,
     )  # fmt: skip
 
 

@@ -158,9 +158,34 @@ class _Counted:
         sharded = case.zero >= 3
         ends = sharded and case.pipe == 1
         same = (precision.storage or precision.compute) == precision.master
+        if case.copies > 1:
+            return self._held()
         if same and (case.shards == 1 or case.zero == 0 or ends) and case.state == "none":
             return Ends(0, 0, 0, 0)
         return self._bytes(width, sharded, ends, "trained")
+
+    def _held(self) -> Ends:
+        """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
+        _, width, _ = self._widths
+        held = lambda part: sum(min(one.compute, one.sharded * self.case.copies) for one in part.weights)
+        rows = self._local_rows
+        layers = sum(held(own) * rows[kind] for kind, own in self.parts.layers.items())
+        if self.case.pipe > 1:
+            return self._bytes(width, True, False, "trained")._replace(layers=width * layers)
+        ends = {name: width * held(part) for name, part in self.parts.ends.items()}
+        return Ends(width * layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
+
+    def _codes(self) -> int:
+        """Codes on the wire in a layer's backward: of the gathered layer, and of its largest gradient as it is sent and
+        as it arrives."""
+        case, precision = self.case, self.config.precision
+        if case.shards == 1 or case.zero < 3:
+            return 0
+        weights = max(own.compute for own in self.parts.layers.values())
+        largest = max(one.compute for one in self._layer_weights)
+        gathered = weights * (precision.weight_wire is not None and case.copies == 1)
+        exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[precision.gradient_wire] * largest
+        return int(gathered + exchanged)
 
     @property
     def _gradients_sharded(self) -> bool:
@@ -265,7 +290,9 @@ class _Counted:
         whole_gradients = self._widths[2] * max(own.trained.compute for own in self.parts.layers.values())
         own = 2 * self._largest_gradient if case.host_layers else whole_gradients
         return Work(
-            weights.all + self._frozen + self._gathered_layers, gradients.all + own, 4 * whole if case.tensor > 1 else 0
+            weights.all + self._frozen + self._gathered_layers,
+            gradients.all + own,
+            (4 * whole if case.tensor > 1 else 0) + self._codes(),
         )
 
     def _turned(self) -> int:

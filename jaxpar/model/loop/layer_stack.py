@@ -18,10 +18,11 @@ from jaxpar.config.kinds import ALIKE
 from jaxpar.layers.context import TokenContext
 from jaxpar.memory.streaming import on_host
 from jaxpar.mesh.layer_order import LAYERS, PADDING, Chunk, Index, StackOrder, own_layers
-from jaxpar.mesh.materialize import gather, to_accumulator
+from jaxpar.mesh.materialize import gather, to_accumulator, to_secondary
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.placements import Placement, Placements, added_dim
 from jaxpar.mesh.tracing import equations, traced
+from jaxpar.mesh.wire.wire import Wire
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.parted import add_row, stored_row
 from jaxpar.model.loop.stash import at, put
@@ -53,12 +54,12 @@ class LayerStack:
 
     def load(self, weights: Arrays, row: Index, on_host: bool = False) -> Arrays:
         """Weights of one row, from the stack in storage placement to compute placement."""
-        return self.gather(stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype))
+        stored = stored_row(weights, row, self.kind.host_rows, on_host, self.placements.storage.dtype)
+        return self.gather(to_secondary(stored, self.placements, part=self._part) if on_host else stored)
 
     def gather(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""
-        part = (LAYERS,) if self.name == ALIKE else (LAYERS, self.name)
-        return gather(stored, self.placements, part=part, unstacked=True)
+        return gather(stored, self.placements, part=self._part, unstacked=True)
 
     def load_any(self, weights: Arrays) -> Arrays:
         """`load` of a row, used only for its shapes."""
@@ -82,7 +83,7 @@ class LayerStack:
     ) -> Arrays:
         """Add a layer's gradients (compute placement) to its row of `gradients` (gradient placement)."""
         add = lambda total, row: self._add(total, dw, row, number, counts)
-        layouts = self._layout(self.placements.compute), self._layout(self.placements.gradient)
+        layouts = self._layout(self.placements.compute), self._layout(self.placements.gradient), self._wires
         reduce = partial(to_accumulator, dtype=self.placements.gradient.dtype, unstacked=True)
         return add_row(gradients, row, self.kind.host_rows, on_host, add, dw, reduce, layouts, fresh)
 
@@ -92,16 +93,17 @@ class LayerStack:
         compute, gradient = self._layout(self.placements.compute), self._layout(self.placements.gradient)
         dtype = self.placements.gradient.dtype
 
-        def add(total: Any, new: Any, compute: Any, gradient: Any) -> Any:
+        def add(total: Any, new: Any, compute: Any, gradient: Any, wire: Any) -> Any:
             if isinstance(new, dict):
-                return total | {name: add(total[name], new[name], compute[name], gradient[name]) for name in new}
+                below = lambda name: (tree[name] for tree in (total, new, compute, gradient, wire))
+                return total | {name: add(*below(name)) for name in new}
             assert isinstance(compute, PartitionSpec), "the layout of a weight"
-            new = to_accumulator(new, compute, gradient, dtype=dtype, unstacked=True)
+            new = to_accumulator(new, compute, gradient, wire, dtype=dtype, unstacked=True)
             with jax.named_scope("gradients"):
                 new = new if counts is True else jnp.where(counts, new, 0)
                 return put(total, at(total, row) + new, row)
 
-        return add(gradients, dw, compute, gradient)
+        return add(gradients, dw, compute, gradient, self._wires)
 
     # ---- padding
 
@@ -151,6 +153,14 @@ class LayerStack:
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
         return Site(key, run, fetch)
+
+    @property
+    def _part(self) -> tuple[str, ...]:
+        return (LAYERS,) if self.name == ALIKE else (LAYERS, self.name)
+
+    @property
+    def _wires(self) -> Nested[Wire]:
+        return own_layers(self.placements.wires[LAYERS], self.name)
 
     def _layout(self, role: Placement) -> Nested[PartitionSpec]:
         return own_layers(role.layout[LAYERS], self.name)

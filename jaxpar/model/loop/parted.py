@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.layer_order import Index, Parted
 from jaxpar.mesh.parameters import Arrays, Nested
+from jaxpar.mesh.wire.wire import Wire
 from jaxpar.model.loop.stash import at, entry_on_device, in_order, put
 
 type Stack = Any
@@ -46,8 +47,8 @@ def add_row(
     on_host: bool,
     add: Callable[[Arrays, Index], Arrays],
     dw: Arrays,
-    reduce: Callable[[jax.Array, PartitionSpec, PartitionSpec], jax.Array],
-    layouts: tuple[Nested[PartitionSpec], Nested[PartitionSpec]],
+    reduce: Callable[[jax.Array, PartitionSpec, PartitionSpec, Wire], jax.Array],
+    layouts: tuple[Nested[PartitionSpec], Nested[PartitionSpec], Nested[Wire]],
     fresh: Bool[Array, ""] | bool,
 ) -> Stack:
     """A stack of gradients with those of a layer added to a row; the arguments are those of `stored_row`.
@@ -55,8 +56,8 @@ def add_row(
     Args:
         add: `(stack on the device, row) -> stack`.
         dw: the layer's gradients in compute placement, for a row in host memory.
-        reduce: `(gradient of a weight, compute layout, gradient layout) -> gradient` in gradient placement.
-        layouts: of the weights in compute and in gradient placement.
+        reduce: `(gradient of a weight, *of layouts) -> gradient` in gradient placement.
+        layouts: of the weights in compute and in gradient placement, and how gradients travel.
         fresh: whether nothing has accumulated yet: host memory is then uninitialised.
     """
     if not isinstance(stack, Parted):
@@ -64,8 +65,8 @@ def add_row(
     if not on_host:
         return stack._replace(device=add(stack.device, row - host_rows))
 
-    def send(total: jax.Array, new: jax.Array, compute: PartitionSpec, gradient: PartitionSpec) -> jax.Array:
-        new = reduce(new, compute, gradient)
+    def send(total: jax.Array, new: jax.Array, *own: Any) -> jax.Array:
+        new = reduce(new, *own)
         with jax.named_scope("gradients"):
             if fresh is not True:
                 new = jnp.where(fresh, new, entry_on_device(total, row) + new)

@@ -23,6 +23,7 @@ from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
 from jaxpar.memory.remat import joined, runs_by_kind
+from jaxpar.mesh.wire.wire import Wire
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.search.space import Choice, Group
@@ -76,13 +77,14 @@ class ActivationPlanner:
 
     def layout(self, remat: Remat, share: float = 0.0) -> Layout:
         """The layout in which layers keep what `remat` names."""
-        group, choice = self.group, self.choice
+        group, choice, precision = self.group, self.choice, self.model.config.precision
         return Layout(
             pipe=group.pipe, replica=group.replica, fsdp=group.fsdp, expert=group.expert, context=group.context,
             tensor=group.tensor, microbatch=group.microbatch, schedule=choice.schedule,
             virtual_stages=choice.virtual_stages, zero=choice.zero, context_strategy=choice.context_strategy,
             remat=remat, offload_fraction=share, optimizer_offload=choice.optimizer_offload,
-            precision=self.model.config.precision.compute, stage_layers=choice.stage_layers,
+            precision=precision.compute, wire=Wire(precision.weight_wire, precision.gradient_wire),
+            stage_layers=choice.stage_layers,
         )  # fmt: skip
 
     def least(self) -> MemoryEstimate:

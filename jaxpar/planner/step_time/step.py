@@ -12,6 +12,7 @@ from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.mechanisms import Mechanisms
 from jaxpar.cost.messages import Network, Ring, network_of, overlapped
 from jaxpar.cost.operations import device_of
+from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
@@ -71,7 +72,7 @@ class Steps:
         key = (
             layout.pipe, layout.replica, layout.fsdp, layout.expert, layout.context, layout.tensor, layout.microbatch,
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
-            layout.sequence_parallel, layout.precision, kinds_of_slots(self.model, layout),
+            layout.sequence_parallel, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
         )  # fmt: skip
         if key not in self._steps:
             self._steps[key] = Step(self, layout)
@@ -121,8 +122,9 @@ class Step:
         again = self.layers.again(layout.remat, self.slots)
         self.again = self.layers.mean(again)
         shards = layout.fsdp * layout.expert * layout.context
-        self.data_ring = where.ring(layout.data * layout.context, layout.tensor, self.does.shared_cards)
-        self.shard_ring = where.ring(shards, layout.tensor, self.does.shared_cards)
+        self.shards = self._messages(shards, layout.tensor)
+        self.data = self._messages(layout.data * layout.context, layout.tensor)
+        self.replicas = self._messages(layout.replica, shards * layout.tensor)
         self.jitter = where.jitter(layout.devices)
         self.spent: dict[str, float] = {}
         """Seconds by part, without the bubble and the wait for the slowest host."""
@@ -132,6 +134,12 @@ class Step:
         """A layer of each kind."""
         self._microbatches(self.spent)
         self._after(self.spent)
+
+    def _messages(self, ranks: int, stride: int) -> WireMessages:
+        """Messages of weights and gradients over so many ranks."""
+        gradient = 4.0 if self.does.gradient_type == "float32" else 2.0
+        item, shared = float(self.case.item), self.does.shared_cards
+        return WireMessages(self.network, self.layout.wire, ranks, stride, item, gradient, shared)
 
     def spent_in(self, layout: Layout, waits: bool) -> dict[str, float]:
         """All seconds, in the schedule of `layout`."""
@@ -213,11 +221,9 @@ class Step:
         layout, case = self.layout, self.layers.cases[kind]
         if layout.zero < 3:
             return 0.0, 0.0
-        ring = self.shard_ring
-        weights = float(self.case.item * case.parameters)
-        gradients = (4.0 if self.does.gradient_type == "float32" else 2.0) * case.trained
+        gather, scatter = self.shards.gather(case.parameters), self.shards.scatter(case.trained)
         again = 2 if self.does.gather_again and layout.remat != "none" else 1
-        return ring.gather(weights), again * ring.gather(weights) + ring.gather(gradients)
+        return gather, again * gather + scatter
 
     def _offload(self, kind: str, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that a layer's compute does not hide."""
@@ -255,25 +261,22 @@ class Step:
         tables = 1 if self.model.tied or layout.pipe > 1 else 2
         trained = 0 if self.case.frozen else tables
         own = self._own_layers() + trained * table
-        item = 4.0 if self.does.gradient_type == "float32" else 2.0
-        sharded = self.shard_ring.ranks
-        replicas = self.where.ring(layout.replica, sharded * layout.tensor)
+        sharded = self.shards.ranks
         exposed = 0.0
         held = own / sharded if layout.zero else own
         if layout.zero == 3:
-            exposed += tables * 2 * self.shard_ring.gather(float(self.case.item * table))
-            exposed += trained * self.shard_ring.gather(item * table)
+            exposed += tables * 2 * self.shards.gather(table) + trained * self.shards.scatter(table)
             exposed *= self.microbatches if self.does.prefetch_weights else 1
-            exposed += replicas.reduce(item * held)
+            exposed += self.replicas.reduce(held) + self.shards.gather_once(own)
         elif layout.zero == 0:
-            reduce = self.data_ring.reduce(item * own)
+            reduce = self.data.reduce(own)
             exposed += self._left(reduce, backward=True) if self.does.overlap_data != "none" else reduce
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.microbatches if layout.zero == 2 and layout.pipe == 1 else 1
-            scatter, gather = self.shard_ring.gather(item * own), self.shard_ring.gather(self.case.item * own)
+            scatter, gather = self.shards.scatter(own), self.shards.gather_whole(own)
             left = self._left(scatter, backward=True) if self.does.overlap_data != "none" else scatter
-            exposed += times * left + replicas.reduce(item * held)
+            exposed += times * left + self.replicas.reduce(held)
             exposed += self._left(gather, backward=False) if self.does.overlap_data == "both" else gather
         moved = self.update.moved * (0.5 if self.does.pure_16bit else 1.0)
         update = self.device.bytes_seconds(moved * held)

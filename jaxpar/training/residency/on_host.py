@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
@@ -62,7 +61,7 @@ class OnHost(OnDevice):
     def _parted_accumulators(self, layers: Parted) -> Parted:
         """Zeros on the device; in host memory uninitialized, since the first gradients do not read it."""
         zeros = lambda own: zero_accumulators(own, self.layout.placements, part=LAYERS)
-        like, structure = jax.tree.flatten(jax.eval_shape(lambda: zeros(layers.host)))
+        like, structure = jax.tree.flatten(jax.eval_shape(lambda: zeros(layers.device)))
         rows = self.layout.plan.host_layers
         with jax.named_scope("gradients"):
             # XLA only allocates them, and weights of one shape once, to copy from, unless they differ.
@@ -80,12 +79,12 @@ class OnHost(OnDevice):
         """A `HostGradient` for each weight of the layers."""
         roles = self.layout.placements
 
-        def one(host: jax.Array, device: jax.Array, *layouts: PartitionSpec) -> HostGradient:
+        def one(host: jax.Array, device: jax.Array, *layouts: Any) -> HostGradient:
             finish = lambda rows: reduced_gradient(rows, *layouts, dtype=roles.optimizer.dtype) / scale
             return HostGradient(host, device, finish)
 
-        layouts = (role.layout[LAYERS] for role in (roles.compute, roles.gradient, roles.optimizer))
-        return jax.tree.map(one, host, device, *layouts)
+        trees = roles.compute.layout, roles.gradient.layout, roles.optimizer.layout, roles.wires
+        return jax.tree.map(one, host, device, *(tree[LAYERS] for tree in trees))
 
     def squares(self, gradients: Weights) -> Weights:
         own = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None

@@ -61,6 +61,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             _bytes(layout, layout.trained, roles.gradient),
             f"per device, accumulated and reduced in {plan.dtypes.gradient}",
         ),
+        *_wire_row(plan),
         ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{tokens:,} tokens a step"),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plan.microbatches} microbatch(es)"),
         *_pipeline_rows(layout),
@@ -76,6 +77,19 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         ("optimizer", config.optimizer.name, f"{config.optimizer.schedule} schedule, {config.run.steps} steps"),
         ("data", config.data.source, data_description),
     ]
+
+
+def _wire_row(plan: Plan) -> list[tuple[str, str, str]]:
+    """How weights and gradients travel; empty where nothing is quantised, cut at the border of nodes, or held twice."""
+    dtypes = plan.dtypes
+    codes = [
+        f"{what} {wire}"
+        for what, wire in (("weights", dtypes.weight_wire), ("gradients", dtypes.gradient_wire))
+        if wire
+    ]
+    ways = [f"a secondary shard of {plan.secondary_shard} ranks"] if plan.secondary_shard > 1 else []
+    ways += [f"{plan.collectives} over nodes of {plan.node_devices}"] if plan.collectives == "hierarchical" else []
+    return [("wire", ", ".join(codes) or "exact", ", ".join(ways) or "in one message")] if codes or ways else []
 
 
 def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:

@@ -26,6 +26,33 @@ COMMUNICATION = (
         caught_by=(parity(zero=3, fsdp=2),),
     ),
     Fault(
+        name="scale_applied_twice",
+        description="What arrives in codes is multiplied by its block's scale twice.",
+        file="jaxpar/mesh/wire/codes.py",
+        old="blocks = _blocks(values) * scales[:, :, None].astype(jnp.float32)",
+        new="blocks = _blocks(values) * scales[:, :, None].astype(jnp.float32) ** 2",
+        caught_by=("tests/mesh/wire/test_codes.py::test_an_element_comes_back_within_its_blocks_step[int8-False]",),
+    ),
+    Fault(
+        name="stale_secondary_shard",
+        description="A secondary shard is not refreshed from the other nodes: its own shard stands in their place.",
+        file="jaxpar/mesh/wire/travel.py",
+        old="parts = _gathered(x, axes, levels.between, wire.weight) if levels.nodes > 1 else x[None]",
+        new="parts = jnp.broadcast_to(x[None], (levels.nodes, *x.shape))",
+        caught_by=(
+            "tests/training/parity/test_wire.py::test_two_levels_and_secondary_shards_give_the_numbers_of_one_device"
+            "[secondary shard, accumulation, remat, tied]",
+        ),
+    ),
+    Fault(
+        name="other_nodes_gradients_dropped",
+        description="What the other nodes summed of a quantised gradient is left out.",
+        file="jaxpar/mesh/wire/travel.py",
+        old="return _exchanged(x[0], axes, levels.between, wire) if levels.nodes > 1 else",
+        new="return",
+        caught_by=("tests/mesh/wire/test_travel.py::test_a_quantised_sum_is_within_its_bound_and_in_float32[int8-4]",),
+    ),
+    Fault(
         name="dropped_sum_over_replicas",
         description="Gradients are not summed over replicas.",
         file="jaxpar/mesh/materialize.py",
@@ -54,9 +81,9 @@ COMMUNICATION = (
         name="norm_gradient_reduced_twice",
         description="The gradients of norms are summed over tensor in the backward, and again at the step's end.",
         file="jaxpar/mesh/materialize.py",
-        old="return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
+        old="return scatter_shards(grad, added[1], added[0] - unstacked, wire) if added else grad",
         new="grad = vary(reduce_sum(grad, ('tensor',))) if grad.ndim == 1 else grad; "
-        "return scatter_gradient(grad, added[1], added[0] - unstacked) if added else grad",
+        "return scatter_shards(grad, added[1], added[0] - unstacked, wire) if added else grad",
         caught_by=(parity(tensor=2, fsdp=4),),
     ),
     Fault(

@@ -32,7 +32,7 @@ class Groups:
         """The axes of `mesh` (sizes, slowest first) that the members of a group differ in, slowest first.
 
         Raises `ProgramError` if the mesh has another number of devices, or if the groups are not all ranks along
-        these axes, nor equal shares of the ranks along a single one.
+        these axes, nor equal shares of them.
         """
         devices = int(np.prod(list(mesh.values())))
         found = np.array(self.rows)
@@ -43,9 +43,8 @@ class Groups:
         differs = (places != places[:, :1]).any(axis=(0, 1))
         axes = tuple(axis for axis, apart in zip(mesh, differs, strict=True) if apart)
         whole = int(np.prod([mesh[axis] for axis in axes]))
-        splits_one = len(axes) == 1 and whole % self.size == 0
-        if not self.permutes and (not (self.size == whole or splits_one) or len(members) != devices):
-            what = f"the groups of {op.name} are neither whole axes of the mesh {dict(mesh)} nor shares of one"
+        if not self.permutes and (whole % self.size or len(members) != devices):
+            what = f"the groups of {op.name} are neither whole axes of the mesh {dict(mesh)} nor shares of them"
             raise ProgramError(what, line=op.line)
         return axes
 

@@ -1,0 +1,41 @@
+"""Checks of how weights travel: secondary shards and quantised gathers."""
+
+from __future__ import annotations
+
+from jaxpar.config.checks.sizes import divides, known
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+
+
+def check_secondary(config: Config) -> None:
+    """Refuse a secondary shard without sharded weights, or whose ranks do not divide those that they are sharded over;
+    while an axis is -1 their number is not known."""
+    parallel = config.parallel
+    own = parallel.secondary_shard
+    if own is None:
+        return
+    if parallel.zero != 3:
+        raise UserError(
+            f"parallel.secondary_shard: {own} is for weights that are sharded between their uses, and parallel.zero is "
+            f"{parallel.zero}; expected parallel.zero: 3 with it, or null"
+        )
+    sizes = parallel.fsdp, parallel.expert, parallel.context
+    if -1 in sizes:
+        return
+    ranks = sizes[0] * sizes[1] * sizes[2]
+    divides("parallel.fsdp x expert x context", ranks, "parallel.secondary_shard", own)
+    if ranks == own:
+        raise UserError(
+            f"parallel.secondary_shard: {own} would not be used, because the weights are sharded over no more than "
+            f"{ranks} ranks (parallel.fsdp x expert x context); expected fewer, or null"
+        )
+
+
+def check_weight_wire(config: Config) -> None:
+    """Refuse a quantised gather where no weight is sharded."""
+    wire, parallel = config.precision.weight_wire, config.parallel
+    if wire is not None and parallel.zero == 0 and known(parallel, "fsdp", "expert", "context") > 1:
+        raise UserError(
+            f"precision.weight_wire: {wire} would not be used, because parallel.zero: 0 gathers no weights; expected "
+            "parallel.zero: 1, 2 or 3 with it, or null"
+        )

@@ -1,0 +1,101 @@
+"""Seconds of messages of weights and gradients: exact or quantised, in one level or in two (`jaxpar.mesh.wire`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxpar.cost.messages import Network, Ring
+from jaxpar.mesh.wire.codes import BLOCK, SCALE_BYTES
+from jaxpar.mesh.wire.wire import Wire
+
+CODE_BYTES = {"int8": 1.0, "float8_e4m3fn": 1.0, "int4": 0.5}
+"""Bytes of a code."""
+
+
+def element_bytes(wire: str | None, otherwise: float) -> float:
+    """Bytes of an element on the wire, with its share of a scale."""
+    if wire == "bfloat16":
+        return 2.0
+    return otherwise if wire is None else CODE_BYTES[wire] + SCALE_BYTES / BLOCK
+
+
+@dataclass(frozen=True)
+class WireMessages:
+    """Messages over one group of ranks; sizes are elements of whole weights."""
+
+    network: Network
+    wire: Wire
+    ranks: int
+    stride: int
+    """Devices from one rank to the next."""
+    item: float
+    """Bytes of a stored weight."""
+    gradient_item: float
+    """Bytes of an accumulated gradient."""
+    shared: bool = True
+    """As in `Network.ring`."""
+
+    @cached_property
+    def _whole(self) -> Ring:
+        return self.network.ring(self.ranks, self.stride, self.shared)
+
+    @property
+    def _each(self) -> int:
+        """Ranks of the group in each host."""
+        return self.ranks // self._whole.hosts
+
+    @cached_property
+    def _inside(self) -> Ring:
+        return self.network.group(self._each, self._each, self.shared)
+
+    @cached_property
+    def _between(self) -> Ring:
+        return self.network.group(self._whole.hosts, 1, self.shared)
+
+    @property
+    def _two_levels(self) -> bool:
+        return 1 < self._whole.hosts < self.ranks
+
+    def gather(self, elements: float) -> float:
+        """A microbatch's gather of a weight of so many elements."""
+        own = self.wire.secondary
+        if own > 1:
+            return self.network.ring(own, self.stride, self.shared).gather(self.item * elements)
+        return self._gathered(element_bytes(self.wire.weight, self.item) * elements)
+
+    def gather_once(self, elements: float) -> float:
+        """The gather between secondary shards, once a step; 0 without these."""
+        own = self.wire.secondary
+        if own == 1:
+            return 0.0
+        sent = element_bytes(self.wire.weight, self.item) * elements / own
+        return self.network.ring(self.ranks // own, self.stride * own, self.shared).gather(sent)
+
+    def gather_whole(self, elements: float) -> float:
+        """The gather of updated weights under ZeRO-1 and 2, once a step."""
+        return self._gathered(element_bytes(self.wire.weight, self.item) * elements)
+
+    def scatter(self, elements: float) -> float:
+        """A reduce-scatter of the gradient of so many elements."""
+        sent = element_bytes(self.wire.gradient, self.gradient_item) * elements
+        if self.wire.gradient is None:
+            return self._gathered(sent)  # its mirror image
+        if not self._two_levels:
+            return self._whole.exchange(sent)
+        inside = element_bytes("int8" if self.wire.gradient == "int4" else self.wire.gradient, 0.0) * elements
+        return self._inside.exchange(inside) + self._between.exchange(sent / self._each)
+
+    def reduce(self, elements: float) -> float:
+        """An all-reduce of the gradient of so many elements."""
+        if self.wire.gradient is not None:
+            back = replace(self, wire=replace(self.wire, weight=None, hierarchical=True))
+            return self.scatter(elements) + back._gathered(element_bytes(self.wire.gradient, 0.0) * elements)
+        if not (self.wire.hierarchical and self._two_levels):
+            return self._whole.reduce(self.gradient_item * elements)
+        return 2 * self._gathered(self.gradient_item * elements)
+
+    def _gathered(self, size: float) -> float:
+        if not (self.wire.hierarchical and self._two_levels):
+            return self._whole.gather(size)
+        return self._between.gather(size / self._each) + self._inside.gather(size)

@@ -1,0 +1,65 @@
+"""How weights and gradients travel: what a plan decides, and whether the nodes of a mesh allow it."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.mesh.axes import SHARD_AXES
+from jaxpar.mesh.wire.levels import split_by_nodes
+from jaxpar.mesh.wire.wire import Wire
+
+
+def wire_of(plan: Plan) -> Wire:
+    """How the matrices of a plan travel."""
+    return Wire(
+        weight=plan.dtypes.weight_wire,  # pyright: ignore[reportArgumentType]
+        gradient=plan.dtypes.gradient_wire,  # pyright: ignore[reportArgumentType]
+        hierarchical=plan.collectives == "hierarchical",
+        node_devices=plan.node_devices,
+        secondary=plan.secondary_shard,
+    )
+
+
+def check_wire(config: Config, axes: AxisSizes, node_devices: int | None) -> int | None:
+    """Devices of a node, where messages are cut at its border; None where none is.
+
+    Raises:
+        UserError: the nodes do not divide the ranks of a message, or there is nothing to cut.
+    """
+    parallel, wire = config.parallel, config.precision.gradient_wire
+    one_node = node_devices is None or node_devices >= axes.devices
+    if parallel.collectives == "hierarchical" and one_node:
+        raise UserError(
+            f"parallel.collectives: hierarchical would not be used, because all {axes.devices} devices are in one "
+            "node; expected flat"
+        )
+    if node_devices is None or one_node:
+        return None
+    _check_secondary(config, axes, node_devices)
+    if parallel.collectives == "flat" and wire is None:
+        return None
+    key = "parallel.collectives: hierarchical" if wire is None else f"precision.gradient_wire: {wire}"
+    for split in (("replica", *SHARD_AXES),) if parallel.zero == 0 else (SHARD_AXES, ("replica",)):
+        if split_by_nodes(dict(axes), split, node_devices) is None:
+            ranks = " x ".join(f"{axis} {axes[axis]}" for axis in split if axes[axis] > 1)
+            inner = f" (with tensor {axes.tensor})" if axes.tensor > 1 else ""
+            raise UserError(
+                f"{key} sends inside nodes first, and the ranks of parallel.{ranks}{inner} are not spread evenly over "
+                f"nodes of {node_devices} devices; expected sizes that fill whole nodes, or divide one"
+            )
+    return node_devices
+
+
+def _check_secondary(config: Config, axes: AxisSizes, node_devices: int) -> None:
+    own = config.parallel.secondary_shard
+    if own is None or node_devices % (own * axes.tensor) == 0:
+        return
+    most = gcd(node_devices // gcd(node_devices, axes.tensor), axes.fsdp * axes.expert * axes.context)
+    beside = f" x parallel.tensor {axes.tensor}" if axes.tensor > 1 else ""
+    instead = f"for example {most}" if most > 1 and node_devices % axes.tensor == 0 else "null"
+    raise UserError(
+        f"parallel.secondary_shard: {own}{beside} ranks do not divide a node of {node_devices} devices, and a "
+        f"secondary shard is for gathers inside a node; expected {instead}"
+    )

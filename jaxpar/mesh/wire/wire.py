@@ -1,0 +1,34 @@
+"""How a weight and its gradient travel, as a plan decides it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+type WeightWire = Literal["int8", "float8_e4m3fn"]
+type GradientWire = Literal["bfloat16", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How one weight and its gradient travel. A leaf of trees."""
+
+    weight: WeightWire | None = None
+    """Codes of the gathered weight; None for its storage dtype."""
+    gradient: GradientWire | None = None
+    """Codes of the gradient; None for its own dtype."""
+    hierarchical: bool = False
+    """Whether weights, and gradients in their own dtype, travel in two levels. Quantised gradients always do."""
+    node_devices: int | None = None
+    """Devices of a node; None if all are in one."""
+    secondary: int = 1
+    """Neighbouring ranks that hold a second copy of the weights among them during a step."""
+
+    @property
+    def exact(self) -> Wire:
+        """The same for a weight that must not be quantised."""
+        return replace(self, weight=None, gradient=None)
+
+
+EXACT = Wire()
+"""In one level, in the dtypes of the placements."""

@@ -1,0 +1,126 @@
+"""Quantised and hierarchical messages in whole steps: the numbers of the exact step, within what each states.
+
+Hierarchical gathers and secondary shards change no bit of a weight, and sums only in their order. Quantised weights and
+gradients are compared by the relative error of the whole gradient, |found - exact| / |exact|, with the errors that
+docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.nonzero_gradients import nonzero_gradients
+from tests.small_run import SmallRun, small, worst_difference
+
+MODEL = {"layers": 2, "embed": 64, "mlp": 128}
+NODE = 4
+
+TWO_LEVELS = {"collectives": "hierarchical"}
+INT8 = {"weight_wire": "int8", "gradient_wire": "int8"}
+
+EXACT: dict[str, dict[str, dict[str, Any]]] = {
+    "hierarchical, ZeRO-3 and tensor": {"parallel": {"fsdp": 4, "tensor": 2, **TWO_LEVELS}},
+    "hierarchical, replicas in nodes": {"parallel": {"replica": 4, "fsdp": 2, "zero": 2, **TWO_LEVELS}},
+    "hierarchical, ZeRO-0": {"parallel": {"replica": 2, "fsdp": 4, "zero": 0, **TWO_LEVELS}},
+    "secondary shard, accumulation, remat, tied": {
+        "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2},
+        "memory": {"remat": "full"},
+        "model": {"tied": True},
+    },
+    "secondary shard in a pipeline": {"parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 4}},
+    "secondary shard, layers on the host": {
+        "parallel": {"fsdp": 8, "secondary_shard": 2},
+        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
+    },
+    "secondary shard, state on the host, two levels": {
+        "parallel": {"fsdp": 8, "secondary_shard": 2, **TWO_LEVELS},
+        "memory": {"optimizer_offload": "host"},
+    },
+}
+
+QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
+    "bfloat16 gradients": (0.004, {"parallel": {"fsdp": 8}, "precision": {"gradient_wire": "bfloat16"}}),
+    "int8 gradients, replicas in nodes": (
+        0.03,
+        {"parallel": {"replica": 4, "fsdp": 2}, "precision": {"gradient_wire": "int8"}},
+    ),
+    "int8 weights under ZeRO-1": (0.05, {"parallel": {"fsdp": 8, "zero": 1}, "precision": {"weight_wire": "int8"}}),
+    "float8 weights": (0.15, {"parallel": {"fsdp": 8}, "precision": {"weight_wire": "float8_e4m3fn"}}),
+    "all of int8, accumulation, remat, tied": (
+        0.05,
+        {
+            "parallel": {"fsdp": 4, "context": 2, "secondary_shard": 4, "microbatches": 2},
+            "precision": INT8,
+            "memory": {"remat": "full"},
+            "model": {"tied": True},
+        },
+    ),
+    "all of int8 in a pipeline, two levels": (
+        0.05,
+        {
+            "parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2, **TWO_LEVELS},
+            "precision": INT8,
+        },
+    ),
+    "all of int8, layers on the host": (
+        0.05,
+        {
+            "parallel": {"fsdp": 8, "secondary_shard": 2},
+            "precision": INT8,
+            "memory": {"optimizer_offload": "host", "weights_offload": "host"},
+        },
+    ),
+    "ZeRO++: int8 weights, a secondary shard, int4 gradients": (
+        0.45,
+        {"parallel": {"fsdp": 8, "secondary_shard": 4}, "precision": {"weight_wire": "int8", "gradient_wire": "int4"}},
+    ),
+}
+
+
+def config_of(sections: dict[str, dict[str, Any]]) -> Any:
+    return small(**sections | {"model": MODEL | sections.get("model", {})})
+
+
+@cache
+def _reference(tied: bool) -> tuple[float, Any]:
+    return nonzero_gradients(SmallRun(config_of({"model": {"tied": tied}})))
+
+
+def found(sections: dict[str, dict[str, Any]]) -> tuple[float, float, Any, Any]:
+    """Loss and gradients of a layout, each after those of one device."""
+    loss, gradients = _reference(sections.get("model", {}).get("tied", False))
+    nodes = 2 if sections["parallel"].get("pipe", 1) > 1 else NODE
+    found_loss, found_gradients = nonzero_gradients(SmallRun(config_of(sections), nodes))
+    return loss, found_loss, gradients, found_gradients
+
+
+@pytest.mark.matrix(quick=("secondary shard, accumulation, remat, tied",), ci=2)
+@pytest.mark.parametrize("name", EXACT)
+def test_two_levels_and_secondary_shards_give_the_numbers_of_one_device(name: str):
+    wanted_loss, loss, wanted, gradients = found(EXACT[name])
+    assert abs(loss - wanted_loss) <= 1e-5 * wanted_loss
+    worst, leaf = worst_difference(gradients, wanted)
+    assert worst <= 1e-5, leaf
+
+
+def size_of(tree: Any) -> float:
+    return float(np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(tree))))
+
+
+@pytest.mark.matrix(quick=("all of int8, accumulation, remat, tied",), ci=2)
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_messages_give_them_within_the_stated_error(name: str):
+    limit, sections = QUANTISED[name]
+    wanted_loss, loss, wanted, gradients = found(sections)
+    weights = sections["precision"].get("weight_wire")
+    assert abs(loss - wanted_loss) <= (0.01 if weights else 1e-5) * wanted_loss
+    error = size_of(jax.tree.map(lambda a, b: a - b, gradients, wanted)) / size_of(wanted)
+    assert limit / 20 < error < limit, "not exact, or the messages were not quantised"
+    if weights is None:
+        norms = gradients["final_norm"], wanted["final_norm"]
+        assert worst_difference(*norms)[0] <= 1e-5, "norms stay exact"
