@@ -18,6 +18,7 @@ from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.placements import bytes_per_device
+from jaxpar.pipeline.execution.carry import Seeds
 from jaxpar.pipeline.execution.executor import Gradients
 from jaxpar.training.step import forward_backward
 from jaxpar.training.step.train_step import TrainStep

@@ -72,8 +72,10 @@ def of_pairs(tokens: str, **sections: dict[str, Any]) -> Config:
 def batch_of(run: SmallRun) -> dict[str, np.ndarray]:
     """The first batch, with a reference that the policy may be near to or far from."""
     (part,) = run.data.paired
-    documents = len(part.rows.stream.starts)
-    counted = np.add.reduceat(np.asarray(part.rows.stream.counted[:], np.float64), part.rows.stream.starts[:])
+    stream = part.rows.stream
+    documents = len(stream.starts)
+    assert stream.counted is not None
+    counted = np.add.reduceat(stream.counted[:].astype(np.float64), stream.starts[:])
     noise = np.random.default_rng(0).standard_normal(documents)
     part.rows.reference.values = (-4.5 * counted + 2 * noise).astype(np.float32)
     return run.rows(0)
