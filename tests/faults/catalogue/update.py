@@ -136,9 +136,9 @@ UPDATE = (
     Fault(
         name="left_out_batches_come_back",
         description="A continued run uses the batches again that a rollback skipped.",
-        file="jaxpar/training/run/loop.py",
-        old='self.trainer.left_out = tuple(facts["left_out"])',
-        new="self.trainer.left_out = ()",
+        file="jaxpar/training/run/run.py",
+        old='tuple(facts.get("left_out", ()))',
+        new="()",
         caught_by=(
             "tests/training/monitor/test_anomaly_monitor.py::"
             "test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses",
