@@ -243,7 +243,7 @@ def _asked(inputs: Any, weights: Any) -> tuple[_Asked, Any, Any]:
 def _instantiated(dy: Any, like: jax.Array) -> jax.Array:
     """A cotangent as an array, which varies over the axes of `like`."""
     if isinstance(dy, SymbolicZero):
-        return vary_over(jnp.zeros(dy.shape, dy.dtype), varying_axes(like))  # pyright: ignore[reportArgumentType]
+        return vary_over(jnp.zeros(dy.shape, like.dtype), varying_axes(like))
     return dy
 
 

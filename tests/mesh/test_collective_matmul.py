@@ -40,10 +40,10 @@ def block(overlap: TensorOverlap, x: jax.Array, *w: jax.Array) -> jax.Array:
 
 def derivatives(overlap: TensorOverlap, *given: jax.Array) -> tuple[jax.Array, ...]:
     """The output, and what its derivatives with respect to all arguments, the input, and two matrices give."""
-    *given, dy = vary(tuple(given))
-    y, whole = jax.vjp(partial(block, overlap), *given)
-    _, inputs = jax.vjp(lambda x: block(overlap, x, *given[1:]), given[0])
-    _, weights = jax.vjp(lambda into, out: block(overlap, given[0], given[1], into, given[3], out), given[2], given[4])
+    x, w1, w2, w3, w4, dy = vary(given)
+    y, whole = jax.vjp(partial(block, overlap), x, w1, w2, w3, w4)
+    _, inputs = jax.vjp(lambda x: block(overlap, x, w1, w2, w3, w4), x)
+    _, weights = jax.vjp(lambda into, out: block(overlap, x, w1, into, w3, out), w2, w4)
     return alike((y, *whole(dy), *inputs(dy), *weights(dy)))
 
 
@@ -78,22 +78,22 @@ def given_shapes(ranks: int) -> list[jax.ShapeDtypeStruct]:
 
 
 def forward(overlap: TensorOverlap, *given: jax.Array) -> jax.Array:
-    return alike(block(overlap, *vary(tuple(given))[:-1]))
+    return alike(block(overlap, *vary(given)[:-1]))
 
 
 def backward(overlap: TensorOverlap, *given: jax.Array) -> Any:
     """With the forward, of whose outputs none is needed but what is kept."""
-    *given, dy = vary(tuple(given))
-    return alike(jax.vjp(partial(block, overlap), *given)[1](dy))
+    *arguments, dy = vary(given)
+    return alike(jax.vjp(partial(block, overlap), *arguments)[1](dy))
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_a_ring_sends_the_bytes_of_the_docstrings(chunks: int):
     n, x = 4, 4 * BATCH * PART * EMBED
-    formulas = [re.search(r"Sends `([^`]*)` bytes", f.__doc__) for f in (gather_matmul, matmul_scatter)]
-    assert all(formulas)
-    gather = eval(formulas[0][1], {"x": x, "n": n})
-    scatter = eval(formulas[1][1], {"x": x * n, "n": n})
+    (of_gather,), (of_scatter,) = (
+        re.findall(r"Sends `([^`]*)` bytes", str(f.__doc__)) for f in (gather_matmul, matmul_scatter)
+    )
+    gather, scatter = eval(of_gather, {"x": x, "n": n}), eval(of_scatter, {"x": x * n, "n": n})
     sent = lambda function, outputs, overlap: sent_bytes(
         mesh_of(tensor=n), on_ranks(n, partial(function, overlap), outputs), *given_shapes(n)
     )

@@ -31,7 +31,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "memory": {"remat": "full"},
     },
-    "v-shaped, state and layers offloaded": {
+    "three chunks, v-shaped pipeline": {
         "parallel": {"tensor": 2, "pipe": 2, "microbatches": 4, "schedule": "zb-v", "tensor_chunks": 3},
         "data": {"sequence_length": 48},
     },
