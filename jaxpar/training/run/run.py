@@ -316,7 +316,8 @@ class Run:
         self.check_base(facts)
         self._continued = facts
         self.state = self.saved.incoming(saved)
-        self.came_from, self.left_out = tuple(facts.get(CAME_FROM, ())), tuple(facts.get("left_out", ()))
+        self.came_from = tuple(facts.get(CAME_FROM, ()))
+        self.left_out = tuple(facts.get("left_out", ()))
         return self.continue_data(facts)
 
     def continue_data(self, facts: Mapping[str, Any]) -> str | None:

@@ -137,8 +137,8 @@ UPDATE = (
         name="left_out_batches_come_back",
         description="A continued run uses the batches again that a rollback skipped.",
         file="jaxpar/training/run/run.py",
-        old='tuple(facts.get("left_out", ()))',
-        new="()",
+        old='self.left_out = tuple(facts.get("left_out", ()))',
+        new="self.left_out = ()",
         caught_by=(
             "tests/training/monitor/test_anomaly_monitor.py::"
             "test_a_resumed_run_leaves_out_the_same_batches_and_judges_by_the_same_losses",
