@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,12 @@ def test_the_context_the_step_and_the_folder_are_those_of_the_run_and_not_of_its
     assert context_length(source, None) == small().data.sequence_length != context_length(source.base, None)
 
 
+def by_peft(name: str) -> tuple[np.ndarray, str]:
+    """Logits that PEFT computes of the exported factors, and the digest of their file; see `goldens/generate_peft`."""
+    with np.load(FOLDER / "peft" / f"{name}.npz", allow_pickle=False) as stored:
+        return stored["logits"], str(stored["adapter"])
+
+
 TARGETS = {"gpt2": ("query", "value", "output"), "gemma2": ("key", "down")}
 """Where not all matrices have factors: two of three in one tensor, and one of two tensors of a name."""
 
@@ -77,7 +84,9 @@ def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path
     config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
     assert config["peft_type"] == "LORA" and config["base_model_name_or_path"] == str(FOLDER / name)
     before, merged = tensors(FOLDER / name), tensors(tmp_path / "merged")
-    factors = tensors(tmp_path / "peft/adapter_model.safetensors")
+    exported = tmp_path / "peft/adapter_model.safetensors"
+    assert hashlib.sha256(exported.read_bytes()).hexdigest() == by_peft(name)[1], "PEFT computed with these"
+    factors = tensors(exported)
     before = {key: weight.astype(np.float32) for key, weight in before.items()}
     assert before.keys() == merged.keys()
     changed = 0
@@ -102,14 +111,15 @@ def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path
 
 @pytest.mark.matrix(quick=(), ci=2)
 @pytest.mark.parametrize("name", NAMES)
-def test_merged_weights_have_the_logits_of_the_factors(name: str, tmp_path: Path):
+def test_merged_weights_and_peft_have_the_logits_of_the_factors(name: str, tmp_path: Path):
     tokens, _ = tokens_and_logits(name)
-    factors = save_factors(FOLDER / name, tmp_path)
+    lora = replace(LORA, targets=TARGETS.get(name))
+    factors = save_factors(FOLDER / name, tmp_path, lora)
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
     plain = small(model=model_of(FOLDER / name), data=data, run={"init_from": str(FOLDER / name)})
     found = []
     for config, source in (
-        (replace(plain, lora=LORA), HFFolder(FOLDER / name)),
+        (replace(plain, lora=lora), HFFolder(FOLDER / name)),
         (plain, open_source(tmp_path, "MODEL")),
     ):
         run = SmallRun(config)
@@ -118,6 +128,7 @@ def test_merged_weights_have_the_logits_of_the_factors(name: str, tmp_path: Path
         found.append(np.asarray(logits(run.step)(all_weights(state), run.place(plain_batch(tokens)))))
     adapted, merged = (values[..., : HFFolder(FOLDER / name).model.vocab] for values in found)
     assert np.abs(adapted - merged).max() <= 1e-5 * np.abs(adapted).max()
+    assert np.abs(adapted - by_peft(name)[0]).max() <= 1e-5 * np.abs(adapted).max()
     _, before = tokens_and_logits(name)
     assert np.abs(adapted - before).max() > 1e-2 * np.abs(before).max(), "the factors count"
 
