@@ -27,6 +27,7 @@ _ATTENTION = ("attention/derivative.py", "attention/settings.py", "masks.py", "v
 SOURCES = {
     "attention/mosaic": ("attention/mosaic", *_ATTENTION),
     "attention/mosaic_deterministic": ("attention/mosaic", *_ATTENTION),
+    "attention/cudnn": ("attention/cudnn.py", "masks.py"),
     "attention/triton": ("attention/triton", "attention/blocks.py", *_ATTENTION),
     "grouped_matmul/mosaic": (
         "grouped_matmul/mosaic", "grouped_matmul/blocks.py", "attention/mosaic/memory.py",
@@ -35,7 +36,8 @@ SOURCES = {
     "linear_cross_entropy/triton": ("linear_cross_entropy", "varying.py"),
 }
 # fmt: on
-"""By kernel, the folders and files that say what it computes."""
+"""By kernel, the folders and files that say what it computes. cuDNN needs no record to be chosen, but one of its speed.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Record:
     """jax, CUDA and ptxas: see `toolchain.versions`."""
     sources: str
     """`digest` of what was run."""
+    speeds: tuple[tuple[str, float], ...] = ()
+    """Of attention, by kind of mask and width of heads (`causal 128`): TFLOP/s of forward and backward together."""
 
 
 def user_file() -> Path:
@@ -72,7 +76,7 @@ def read_records(file: Path) -> tuple[Record, ...]:
         return ()
     try:
         return tuple(
-            Record(**{**entry, "versions": tuple(sorted(entry["versions"].items()))})
+            Record(**{**entry, **{name: tuple(sorted(entry.get(name, {}).items())) for name in ("versions", "speeds")}})
             for entry in json.loads(file.read_text())
         )
     except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:

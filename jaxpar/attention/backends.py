@@ -36,6 +36,7 @@ def kernel_request(request: AttentionRequest) -> Request:
         keys=request.sequence,
         softcap=request.softcap,
         whole_rows=request.whole_rows,
+        deterministic=request.deterministic,
         compute_capability=request.compute_capability,
         gpu=request.gpu,
         processors=request.processors,

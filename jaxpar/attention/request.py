@@ -41,6 +41,8 @@ class AttentionRequest:
     """Whether layers may permute: not in the branching ticks of a pipeline."""
     whole_rows: bool = True
     """Whether queries and keys on a device are those of whole rows, in their order."""
+    deterministic: bool = False
+    """Whether results have to be the same bits in every run."""
     compute_capability: float | None = None
     """Compute capability of the GPU (9.0 is Hopper); None where there is none."""
     gpu: str = ""

@@ -41,6 +41,7 @@ def flash_attention(
     q_offset: Offset = 0,
     kv_offset: Offset = 0,
     return_lse: bool = False,
+    deterministic: bool = False,
     implementation: str = "auto",
     interpret: bool = False,
 ) -> Any:
@@ -63,6 +64,7 @@ def flash_attention(
         q_offset: Slot of the first query, for all rows or each.
         kv_offset: Slot of the first key.
         return_lse: Also return the log-sum-exp of the scores.
+        deterministic: Results and gradients are the same bits in every run; what varies is refused.
         implementation: `auto`, `flash` (our kernels), or one of them by name: see `registry.IMPLEMENTATIONS`.
         interpret: Run kernels in Pallas' interpreter, for tests.
 
@@ -97,6 +99,7 @@ def flash_attention(
         scale=scale,
         lse=return_lse,
         whole_rows=isinstance(q_offset, int) and q_offset == kv_offset and q.shape[1] == k.shape[1],
+        deterministic=bool(deterministic),
         compute_capability=device.compute_capability,
         gpu=device.gpu,
         processors=device.processors,

@@ -10,6 +10,8 @@ order of the scores around, and whether its kernels then still subtract the grea
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,9 +57,17 @@ def supports(request: Request) -> str | None:
         return f"its kernels are asked for a scale of the scores above 0 alone, not {request.scale:g}"
     if not request.whole_rows:
         return "its causal mask needs queries and keys of the same indices, which parts of a row have not"
+    if request.deterministic and not _deterministic_operations():
+        return VARIES
     if request.lse:
         return "jax.nn.dot_product_attention drops the derivative through its log-sum-exp"
     return None
+
+
+def _deterministic_operations() -> bool:
+    """Whether XLA is told to take deterministic operations; of a flag that is given twice the last one counts."""
+    given = re.findall(r"--xla_gpu_deterministic_ops(?:=(\w+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))
+    return bool(given) and given[-1].lower() in ("", "true", "1")
 
 
 @dataclass(frozen=True)

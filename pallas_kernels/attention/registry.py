@@ -9,10 +9,11 @@ import jax
 
 from pallas_kernels.attention import cudnn, mosaic, reference, triton
 from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.unsupported import Unsupported, clauses
-from pallas_kernels.verified import record_of
+from pallas_kernels.verified import SOURCES, record_of
 
 __all__ = [
     "FAMILIES",
@@ -60,11 +61,15 @@ class Implementation:
         return record_of(f"attention/{self.name}", request.gpu, request.processors) is not None
 
 
+_VARIES = "the gradient of queries is not the same bits in every run"
+
+
+def _fused(request: Request) -> str | None:
+    return _VARIES if request.deterministic else mosaic.refusal(request)
+
+
 IMPLEMENTATIONS = (
-    Implementation(
-        "mosaic", mosaic.refusal, mosaic.KERNELS, recorded=True,
-        varies="the gradient of queries is not the same bits in every run",
-    ),
+    Implementation("mosaic", _fused, mosaic.KERNELS, recorded=True, varies=_VARIES),
     Implementation("mosaic_deterministic", mosaic.refusal, mosaic.DETERMINISTIC_KERNELS, recorded=True),
     Implementation("triton", triton.refusal, triton.KERNELS, recorded=True),
     Implementation("cudnn", cudnn.supports, whole=cudnn.attend, varies=cudnn.VARIES),
@@ -106,12 +111,26 @@ def preferred(request: Request) -> tuple[tuple[str, ...], str]:
 
     Published numbers put cuDNN level with or ahead of every open kernel where a mask is dense, on Hopper and Ampere
     (see docs/kernels.md); where a window or documents empty most blocks, ours skip them. Of our two forms for Hopper
-    the one whose bits are the same in every run is preferred; whoever wants the other one names it.
+    the one with fewer matmuls is preferred; its bits vary, and a request for the same bits in every run excludes it.
+    Where speeds were recorded on this GPU for such masks and heads, they decide between those that have one.
     """
-    ours = ("mosaic_deterministic", "mosaic", "triton")
+    ours = ("mosaic", "mosaic_deterministic", "triton")
+    order, why = (*ours, "cudnn", "xla"), "it skips the blocks that windows and documents empty"
     if request.dense:
-        return ("cudnn", *ours, "xla"), "cuDNN is ahead or level where the mask is dense"
-    return (*ours, "cudnn", "xla"), "it skips the blocks that windows and documents empty"
+        order, why = ("cudnn", *ours, "xla"), "cuDNN is ahead or level where the mask is dense"
+    speeds = {name: speed for name in order if (speed := recorded_speed(name, request)) is not None}
+    if len(speeds) < 2:
+        return order, why
+    ranked = iter(sorted(speeds, key=lambda name: -speeds[name]))
+    order = tuple(next(ranked) if name in speeds else name for name in order)
+    return order, f"it is the fastest recorded on this GPU ({max(speeds.values()):.0f} TFLOP/s)"
+
+
+def recorded_speed(name: str, request: Request) -> float | None:
+    """TFLOP/s of forward and backward together, as recorded on GPUs like that of the request for its kind of mask and
+    width of heads; None where there is no record."""
+    found = record_of(f"attention/{name}", request.gpu, request.processors) if f"attention/{name}" in SOURCES else None
+    return None if found is None else dict(found.speeds).get(f"{kind_of(request.mask)} {request.width}")
 
 
 def choose(name: str, request: Request, *, named_by: str = "the call names") -> Chosen:
@@ -144,7 +163,7 @@ def choose(name: str, request: Request, *, named_by: str = "the call names") -> 
     others = [entry.name for entry in entries if entry is not chosen]
     rejected = {other: refused.get(other, named or f"{chosen.name} is preferred") for other in others}
     first = "the first in order of preference that supports this"
-    reason = named or (why_first if chosen.name == next(iter(order)) else first)
+    reason = named or (why_first if chosen.name == order[0] else first)
     if not chosen.verified(request):
         reason += f", though {UNVERIFIED}"
     reason += "" if chosen.varies is None else f"; {chosen.varies}"

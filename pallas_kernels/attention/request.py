@@ -34,6 +34,8 @@ class Request:
     """Whether the log-sum-exp is wanted too, with its derivative."""
     whole_rows: bool = True
     """Whether queries and keys have the same indices, in their order."""
+    deterministic: bool = False
+    """Whether output and gradients have to be the same bits in every run."""
     compute_capability: float | None = None
     """Of the GPU (9.0 is Hopper); None where there is none."""
     gpu: str = ""

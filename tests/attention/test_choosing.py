@@ -66,8 +66,23 @@ def test_a_named_backend_is_chosen_though_another_is_preferred() -> None:
 
 def test_our_kernels_are_chosen_where_they_are_named_and_the_plan_states_what_they_lack() -> None:
     choice = choose_backend("flash", replace(HOPPER, packed=True))
-    assert choice.name == "mosaic_deterministic"
+    assert choice.name == "mosaic"
     assert "attention.backend names flash" in choice.reason and UNVERIFIED in choice.reason
+
+
+def test_the_same_bits_in_every_run_are_asked_for_and_a_named_backend_that_varies_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed, dense = (replace(HOPPER, packed=packed, deterministic=True) for packed in (True, False))
+    assert choose_backend("flash", packed).name == "mosaic_deterministic"
+    with refused("attention.backend", "'mosaic'", "gradient of queries", "same bits"):
+        choose_backend("mosaic", packed)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false")
+    assert choose_backend("auto", dense).name == "xla"
+    with refused("attention.backend", "'cudnn'", "--xla_gpu_deterministic_ops=true"):
+        choose_backend("cudnn", dense)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    assert choose_backend("auto", dense).name == "cudnn"
 
 
 @pytest.mark.parametrize("name", ["mosaic", "mosaic_deterministic", "triton"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -25,7 +26,7 @@ HOPPER = AttentionRequest(
 def record(monkeypatch: pytest.MonkeyPatch, *recorded: str, gpu: str = "NVIDIA H200") -> None:
     """Let there be records of these kernels on this GPU alone."""
     known = {(f"attention/{name}", gpu) for name in recorded}
-    found = lambda kernel, gpu, processors: object() if (kernel, gpu) in known else None
+    found = lambda kernel, gpu, processors: SimpleNamespace(speeds=()) if (kernel, gpu) in known else None
     monkeypatch.setattr(registry, "record_of", found)
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, kernel
 from benchmarks.gpu.bring_up.message import left, message
 from benchmarks.gpu.bring_up.steps import STEPS, Step, trouble
 from benchmarks.gpu.journal import Journal, read
+from benchmarks.gpu.record import ALWAYS, speeds
 from pallas_kernels.verified import SOURCES, read_records, user_file
 
 DEVICE = {
@@ -51,7 +53,7 @@ def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_every_kernel_of_ours_climbs_in_one_order_and_is_recorded_before_its_speed_is_measured():
-    assert {one.name for one in KERNELS} == {*SOURCES}
+    assert {one.name for one in KERNELS} == {*SOURCES} - {*ALWAYS}
     for one in KERNELS:
         own = [step.name.removeprefix(f"{one.name}, ") for step in STEPS if step.kernel == one.name]
         assert own == [*RUNGS, "launches", "racecheck", "synccheck"]
@@ -186,12 +188,32 @@ def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
         ),
     )
     assert suite.main(["--bring-up"]) == 1
-    assert {record.kernel for record in read_records(user_file())} == {*SOURCES} - {"attention/mosaic"}
+    assert {record.kernel for record in read_records(user_file())} == {*SOURCES} - {
+        "attention/mosaic"
+    }  # cuDNN's for its speed
     printed = capsys.readouterr().out
     assert "attention/mosaic                CHECK at c (attention/mosaic, one wave); right up to: one wave" in printed
     assert "WRONG: errors {'dq': 1.0}" in printed and '"processors": 78' in printed
     (text,) = (user_file().parent / "bring_up").glob("nvidia-h20-*.txt")
     assert text.read_text() in printed and json.loads(text.read_text().splitlines()[-1])
+
+
+def test_speeds_are_recorded_by_kind_of_mask_and_width_where_there_is_something_to_compare():
+    def row(by: str, case: str, seq: int, way: str, seconds: float) -> dict[str, Any]:
+        found = {"kind": "attention", "by": by, "case": case, "seq": seq, "width": 128, "way": way}
+        return found | {"seconds": seconds, "tflops": 1.0}
+
+    cases = [Case("causal", seq, 128, 16, 16, batch=16384 // seq) for seq in (8192, 16384)]
+    rows = [
+        row(by, case.name, case.seq, way, share * case.flops() / (1e12 * rate))
+        for case in cases
+        for by, rate in (("mosaic", 500.0), ("cudnn", 400.0), ("xla", 50.0))
+        for way, share in (("forward", 1.0), ("backward", 2.5))
+    ]
+    rows += [row("triton", "causal", 4096, way, 1.0) for way in ("forward", "backward")]
+    rows += [row("triton", "causal", 8192, "forward", 1.0)]
+    wanted = {"attention/mosaic": {"causal 128": 500.0}, "attention/cudnn": {"causal 128": 400.0}}
+    assert speeds(rows) == wanted
 
 
 def test_the_journal_is_of_the_gpu_the_versions_and_the_sources():

@@ -90,6 +90,17 @@ def test_only_ranks_that_see_whole_rows_in_order_have_cudnn(
     assert (plan.context_strategy.name, plan.attention.name) == (chosen, backend)
 
 
+def test_determinism_reaches_the_backends() -> None:
+    model, precision = {"head_dim": 64}, {"compute": "bfloat16"}
+    of = lambda **attention: small(model=model, precision=precision, attention=attention, parallel={"fsdp": 1})
+    for asked, name in (("flash", "mosaic_deterministic"), ("auto", "xla")):
+        config = of(backend=asked, deterministic=True)
+        assert make_plan(resolve_config(config, 1), HOPPER).attention.name == name
+    with refused("attention.backend", "'mosaic'", "same bits in every run"):
+        make_plan(resolve_config(of(backend="mosaic", deterministic=True), 1), HOPPER)
+    assert make_plan(resolve_config(of(backend="mosaic"), 1), HOPPER).attention.name == "mosaic"
+
+
 @pytest.mark.parametrize(("strategy", "permutes"), [("ring", True), ("usp", True), ("ulysses", False)])
 def test_nothing_permutes_in_the_branching_ticks_of_a_pipeline(strategy: str, permutes: bool) -> None:
     pipeline = {"pipe": 2, "microbatches": 2, "pipe_ticks": "branching", "context": 4, "context_strategy": strategy}

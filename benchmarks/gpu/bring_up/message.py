@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS
 from benchmarks.gpu.bring_up.steps import SPEEDS, STEPS, is_over, trouble
-from benchmarks.gpu.record import new_records
+from benchmarks.gpu.record import new_records, speeds
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 
@@ -22,15 +22,19 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
     for one in KERNELS:
         lines += [f"{one.name:32}{_state(one.name, rows)}"]
     lines += [f"  {line}" for row in rows if (line := _line(row))]
-    speeds = [dict(row) for row in rows if row["kind"] in ("attention", "grouped", "cross_entropy")]
-    if speeds:
+    measured = [dict(row) for row in rows if row["kind"] in ("attention", "grouped", "cross_entropy")]
+    if measured:
         result = {
-            "device": device, "dry_run": dry, "seconds": sum(row.get("seconds", 0.0) for row in speeds), "rows": speeds,
-            "targets": [] if dry else targets(speeds),
+            "device": device, "dry_run": dry, "rows": measured, "targets": [] if dry else targets(measured),
+            "seconds": sum(row.get("seconds", 0.0) for row in measured),
         }  # fmt: skip
         lines += ["", table(result)]
     if recorded and device["platform"] == "gpu":
-        lines += ["", "Records, for pallas_kernels/verified.json:", json.dumps(new_records(recorded, device))]
+        lines += [
+            "",
+            "Records, for pallas_kernels/verified.json:",
+            json.dumps(new_records(recorded, device, speeds(rows))),
+        ]
     return "\n".join(lines)
 
 

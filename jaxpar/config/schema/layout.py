@@ -153,10 +153,15 @@ class AttentionConfig:
     """Which implementation computes attention."""
 
     backend: Literal["auto", "flash", "mosaic", "mosaic_deterministic", "triton", "cudnn", "xla"] = "auto"
-    """`xla` is plain JAX, for every mask, dtype and platform; `cudnn` is cuDNN's; `mosaic_deterministic`, `mosaic` and
-    `triton` are our kernels, and `flash` the first of these that supports the run. `auto` takes the first backend that
-    supports the run, and of our kernels only those that have been verified on such a GPU; a named one that does not
-    support the run is an error. `docs/kernels.md` compares them."""
+    """`xla` is plain JAX, for every mask, dtype and platform; `cudnn` is cuDNN's; `mosaic`, `mosaic_deterministic` and
+    `triton` are our kernels, and `flash` the first of these that supports the run. `auto` takes the backend that was
+    recorded as the fastest on such a GPU; without records the first that supports the run, of our kernels only those
+    that have been verified on such a GPU. A named one that does not support the run is an error. `docs/kernels.md`
+    compares them."""
+    deterministic: bool = False
+    """Output and gradients of attention are the same bits in every run. It excludes backends whose bits vary: a backend
+    that is named and varies is an error. `mosaic` sums the gradient of queries in any order, and cuDNN is deterministic
+    only with `--xla_gpu_deterministic_ops=true` in `XLA_FLAGS`. It costs up to a third of the speed of the backward."""
     query_block: int = 512
     """Rows of queries in a block of the backend `xla`."""
     kv_block: int = 512

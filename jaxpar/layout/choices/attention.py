@@ -164,6 +164,7 @@ def attention_request(
         attends_again=any(recomputed(runs, name) for name in SAVED_NAMES),
         ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
         permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
+        deterministic=config.attention.deterministic,
         compute_capability=None if capability is None else float(capability),
         gpu=getattr(device, "device_kind", ""),
         processors=getattr(device, "core_count", None),

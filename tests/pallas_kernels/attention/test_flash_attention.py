@@ -201,23 +201,53 @@ def test_a_record_is_of_the_text_of_a_kernel_and_of_what_it_shares(tmp_path: Pat
     assert len(set(found)) == 4
 
 
-def test_of_two_verified_forms_for_hopper_the_one_with_the_same_bits_in_every_run_is_preferred(
+def _recorded(monkeypatch: pytest.MonkeyPatch, speeds: dict[str, dict[str, float]]) -> None:
+    """Let there be records of these kernels of attention, with these speeds."""
+    made = [
+        verified.Record(
+            name := f"attention/{short}", "NVIDIA H200", 132, "", tuple(toolchain.versions().items()),
+            verified.digest(name), tuple(found.items()),
+        )
+        for short, found in speeds.items()
+    ]  # fmt: skip
+    monkeypatch.setattr(verified, "records", lambda: tuple(made))
+
+
+def test_of_two_verified_forms_for_hopper_the_faster_one_is_preferred_unless_bits_are_to_be_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kernels = [f"attention/{entry.name}" for entry in IMPLEMENTATIONS if entry.recorded]
-    versions = tuple(toolchain.versions().items())
-    made = [verified.Record(name, "NVIDIA H200", 132, "", versions, verified.digest(name)) for name in kernels]
-    monkeypatch.setattr(verified, "records", lambda: tuple(made))
+    _recorded(monkeypatch, {entry.name: {} for entry in IMPLEMENTATIONS if entry.recorded})
     packed = replace(HOPPER, mask=Mask(segmented=True))
     for name in ("auto", "flash"):
-        chosen = choose(name, packed)
+        assert choose(name, packed).name == "mosaic"
+        chosen = choose(name, replace(packed, deterministic=True))
         assert chosen.verified and chosen.name == "mosaic_deterministic" and "same bits" not in chosen.reason
+        assert "same bits" in chosen.rejected["mosaic"]
     assert "the gradient of queries is not the same bits in every run" in choose("mosaic", packed).reason
     assert "its gradients are the same bits in every run only with" in choose("auto", HOPPER).reason
+    with refused("'mosaic'", "same bits", error=Unsupported):
+        flash_attention(*arrays(), causal=True, deterministic=True, implementation="mosaic", interpret=True)
+
+
+def test_auto_prefers_the_recorded_speed_for_such_a_mask_and_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"causal 128": 500.0, "packed 128": 300.0}
+    _recorded(monkeypatch, {"mosaic": found, "triton": {"packed 128": 310.0}, "cudnn": {"causal 128": 450.0}})
+    dense, packed = choose("auto", HOPPER), choose("auto", replace(HOPPER, mask=Mask(segmented=True)))
+    assert dense.name == "mosaic" and "fastest recorded" in dense.reason and "500" in dense.reason
+    assert dense.rejected["cudnn"] == "mosaic is preferred"
+    assert packed.name == "triton" and "310" in packed.reason
+    assert choose("auto", replace(HOPPER, width=64, value_width=64)).name == "cudnn", (
+        "nothing is recorded of that width"
+    )
+    assert choose("auto", replace(HOPPER, lse=True)).name == "mosaic", "the fastest of those that compute it"
+    _recorded(monkeypatch, {"mosaic": {"causal 128": 400.0}, "cudnn": {"causal 128": 450.0}})
+    assert choose("auto", HOPPER).name == "cudnn"
+    _recorded(monkeypatch, {"mosaic": {"causal 128": 900.0}})
+    assert choose("auto", HOPPER).name == "cudnn", "one speed compares nothing"
 
 
 def test_the_records_in_the_repository_are_of_implementations_that_exist() -> None:
-    names = {f"attention/{entry.name}" for entry in IMPLEMENTATIONS if entry.recorded}
+    names = {f"attention/{entry.name}" for entry in IMPLEMENTATIONS}
     of_attention = {record.kernel for record in verified.records() if record.kernel.startswith("attention/")}
     assert of_attention <= names
 
