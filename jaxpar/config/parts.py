@@ -13,3 +13,6 @@ FEED_FORWARDS: dict[str, str] = {
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
 }
 """What `model.activation` can be."""
+
+ROUTERS = ("top_k_softmax", "softmax_top_k", "switch", "gshard", "noisy_top_k", "sigmoid", "k_top_1", "hash")
+"""What `model.experts.router` can be: the keys of `jaxpar.layers.experts.routers.ROUTERS`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpar.config.axes import AXES
+from jaxpar.config.checks.experts import check_expert_ranks, check_experts
 from jaxpar.config.checks.layout import (
     check_auto,
     check_batch,
@@ -66,6 +67,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_paths),
     ((), check_run),
     ((), check_model),
+    ((), check_experts),
     ((), check_mesh_axes),
     ((VOCAB,), check_table),
     ((), check_batches),
@@ -73,6 +75,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_auto),
     (("pipe",), check_pipeline),
     (("tensor",), check_heads),
+    (("expert", "tensor"), check_expert_ranks),
     ((VOCAB, "pipe", "tensor"), check_vocab),
     (("context", "tensor"), check_sequence),
     (("replica", "fsdp", "expert"), check_batch),

@@ -15,6 +15,7 @@ from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Matmuls, Part, Traffic
+from jaxpar.memory.layer_shape import ROUTED
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,29 @@ class _Counted:
         self.operand = 1 if fast else case.item
         self.of_gradient = 4 if does.gradient_type == "float32" else 2
         self.drop, self.drop_back = (3.0, 5.0) if does.dropout else (0.0, 0.0)
-        self.widths = {one.name: self.shape.width(one.dims) for one in self.shape.layer.activations}
+        self.widths = {
+            one.name: self.shape.width(one.dims) for one in self.shape.layer.activations if ROUTED not in one.dims
+        }
+        self.widths |= {
+            one.name: self.shape.numbers(one) / self.shape.tokens
+            for one in self.shape.layer.activations
+            if ROUTED in one.dims
+        }
 
-    def product(self, n: int, k: int) -> float:
-        """Seconds of all tokens [k] times a matrix [k, n]."""
-        return self.device.matmul(self.case.tokens, n, k, 1, self.case.item, self.operand)
+    def product(self, n: int, k: int, rows: int) -> float:
+        """Seconds of rows [k] times a matrix [k, n]."""
+        return self.device.matmul(rows, n, k, 1, self.case.item, self.operand)
 
-    def gradients(self, n: int, k: int) -> tuple[float, float]:
+    def gradients(self, n: int, k: int, rows: int) -> tuple[float, float]:
         """Gradient of the input, and of the weight [k, n], added to an accumulator of float32 where kernels do."""
         case = self.case
         accumulated = 2 * self.of_gradient if self.does.fused_accumulation else case.item
-        inward = self.device.matmul(case.tokens, k, n, 1, case.item, self.operand)
-        return inward, self.device.matmul(k, n, case.tokens, 1, accumulated, self.operand)
+        inward = self.device.matmul(rows, k, n, 1, case.item, self.operand)
+        return inward, self.device.matmul(k, n, rows, 1, accumulated, self.operand)
+
+    def rows(self, part: Part, group: Matmuls) -> int:
+        """Rows that a group multiplies: tokens, or for experts those that are sent to them."""
+        return self.shape.rows_of(part.weights[part.factors_of(group.weights[0])[0]])
 
     def low_rank(self, part: Part, name: str) -> tuple[float, float, float]:
         """Seconds of the products with the factors of a matrix: forward, and gradients of inputs and of the factors."""
@@ -122,13 +134,15 @@ class _Counted:
 
     def group_seconds(self, part: Part, group: Matmuls) -> float:
         """Seconds of the matmuls of a group."""
-        return sum(self.product(n, k) for n, k in self.matmuls(part, group))
+        rows = self.rows(part, group)
+        return sum(self.product(n, k, rows) for n, k in self.matmuls(part, group))
 
     def group_gradients(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """`gradients` of all matmuls of a group, with the first products of factors, which are computed again."""
-        pairs = [self.gradients(n, k) for n, k in self.matmuls(part, group)]
+        rows = self.rows(part, group)
+        pairs = [self.gradients(n, k, rows) for n, k in self.matmuls(part, group)]
         firsts = [part.factors_of(name)[0] for name in group.weights if part.is_factored(name)]
-        again = sum(self.product(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in firsts))
+        again = sum(self.product(n, k, rows) for k, n in (self.shape.matrix(part.weights[name]) for name in firsts))
         return again + sum(inward for inward, _ in pairs), sum(weight for _, weight in pairs)
 
     def moved(self, traffic: Traffic, numbers: float, back: bool = False) -> float:

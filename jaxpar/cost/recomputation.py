@@ -85,7 +85,8 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
                 sides = [shape.matrix(part.weights[factor]) for factor in part.factors_of(weight)]
                 name = one.outputs[place] if one.outputs else f"{part.name}_{weight}"
                 factors = shape.factors(part, weight)
-                found[name] = 2.0 * shape.tokens * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
+                rows = shape.rows_of(part.weights[part.factors_of(weight)[0]])
+                found[name] = 2.0 * rows * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
     return found
 
 

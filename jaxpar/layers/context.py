@@ -26,6 +26,8 @@ class TokenContext(NamedTuple):
     """Cosines of the rotary angles; None without rotary embeddings."""
     sin: Float[Array, "batch seq half"] | None
     """Sines of the rotary angles."""
+    ids: Int[Array, "batch seq"] | None = None
+    """The tokens themselves, where a router of experts chooses by them."""
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

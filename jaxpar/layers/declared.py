@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
+from itertools import product
 
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.attention import Attention
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
+from jaxpar.layers.experts.feed_forward import declare as declare_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.norm import NORMS
 
@@ -26,8 +29,14 @@ def _found(place: str) -> type[FeedForward]:
 
 
 def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
-    """The feed-forward of a model whose layers are all alike."""
+    """The feed-forward of a model whose layers are all alike, or that of each of its experts."""
     return _found(FEED_FORWARDS[model.activation])
+
+
+def declare_feed_forward(model: ModelConfig) -> Part:
+    """The feed-forward of a model whose layers are all alike, or its experts."""
+    own = feed_forward_class(model)
+    return own.declare(model) if model.experts is None else declare_experts(model, own)
 
 
 @lru_cache(maxsize=1000)
@@ -40,7 +49,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     """
     norm = NORMS[model.norm].declare(model)
     before, behind = PLACEMENTS[model.norm_placement]
-    parts = (Attention.declare(model), feed_forward_class(model).declare(model))
+    parts = (Attention.declare(model), declare_feed_forward(model))
     norms: dict[str, Norm] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
@@ -58,7 +67,8 @@ def declare_layer(model: ModelConfig) -> Layer:
         result = f"{part.name}_projected" if behind else f"{part.name}_residual" if part is not parts[-1] else ""
         outputs = (result,) if result else ()
         operations.append((part, replace(first, input=source)))
-        operations += [(part, one) for one in inside]
+        own_input = lambda one: isinstance(one, Matmuls) and one.inward and not one.input
+        operations += [(part, replace(one, input=source) if own_input(one) else one) for one in inside]
         operations.append((part, replace(last, outputs=outputs, adds=not behind)))
         activations += part.activations
         activations += [Activation(name, ("embed",), between=True) for name in outputs]
@@ -90,19 +100,18 @@ def activation_names(model: ModelConfig) -> tuple[str, ...]:
 
 
 def known_activations() -> dict[str, Activation]:
-    """Every activation that some layer has, by name, over all feed-forwards and placements of norms.
-    A name means the same in all of them.
-    """
+    """Every activation that some layer has, by name, over all feed-forwards, experts and placements of norms. A name means the same in all of them."""
     return _known(tuple(FEED_FORWARDS))
 
 
 @lru_cache(maxsize=8)
 def _known(feed_forwards: tuple[str, ...]) -> dict[str, Activation]:
     found: dict[str, Activation] = {}
+    every_expert = ExpertsConfig(count=4, shared=1, router="noisy_top_k")
     for placement in PLACEMENTS:
-        for activation in feed_forwards:
-            layer = declare_layer(ModelConfig(activation=activation, norm_placement=placement))  # pyright: ignore
-            for one in layer.activations:
+        for activation, experts in product(feed_forwards, (None, every_expert)):
+            model = ModelConfig(activation=activation, norm_placement=placement, experts=experts)  # pyright: ignore
+            for one in declare_layer(model).activations:
                 assert found.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
     return found
 

@@ -23,8 +23,23 @@ def dropout(
     """
     if rate == 0.0:
         return x
-    key = jax.random.fold_in(jax.random.key(seed), site)
-    rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
-    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(rows, indices)
+    keys = _keys(seed, site, examples, indices)
     keep = jax.vmap(jax.vmap(lambda k: jax.random.bernoulli(k, 1.0 - rate, x.shape[-1:])))(keys)
     return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+
+
+def normals(
+    width: int, seed: int, site: int | Int[Array, ""], examples: Int[Array, "batch"], indices: Int[Array, "batch seq"]
+) -> Float[Array, "batch seq width"]:
+    """Standard normal numbers, a function of the same things as the mask of `dropout`."""
+    keys = _keys(seed, site, examples, indices)
+    return jax.vmap(jax.vmap(lambda k: jax.random.normal(k, (width,), jnp.float32)))(keys)
+
+
+def _keys(
+    seed: int, site: int | Int[Array, ""], examples: Int[Array, "batch"], indices: Int[Array, "batch seq"]
+) -> Array:
+    """A key for each token."""
+    key = jax.random.fold_in(jax.random.key(seed), site)
+    rows = jax.vmap(jax.random.fold_in, (None, 0))(key, examples)
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(rows, indices)

@@ -17,9 +17,10 @@ from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declared import PLACEMENTS, declare_layer, feed_forward_class
 from jaxpar.layers.dropout import dropout
+from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.linear import Tap, untapped
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.report import Output
+from jaxpar.layers.report import Output, Report
 from jaxpar.mesh.collective_matmul import PLAIN
 
 
@@ -30,7 +31,8 @@ class DecoderLayer(nnx.Module):
         model = config.model
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
-        self.attention, self.mlp = Attention(model, config.lora), feed_forward_class(model)(model, config.lora)
+        self.attention, feed_forward = Attention(model, config.lora), feed_forward_class(model)
+        self.mlp = feed_forward(model, config.lora) if model.experts is None else Experts(config, feed_forward)
         norm = NORMS[model.norm]
         if self.norms_before:
             self.attention_norm, self.mlp_norm = norm(model), norm(model)
@@ -39,11 +41,12 @@ class DecoderLayer(nnx.Module):
         self.mlp_tiles, self.overlap = mlp_tiles, dict(overlap or {})
         self.dropout = model.dropout
         self.seed = config.run.seed
-        self.reports: tuple[str, ...] = ()
+        self.reports: tuple[str, ...] = self.mlp.reports if isinstance(self.mlp, Experts) else ()
 
     def linear(self, name: str, x: jax.Array) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`."""
         for part in (self.attention, self.mlp):
+            assert not isinstance(part, Experts), "experts run in tokens' own order, outside a split backward"
             inward, outward = part.part.groups
             if name == inward.name:
                 return part.project_in(x, self.overlap.get(name, PLAIN))
@@ -73,15 +76,17 @@ class DecoderLayer(nnx.Module):
         if not self.norms_behind:
             x = self._named(x, "attention_residual")
         h = self._named(self.mlp_norm(x) if self.norms_before else x, "mlp_input")
-        if self.mlp_tiles == 1:
-            h = tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h)))
+        report: Report = {}
+        if isinstance(self.mlp, Experts):
+            h, report = self.mlp(h, index, tokens, train)
+        elif self.mlp_tiles == 1:
+            h = self.mlp.add_bias(tap("mlp_out", self.linear, self.mlp.activate(*tap("mlp_in", self.linear, h))))
         else:
             assert tap is untapped, "a backward that is split keeps the hidden activations of all tokens"
-            h = self.mlp.in_tiles(h, self.mlp_tiles, self.overlap)
-        h = self.mlp.add_bias(h)
+            h = self.mlp.add_bias(self.mlp.in_tiles(h, self.mlp_tiles, self.overlap))
         if self.norms_behind:
             h = self.post_mlp_norm(self._named(h, "mlp_projected"))
-        return x + self._drop(h, 2 * index + 2, tokens, train), {}
+        return x + self._drop(h, 2 * index + 2, tokens, train), report
 
     def _named(self, x: jax.Array, name: str) -> jax.Array:
         return name_activation(x, name, self.activations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from types import MappingProxyType
 
 from jaxpar.config.counting import head_dim, kv_heads
@@ -23,8 +23,12 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "
 """Bytes of one number, by dtype."""
 
 
-SPLIT = frozenset({"heads", "mlp"})
+SPLIT = frozenset({"heads", "mlp", "expert_mlp", "shared_mlp"})
 """Logical dims that tensor ranks split evenly; a key head that ranks share is on each of them."""
+
+
+ROUTED = "routed"
+"""The dim of rows that are sent to experts, several for each token."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class LayerShape:
     """Bytes of one number of an activation in compute dtype."""
     lora: LoraConfig = OFF
     """Low-rank factors, which are trained alone if there are any."""
+    expert: int = 1
+    """Ranks that experts are split over."""
+    capacity: float = 1.0
+    """Rows that such a rank has room for, as a multiple of an even share: `parallel.expert_capacity`."""
 
     @cached_property
     def layer(self) -> Layer:
@@ -78,7 +86,22 @@ class LayerShape:
         return {
             "embed": model.embed, "heads": model.heads, "kv_heads": self.kv_heads, "head_dim": head_dim(model),
             "mlp": model.mlp,
-        }  # fmt: skip
+        } | self._expert_dims  # fmt: skip
+
+    @property
+    def _expert_dims(self) -> dict[str, int]:
+        experts = self.model.experts
+        if experts is None:
+            return {}
+        width = self.model.mlp if experts.width is None else experts.width
+        return {"experts": experts.count, "expert_mlp": width, "shared_mlp": experts.shared * width}
+
+    @property
+    def routed_rows(self) -> int:
+        """Rows that the experts of a device have room for."""
+        if self.model.experts is None:
+            return 0
+        return ceil(self.tokens * self.model.experts.per_token * min(self.capacity, self.expert))
 
     def width(self, dims: Iterable[str]) -> int:
         """Numbers of an array of `dims` on a device."""
@@ -86,14 +109,14 @@ class LayerShape:
         return prod(self._dims[dim] for dim in dims) // (self.tensor if SPLIT & set(dims) else 1)
 
     def matrix(self, spec: ParamSpec) -> tuple[int, int]:
-        """Inputs and outputs of a matrix on a device."""
-        dims = list(zip(spec.axes, spec.shape, strict=True))
+        """Inputs and outputs of a matrix on a device, or of that of each expert."""
+        dims = list(zip(spec.axes, spec.shape, strict=True))[spec.stack :]
         return self._side(dims[: spec.inputs]), self._side(dims[spec.inputs :])
 
     def _side(self, dims: list[tuple[str, int]]) -> int:
-        """Numbers of some dims of a weight; each has its own rank between two factors, which is not split."""
-        rank = prod(size for dim, size in dims if dim == "rank")
-        return rank * self.width(dim for dim, _ in dims if dim != "rank")
+        """Numbers of some dims of a weight on a device; the rank between two factors is not split."""
+        split = self.tensor if SPLIT & {name for name, _ in dims} else 1
+        return prod(self.kv_heads if name == "kv_heads" else size for name, size in dims) // split
 
     def inside(self, part: Part, group: Matmuls) -> int:
         """Numbers of a token that a group's matmuls make or read inside its part, on a device."""
@@ -108,8 +131,14 @@ class LayerShape:
         inputs, outputs = self.matrix(part.weights[name])
         return (inputs, self.lora.rank), (self.lora.rank, outputs)
 
+    def rows_of(self, spec: ParamSpec) -> int:
+        """Rows that are multiplied with a matrix on a device."""
+        return self.routed_rows if "experts" in spec.axes else self.tokens
+
     def numbers(self, activation: Activation) -> int:
         """Of an activation."""
+        if ROUTED in activation.dims:
+            return self.routed_rows * self.width(dim for dim in activation.dims if dim != ROUTED)
         return (self.part_tokens if activation.between else self.tokens) * self.width(activation.dims)
 
     @cached_property
@@ -135,7 +164,10 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
     """The shape of a layer of each kind on a mesh of `axes`, with so many rows per device and microbatch."""
     item_bytes = ITEM_BYTES[config.precision.compute]
     return {
-        kind: LayerShape(model, rows, config.data.sequence_length, axes.context, axes.tensor, item_bytes, config.lora)
+        kind: LayerShape(
+            model, rows, config.data.sequence_length, axes.context, axes.tensor, item_bytes, config.lora,
+            axes.expert, config.parallel.expert_capacity,
+        )  # fmt: skip
         for kind, model in kind_models(config.model).items()
     }
 

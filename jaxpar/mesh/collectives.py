@@ -101,6 +101,36 @@ def _neighbours(ranks: int) -> list[list[int]]:
     return [list(range(first, first + ranks)) for first in range(0, size, ranks)]
 
 
+def gather_tokens(x: Shaped[Array, "tokens ..."]) -> Shaped[Array, "more_tokens ..."]:
+    """Join the tokens of the expert and tensor ranks, for experts that lie on some of them.
+
+    The derivative is `scatter_tokens`. Sends `x * (n - 1)` bytes with n = expert * tensor.
+    """
+    _must_vary(x, ("expert", "tensor"), "gather_tokens")
+    with jax.named_scope("gather_tokens"):
+        return lax.all_gather(x, ("expert", "tensor"), axis=0, tiled=True)
+
+
+def scatter_tokens(x: Shaped[Array, "more_tokens ..."]) -> Shaped[Array, "tokens ..."]:
+    """Sum over the expert and tensor ranks what each has for all their tokens, and keep this rank's tokens.
+
+    The derivative is `gather_tokens`. Sends `x * (n - 1) / n` bytes with n = expert * tensor.
+    """
+    _must_vary(x, ("expert", "tensor"), "scatter_tokens")
+    with jax.named_scope("scatter_tokens"):
+        return lax.psum_scatter(x, ("expert", "tensor"), scatter_dimension=0, tiled=True)
+
+
+def exchange_tokens(x: Shaped[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
+    """Send the i-th of `expert` equal parts of the rows to expert rank i; received parts stand in the ranks' order.
+
+    It is its own inverse, and its own derivative. Sends `x * (n - 1) / n` bytes with n = expert.
+    """
+    _must_vary(x, ("expert",), "exchange_tokens")
+    with jax.named_scope("exchange_tokens"):
+        return lax.all_to_all(x, "expert", 0, 0, tiled=True)
+
+
 def gather_weight(x: Shaped[Array, "..."], axes: Sequence[str], dim: int) -> Shaped[Array, "..."]:
     """Join the shards of a weight along `dim`. Sends `x * (n - 1)` bytes with n = product of the sizes of `axes`."""
     must_vary(x, axes, "gather_weight")

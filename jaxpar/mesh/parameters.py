@@ -31,6 +31,10 @@ type Specs = ModelTree[ParamSpec]
 type Partitions = ModelTree[PartitionSpec]
 
 
+STACKS = ("layers", "experts")
+"""Logical axes that number matrices; they are the first dims of a weight."""
+
+
 @dataclass(frozen=True)
 class ParamSpec:
     """One weight, declared once; abstract values, placements and initial values are derived from it."""
@@ -44,21 +48,29 @@ class ParamSpec:
     scale: float = 1.0
     """Standard deviation of a normal initial value."""
     inputs: int = 1
-    """Leading dims (after `layers`) that a matmul contracts: the matrix is [prod(inputs), prod(the rest)]."""
+    """Leading dims (after those of `stack`) that a matmul contracts: the matrix is [prod(inputs), prod(the rest)]."""
     matrix: bool = False
     """A layer's weight matrix, which Muon orthogonalises."""
     decay: bool = False
     """Weight decay applies."""
     trained: bool = True
     """It has gradients and is updated; else it is frozen, without gradient, moments or master copy."""
+    balance_rate: float | None = None
+    """Its gradient is no gradient but counts tokens: each update moves it by so much towards equal counts."""
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.shape} has other dims than {self.axes}"
+        assert all(axis in STACKS for axis in self.axes[: self.stack]), f"{self.axes}: what numbers matrices is first"
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def stack(self) -> int:
+        """Leading dims that number matrices: layers, and experts."""
+        return len([axis for axis in self.axes if axis in STACKS])
 
     def stacked(self, layers: int) -> ParamSpec:
         """The spec of `layers` such weights in one array."""

@@ -10,7 +10,8 @@ A ZeRO stage is a choice of placements and nothing else:
 | 3     | sharded | sharded  | sharded   |
 
 `compute` is tensor, expert and pipeline parallelism; `sharded` is compute plus the fsdp, expert and context axes: all
-axes but `replica` over which ranks multiply with the same weights. HSDP is stage 3 with `replica` above 1: the weights
+axes but `replica` over which ranks multiply with the same weights. Those of experts are split over expert in both, and
+over fsdp and context in `sharded` alone. HSDP is stage 3 with `replica` above 1: the weights
 are sharded inside a replica and the gradients summed across replicas.
 
 **Under a pipeline** the weights outside the layers are gathered once a step at every stage, not once a microbatch, and
@@ -105,7 +106,8 @@ def may_be_quantised(spec: ParamSpec) -> bool:
 
 def _shard(spec: ParamSpec, rules: Rules, sizes: AxisSizes) -> Rules:
     """`rules` with `SHARD_AXES` added to the logical axis of `spec` that can take them."""
-    axes = tuple(axis for axis in SHARD_AXES if getattr(sizes, axis) > 1)
+    claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
+    axes = tuple(axis for axis in SHARD_AXES if getattr(sizes, axis) > 1 and axis not in claimed)
     if not axes or len(spec.axes) - ("layers" in spec.axes) < 2:
         return rules
     parts = 1

@@ -26,6 +26,8 @@ class Rules:
     mlp: MeshAxes = ()
     norm: MeshAxes = ()
     experts: MeshAxes = ()
+    router: MeshAxes = ()
+    """The experts that a router chooses among: every rank routes its own tokens."""
     rank: MeshAxes = ()
     """Between the two low-rank factors of a matrix (`jaxpar.layers.lora`)."""
 
@@ -56,7 +58,8 @@ def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
 
 
 def compute_rules(*, kv_heads: int, tensor: int, shared_ends: bool = False) -> Rules:
-    """The sharding of weights while they are multiplied: Megatron's tensor parallelism, layers over the pipeline.
+    """The sharding of weights while they are multiplied: Megatron's tensor parallelism, layers over the pipeline,
+    experts over the expert axis.
 
     Key and value heads that do not divide by the tensor axis stay whole on each rank, which then uses the ones its
     query heads need. With `shared_ends` the pipeline's ranks split the vocabulary among them too.
@@ -67,6 +70,7 @@ def compute_rules(*, kv_heads: int, tensor: int, shared_ends: bool = False) -> R
         heads=("tensor",),
         kv_heads=("tensor",) if kv_heads % tensor == 0 else (),
         mlp=("tensor",),
+        experts=("expert",),
     )
 
 

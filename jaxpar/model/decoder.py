@@ -20,6 +20,7 @@ from jaxpar.layers.attention import Attend
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.dropout import dropout
+from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.linear import Tap
 from jaxpar.layers.lora import with_frozen
@@ -127,15 +128,18 @@ class DecoderStages:
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
         tables: dict[bytes, tuple[jax.Array, jax.Array]] = {}
-        found = dict.fromkeys(self.order.stacks, plain)
+        models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
+        routed = [own.experts is not None and ROUTERS[own.experts.router].ids for own in models.values()]
+        ids = vary(batch["tokens"]) if any(routed) else None
+        found = {kind: plain._replace(ids=ids if own else None) for kind, own in zip(models, routed, strict=True)}
         for kind in self.order.stacks:
-            if kind_model(self.model, kind).position != "rope":
+            if models[kind].position != "rope":
                 continue
-            own = frequencies(kind_model(self.model, kind), head_dim(self.model))
+            own = frequencies(models[kind], head_dim(self.model))
             if own.tobytes() not in tables:
                 tables[own.tobytes()] = vary(rotary_tables(batch["positions"], own))
             cos, sin = tables[own.tobytes()]
-            found[kind] = plain._replace(cos=cos, sin=sin)
+            found[kind] = found[kind]._replace(cos=cos, sin=sin)
         return found
 
     @property

@@ -4,7 +4,7 @@ Model FLOPs are what the mathematics of the model asks for, whatever the layout 
 appendix B; the mask as in Megatron-LM's causal count):
 
 - every token meets every matmul weight once: 2 FLOPs per weight forward and 4 backward, so 6 per weight.
-  Matmul weights are the matrices of the layers and the output head. The embedding lookup multiplies nothing; a tied
+  Matmul weights are the matrices of the layers, of experts those that a token uses, and the output head. The embedding lookup multiplies nothing; a tied
   table counts once, as the head;
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
   4 * heads * head_dim FLOPs per pair and layer forward, three times that with backward.
@@ -66,8 +66,9 @@ def pair_flops(model: ModelConfig) -> int:
     """FLOPs of a (query, key) pair in one layer forward, over all heads; of a model whose layers are all alike."""
     layer = declare_layer(model)
     sizes = {name: size for spec in layer.matrices for name, size in zip(spec.axes, spec.shape, strict=True)}
-    dims = {one.name: prod(sizes[dim] for dim in one.dims) for one in layer.activations}
-    return sum(4 * dims[one.query] for _, one in layer.operations if isinstance(one, Core))
+    dims = {one.name: one.dims for one in layer.activations}
+    queries = [dims[one.query] for _, one in layer.operations if isinstance(one, Core)]
+    return sum(4 * prod(sizes[dim] for dim in query) for query in queries)
 
 
 def mfu(flops: float, seconds: float, devices: int, peak: float) -> float:

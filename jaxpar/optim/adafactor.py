@@ -13,7 +13,7 @@ from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import axes_of_dim
-from jaxpar.optim.rule import Rule, all_dims, is_stacked
+from jaxpar.optim.rule import Rule, all_dims
 
 DECAY_POWER = 0.8
 """The second moment after update t (from 1) decays by `1 - t^-0.8`, so that it needs no bias correction."""
@@ -24,14 +24,15 @@ SMALLEST_SQUARE, SMALLEST_WEIGHT = 1e-30, 1e-3
 
 
 def adafactor(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
-    """Algorithms 4 and 5 without momentum, for one weight sharded as `layout`; each layer of a stack by itself.
+    """Algorithms 4 and 5 without momentum, for one weight sharded as `layout`; each layer of a stack by itself, and
+    each expert.
 
     A matrix (or table) `[inputs..., outputs...]` keeps R, the means of squared gradients over its outputs, and C, those
     over its inputs: an element's second moment is `R C / mean(R)`. Norms and biases keep theirs whole. Means are over
     the whole weight, so each is a `reduce_sum` over the axes that split its dims: of R, of C, and of a scalar a layer
     for the mean of R, for the length of the direction and, with `adafactor_relative`, for that of the weight.
     """
-    stack = int(is_stacked(spec))
+    stack = spec.stack
     every = all_dims(spec)[stack:]
     inputs, outputs = every[: spec.inputs], every[spec.inputs :]
     matrix = spec.decay

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.matrices import gather_matrices, scatter_matrices
 from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim.rule import Rule
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -42,7 +43,7 @@ def newton_schulz(
 
 
 def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype: DTypeLike = jnp.float32) -> Rule:
-    """Muon for one stacked weight `[layers, inputs..., outputs...]` sharded as `layout`.
+    """Muon for one stacked weight `[layers, inputs..., outputs...]` sharded as `layout`; experts are stacked too.
 
     Nesterov momentum M = mu M + g, u = g + mu M, is elementwise on the shard. Newton-Schulz needs whole matrices
     `[prod(inputs), prod(outputs)]`: the ranks that share the weight exchange layers for dims (in `dtype`), each works
@@ -50,16 +51,21 @@ def muon(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec, dtype:
     direction is scaled by sqrt(max(1, outputs / inputs)).
     """
     assert spec.matrix and spec.axes[0] == "layers", f"Muon is for matrices stacked over layers, not {spec}"
-    inputs, outputs = (prod(spec.shape[1 : 1 + spec.inputs]), prod(spec.shape[1 + spec.inputs :]))
+    shape = spec.shape[spec.stack :]
+    inputs, outputs = prod(shape[: spec.inputs]), prod(shape[spec.inputs :])
+    # Layers and experts are one dim, of which the ranks of the axes that split it have their own.
+    own = tuple(axis for dim in range(spec.stack) for axis in axes_of_dim(layout, dim))
+    together = PartitionSpec(own or None, *layout[spec.stack :])
     scale = max(1.0, outputs / inputs) ** 0.5
 
     def direction(gradient, weight, mu, nu, step):
         momentum = config.muon_momentum * mu + gradient
         update = gradient + config.muon_momentum * momentum
-        whole = gather_matrices(update.astype(dtype), layout)
-        assert whole.shape[1:] == spec.shape[1:], f"matrices of {whole.shape[1:]} where {spec} was declared"
+        flat = update.reshape(-1, *update.shape[spec.stack :])
+        whole = gather_matrices(flat.astype(dtype), together)
+        assert whole.shape[1:] == shape, f"matrices of {whole.shape[1:]} where {spec} was declared"
         matrices = newton_schulz(whole.reshape(-1, inputs, outputs), config.muon_iterations, dtype)
-        back = scatter_matrices(matrices.reshape(whole.shape).astype(dtype), layout, update.shape[0])
-        return scale * back.astype(jnp.float32), momentum, nu
+        back = scatter_matrices(matrices.reshape(whole.shape).astype(dtype), together, flat.shape[0])
+        return scale * back.reshape(update.shape).astype(jnp.float32), momentum, nu
 
     return Rule(peak=config.muon_learning_rate, mu=True, nu=None, direction=direction)

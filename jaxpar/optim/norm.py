@@ -23,7 +23,7 @@ def squares(tree: PyTree, layout: PyTree, specs: PyTree, own: Callable[[Any], An
 
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the
     axes that split what it sums: over more, copies would count twice; over fewer, shards would be left out. The result
-    lies as `squares_layout` says. One all-reduce for each distinct set of axes, of 4 bytes a row. `own` gives the local
+    lies as `squares_layout` says; that of a weight whose gradient only counts tokens is 0. One all-reduce for each distinct set of axes, of 4 bytes a row. `own` gives the local
     sums of a leaf that is no array, and None of one that is.
     """
     leaves, structure = jax.tree.flatten(tree)
@@ -36,6 +36,7 @@ def squares(tree: PyTree, layout: PyTree, specs: PyTree, own: Callable[[Any], An
             assert_varies_over(leaf, mesh_axes_of(spec), f"a leaf laid out as {spec}")
             dims = tuple(range(is_stacked(weight), leaf.ndim))
             value = jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=dims)
+        value = value if weight.balance_rate is None else jnp.zeros_like(value)
         together.setdefault((mesh_axes_of(spec) - kept, kept), {})[index] = value
     sums: dict[int, Float[Array, "..."]] = {}
     for (axes, _), values in together.items():

@@ -18,6 +18,7 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.adafactor import adafactor
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.average import next_average
+from jaxpar.optim.balance import balance
 from jaxpar.optim.lion import lion
 from jaxpar.optim.moments import Form, decode, encode, form_of, layout_of, zeros
 from jaxpar.optim.muon import muon
@@ -134,14 +135,18 @@ def make_optimizer(
     def one(spec: ParamSpec, layout: PartitionSpec) -> WeightOptimizer:
         rule = _rule_of(config, spec, layout)
         decay = config.weight_decay if spec.decay else 0.0
-        return WeightOptimizer(rule, form_of(moments, spec), rule.nu == all_dims(spec), decay, config.ema, fraction)
+        of_peak = fraction if spec.balance_rate is None else lambda step: jnp.float32(1)
+        return WeightOptimizer(rule, form_of(moments, spec), rule.nu == all_dims(spec), decay, config.ema, of_peak)
 
     each = zip(described, structure.flatten_up_to(layout), strict=True)
     return Optimizer(tuple(one(*leaf) for leaf in each), structure)
 
 
 def _rule_of(config: OptimizerConfig, spec: ParamSpec, layout: PartitionSpec) -> Rule:
-    """The rule of a weight: that of `optimizer.name`; under Muon, AdamW for all that is not a layer's matrix."""
+    """The rule of a weight: that of `optimizer.name`; under Muon, AdamW for all that is not a layer's matrix. Biases
+    that count tokens have their own."""
+    if spec.balance_rate is not None:
+        return balance(spec.balance_rate)
     if config.name == "lion":
         return lion(config)
     if config.name == "adafactor":

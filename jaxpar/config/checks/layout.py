@@ -75,7 +75,8 @@ def check_heads(config: Config) -> None:
             f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
         )
     for kind, own in kind_models(model).items():
-        divides(key_of(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
+        if own.experts is None:
+            divides(key_of(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
 
 
 def check_vocab(config: Config) -> None:

@@ -19,6 +19,12 @@ class ParallelConfig:
     """Data parallelism over which `zero` shards weights, gradients and optimizer state."""
     expert: int = 1
     """Expert parallelism; for dense weights it is another data-parallel axis."""
+    expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
+    """How tokens reach the ranks of their experts: each to the ranks of its own (`all_to_all`), or all to all ranks
+    (`all_gather`); `auto` is the one that sends less."""
+    expert_capacity: float = 2.0
+    """Rows that a rank has room for in an exchange, as a multiple of an even share. What is more is exchanged and
+    computed afterwards: no token is dropped, and a step only takes longer."""
     context: int = 1
     """Context parallelism: the sequence is split, inside attention too."""
     tensor: int = 1

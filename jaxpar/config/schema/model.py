@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.parts import FEED_FORWARDS
+from jaxpar.config.schema.experts import ExpertsConfig
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ class ModelConfig:
     low_rank: dict[str, int] = field(default_factory=dict, hash=False)
     """The layers' matrices that are products of two, `x @ a @ b`, each with the rank between them: `{up: 64, down: 64}`
     (docs/models.md). `python -m jaxpar.convert factorize` makes them of a model's."""
+    experts: ExpertsConfig | None = None
+    """Experts in place of the feed-forward, with its `activation`; null is one feed-forward for all tokens. Some layers
+    have one where a kind sets `experts: null` (`docs/experts.md`)."""
     tied: bool = False
     """Use the token embedding as the output head."""
     embedding_scale: bool = False

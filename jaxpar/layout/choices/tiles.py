@@ -66,6 +66,8 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Tiles(asked, "asked for")
     if splits_backward:
         return Tiles(1, "the schedule keeps hidden activations from B to W")
+    if any(own.experts is not None for own in kind_models(model).values()):
+        return Tiles(1, "experts are not computed in tiles")
     first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in kind_models(model).values()}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Tiles(1, "memory.remat keeps hidden activations")

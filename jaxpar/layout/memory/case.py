@@ -32,6 +32,8 @@ class Case(NamedTuple):
     """Ranks of a secondary shard of the weights; 1 for none."""
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
+    expert: int = 1
+    """Ranks among `shards` that share the experts."""
 
     @property
     def rows_of(self) -> Counter[str]:

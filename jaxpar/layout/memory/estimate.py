@@ -120,7 +120,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.microbatches, plan.zero, tuple(slot.kind for slot in layer_order(plan, config.model).slots),
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.host_layers,
-        plan.secondary_shard, plan.loss_tiles,
+        plan.secondary_shard, plan.loss_tiles, axes.expert,
     )  # fmt: skip
 
 
@@ -217,9 +217,9 @@ class MemoryModel:
 
     def shapes(self, case: Case) -> dict[str, LayerShape]:
         """The shape of a layer of each kind on a device."""
-        key = "shapes", case.rows, case.context, case.tensor
+        key = "shapes", case.rows, case.context, case.tensor, case.expert
         if key not in self._known:
-            axes = AxisSizes(context=case.context, tensor=case.tensor)
+            axes = AxisSizes(expert=case.expert, context=case.context, tensor=case.tensor)
             self._known[key] = layer_shapes(self.config, axes, case.rows)
         return self._known[key]
 

@@ -73,7 +73,9 @@ def fixed_bytes(
 
 def state_of(config: Config, weights: Weights, case: Case) -> StateBytes:
     """Master weights and moments of a case."""
-    return StateBytes(config, weights.parts(case.tensor, case.shards, case.ends), case.zero >= 1, case.local_rows)
+    return StateBytes(
+        config, weights.parts(case.tensor, case.shards, case.ends, case.expert), case.zero >= 1, case.local_rows
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class _Counted:
     @cached_property
     def parts(self) -> Parts:
         """Elements and state of each part."""
-        return self.weights.parts(self.case.tensor, self.case.shards, self.case.ends)
+        return self.weights.parts(self.case.tensor, self.case.shards, self.case.ends, self.case.expert)
 
     @cached_property
     def _local_rows(self) -> dict[str, int]:

@@ -149,18 +149,19 @@ class Weights:
         return tuple(kind_counts(self.config.model))
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, int, int], Parts]:
+    def _parts(self) -> dict[tuple[int, int, int, int], Parts]:
         return {}
 
-    def parts(self, tensor: int, shards: int, pipe: int = 1) -> Parts:
+    def parts(self, tensor: int, shards: int, pipe: int = 1, expert: int = 1) -> Parts:
         """Elements and state of each part.
 
         Args:
             tensor: ranks that share every matrix.
             shards: ranks that ZeRO shards over.
             pipe: ranks that share the ends of the model; 1 where they do not.
+            expert: ranks among `shards` that share the experts.
         """
-        key = tensor, shards, pipe
+        key = tensor, shards, pipe, expert
         if key not in self._parts:
             ends = {name: self._part((name,), tree, *key) for name, tree in self._specs.items() if name != LAYERS}
             paths = {kind: (LAYERS,) if kind == ALIKE else (LAYERS, kind) for kind in self.kinds}
@@ -174,10 +175,12 @@ class Weights:
         return Part.of(self._weight(path, tuple(key.key for key in below), spec, *ranks) for below, spec in found)
 
     def _weight(
-        self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, tensor: int, shards: int, pipe: int
-    ) -> Weight:
+        self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, tensor: int, shards: int, pipe: int,
+        expert: int,
+    ) -> Weight:  # fmt: skip
         rules = compute_rules(kv_heads=kv_heads(self.config.model), tensor=tensor, shared_ends=pipe > 1)
-        sizes = {"tensor": tensor, "pipe": pipe}
+        sizes = {"tensor": tensor, "pipe": pipe, "expert": expert}
+        shards = shards // expert if "experts" in spec.axes else shards
         dims = {name: size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"}
         local = {name: size // prod(sizes[axis] for axis in getattr(rules, name)) for name, size in dims.items()}
         compute, name = prod(local.values()), ".".join((*path, *below))
@@ -195,8 +198,10 @@ class Weights:
         each, elements = FLOAT32_BYTES * (2 if optimizer.ema is not None else 1), prod(local.values())
         if optimizer.name == "adafactor":
             sizes = list(local.values())
-            inputs, outputs = prod(sizes[: spec.inputs]), prod(sizes[spec.inputs :])
-            return each * elements + FLOAT32_BYTES * (inputs + outputs if len(sizes) > 1 else elements)
+            experts = local.get("experts", 1)
+            sizes = sizes["experts" in local :]
+            factors = experts * (prod(sizes[: spec.inputs]) + prod(sizes[spec.inputs :]))
+            return each * elements + FLOAT32_BYTES * (factors if len(sizes) > 1 else elements)
         form = form_of(moments, spec)
         if isinstance(form, Blocks):
             width = 1 + FLOAT32_BYTES / form.size

@@ -1,0 +1,122 @@
+"""Checks of experts: their numbers, their router, and what they cannot be combined with yet."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import inf
+
+from jaxpar.config.bounds import COUNT, WIDTH, spell_limit
+from jaxpar.config.checks.sizes import divides, key_of, known
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "count": (1, COUNT), "per_token": (1, COUNT), "width": (1, WIDTH), "shared": (0, COUNT), "groups": (1, COUNT),
+    "groups_per_token": (1, COUNT), "scale": (0, inf), "balance_loss": (0, inf), "z_loss": (0, inf),
+    "bias_rate": (0, inf),
+}  # fmt: skip
+_PER_TOKEN = {"switch": 1, "gshard": 2}
+"""Routers that choose a fixed number of experts."""
+_IN_GROUPS = ("softmax_top_k", "top_k_softmax", "sigmoid")
+"""Routers that can be limited to groups."""
+_ONLY = {"scale": ("sigmoid",), "bias_rate": ("sigmoid",)}
+"""Keys that only some routers use."""
+
+
+def check_experts(config: Config) -> None:
+    """Refuse experts whose numbers do not fit each other, and what experts do not support."""
+    some = False
+    for kind, own in kind_models(config.model).items():
+        if own.experts is not None:
+            _check(key_of(kind, "experts"), own, own.experts)
+            some = True
+    if some:
+        _check_combined(config)
+        return
+    for key, usual in (("expert_exchange", "auto"), ("expert_capacity", 2.0)):
+        if (value := getattr(config.parallel, key)) != usual:
+            raise UserError(
+                f"parallel.{key}: {value} would not be used, because model.experts is null; expected experts with it, "
+                f"or the default, {usual}"
+            )
+
+
+def check_expert_ranks(config: Config) -> None:
+    """Refuse experts that the ranks of the mesh do not divide."""
+    expert, tensor = known(config.parallel, "expert"), known(config.parallel, "tensor")
+    for kind, own in kind_models(config.model).items():
+        if own.experts is not None:
+            key = key_of(kind, "experts")
+            divides(f"{key}.count", own.experts.count, "parallel.expert", expert)
+            width = own.mlp if own.experts.width is None else own.experts.width
+            divides(f"{key}.width", width, "parallel.tensor", tensor)
+
+
+def _check(key: str, model: ModelConfig, experts: ExpertsConfig) -> None:
+    for field in fields(experts):
+        value = getattr(experts, field.name)
+        if field.name in _RANGES and value is not None:
+            low, most = _RANGES[field.name]
+            if not low <= value <= most:
+                limit = f" and at most {spell_limit(most)}" if value > most else ""
+                raise UserError(f"{key}.{field.name}: must be at least {low:g}{limit}, got {value}")
+        if field.name in _ONLY and value != field.default and experts.router not in _ONLY[field.name]:
+            raise UserError(
+                f"{key}.{field.name}: {value} would not be used, because {key}.router is {experts.router}; expected "
+                f"{' or '.join(_ONLY[field.name])}, or the default, {field.default}"
+            )
+    count, chosen, router = experts.count, experts.per_token, experts.router
+    most = count - 1 if router == "noisy_top_k" else count
+    if chosen > most:
+        why = "; noisy_top_k leaves one out" if most < count else ""
+        raise UserError(f"{key}.per_token: expected at most {most} of {count} experts ({key}.count), got {chosen}{why}")
+    if chosen != _PER_TOKEN.get(router, chosen):
+        raise UserError(f"{key}.per_token: the router {router} chooses {_PER_TOKEN[router]}, got {chosen}")
+    if router == "k_top_1":
+        divides(f"{key}.count", count, f"{key}.per_token", chosen, ", since k_top_1 has a group for each")
+    if router == "hash" and experts.z_loss:
+        raise UserError(f"{key}.z_loss: {experts.z_loss} would not be used, because the router hash has no logits")
+    _check_groups(key, experts)
+    if model.mlp_bias:
+        raise UserError(f"{key}: experts have no biases yet, and model.mlp_bias is true; expected false")
+
+
+def _check_groups(key: str, experts: ExpertsConfig) -> None:
+    groups, some = experts.groups, experts.groups_per_token
+    if groups is None and some is None:
+        return
+    if groups is None or some is None:
+        name, other = ("groups_per_token", "groups") if groups is None else ("groups", "groups_per_token")
+        raise UserError(f"{key}.{other}: null, and {key}.{name} is {getattr(experts, name)}; expected both or neither")
+    if experts.router not in _IN_GROUPS:
+        raise UserError(
+            f"{key}.groups: the router {experts.router} is not limited to groups; expected {', '.join(_IN_GROUPS)}, or "
+            "null"
+        )
+    divides(f"{key}.count", experts.count, f"{key}.groups", groups)
+    if some > groups:
+        raise UserError(f"{key}.groups_per_token: expected at most {groups} ({key}.groups), got {some}")
+    if some * (experts.count // groups) < experts.per_token:
+        raise UserError(
+            f"{key}.per_token: {some} groups of {experts.count // groups} experts have fewer than {experts.per_token}; "
+            f"expected at most {some * (experts.count // groups)}"
+        )
+
+
+def _check_combined(config: Config) -> None:
+    """What experts cannot be combined with yet."""
+    memory = config.memory
+    if config.lora.rank is not None:
+        raise UserError(f"lora.rank: {config.lora.rank} adapts no experts yet, and model.experts is set; expected null")
+    if (memory.mlp_tiles or 1) > 1:
+        raise UserError(
+            f"memory.mlp_tiles: {memory.mlp_tiles}, and experts are not computed in tiles; expected 1 or null"
+        )
+    if memory.remat == "auto":
+        raise UserError(
+            "memory.remat: auto does not know the time of exchanges between experts yet; expected a preset or a map"
+        )
+    if config.parallel.auto:
+        raise UserError("parallel: auto does not plan models with experts yet; expected the sizes of the axes")

@@ -1,0 +1,36 @@
+"""The mapping `model.experts`: feed-forwards of which each token uses a few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from jaxpar.config.parts import ROUTERS
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """Experts in place of the feed-forward: a router chooses some for each token, and adds up their outputs."""
+
+    count: int
+    """Number of experts."""
+    per_token: int = 2
+    """Experts that each token uses."""
+    width: int | None = None
+    """Hidden width of an expert; null means `model.mlp`."""
+    shared: int = 0
+    """Further experts that every token uses, computed as one of `shared` times the width."""
+    router: Annotated[str, ROUTERS] = "top_k_softmax"
+    """How experts are chosen and weighted: `docs/experts.md` has the table."""
+    groups: int | None = None
+    """Groups of neighbouring experts, of which a token uses `groups_per_token`; null means that it may use any."""
+    groups_per_token: int | None = None
+    """Groups among which a token's experts are chosen."""
+    scale: float = 1.0
+    """Factor of the weights of the router `sigmoid`."""
+    balance_loss: float = 0.01
+    """Weight of the router's loss that balances the load of the experts, counted over the microbatch on all ranks."""
+    z_loss: float = 0.0
+    """Weight of the mean of `logsumexp(router logits)^2`."""
+    bias_rate: float = 0.001
+    """Step by which each update moves the biases of the router `sigmoid` towards an equal load."""

@@ -1,0 +1,1 @@
+"""Layers of experts: routers and their losses, dispatch of tokens, their exchange between ranks, grouped products."""

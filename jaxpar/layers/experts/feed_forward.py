@@ -1,0 +1,232 @@
+"""Experts in place of a layer's feed-forward: routed ones, of which each token uses some, and shared ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.declaration.activations import Activation, Dims, name_activation
+from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix
+from jaxpar.layers.declaration.weights import declare_weights
+from jaxpar.layers.dropout import normals
+from jaxpar.layers.experts.exchange import EXCHANGES, exchange_of, exchanged, rounds_of
+from jaxpar.layers.experts.grouped import grouped_matmul
+from jaxpar.layers.experts.losses import share, z_loss
+from jaxpar.layers.experts.reports import DROPPED, ENTROPY, LOAD, OVERFLOWS, REPORTS, TOKENS
+from jaxpar.layers.experts.routers import ROUTERS, entropy
+from jaxpar.layers.experts.routing import RouterState, Routing, Sums, ones_at
+from jaxpar.layers.feed_forward.base import FeedForward
+from jaxpar.layers.feed_forward.gated import Gated
+from jaxpar.layers.report import AUXILIARY_LOSS, Report
+from jaxpar.mesh.collectives import gather_sequence, reduce_max, reduce_sum, scatter_sequence
+from jaxpar.mesh.parameters import Arrays, ParamSpec
+
+ROUTED = ("routed", "expert_mlp")
+"""Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
+SHARED = ("shared_mlp",)
+"""Dims of a hidden activation of the shared ones."""
+TOKEN_AXES = ("replica", "fsdp", "expert", "context", "tensor")
+"""Axes whose ranks route different tokens of a microbatch."""
+NOISE_SITE = 1 << 20
+"""What the noise of a router is drawn for, above all sites of dropout."""
+
+
+def width_of(model: ModelConfig) -> int:
+    """Hidden width of an expert."""
+    assert model.experts is not None, "a model with experts"
+    return model.mlp if model.experts.width is None else model.experts.width
+
+
+def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
+    """The part: a router, the matrices of all experts stacked, and those of the shared ones side by side."""
+    experts = model.experts
+    assert experts is not None, "a model with experts"
+    gated = issubclass(feed_forward, Gated)
+    inward = ("up", "gate") if gated else ("up",)
+    routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
+    # Rows are read and written when they are sent, and again when they are sorted by expert.
+    sent = Elementwise("expert_input", traffic=Traffic(4, 4, unfused=4, unfused_backward=4))
+    hidden = Matmuls("experts_in", inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
+    activations = [Activation("expert_input", ("routed", "embed")), *_hidden("expert", ROUTED, inward)]
+    operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
+    if routers:
+        logits = tuple(f"{name}_logits" for name in routers)
+        activations = [*(Activation(name, ("experts",), between=True, float32=True) for name in logits), *activations]
+        first = Matmuls("routers", routers, inward=True, outputs=logits)
+        operations = [first, sent, replace(hidden, input="expert_input"), *_non_linear("expert", gated)]
+    if experts.shared:
+        names = tuple(f"shared_{name}" for name in inward)
+        activations += _hidden("shared", SHARED, inward)
+        operations += [Matmuls("shared_in", names, inward=True, outputs=names), *_non_linear("shared", gated)]
+        operations += [Matmuls("shared_out", ("shared_down",), inward=False, input="shared_hidden")]
+    operations += [Matmuls("mlp_out", ("down",), inward=False, input="expert_hidden")]
+    return Part("mlp", weights, tuple(activations), tuple(operations))
+
+
+def _hidden(of: str, dims: Dims, inward: tuple[str, ...]) -> list[Activation]:
+    """The activations inside a feed-forward: outputs of matmuls, and what elementwise work makes of them."""
+    cheap = ("activated", "hidden") if len(inward) > 1 else ("hidden",)
+    made = [Activation(f"{of}_{name}", dims) for name in inward]
+    return made + [Activation(f"{of}_{name}", dims, cheap=True) for name in cheap]
+
+
+def _non_linear(of: str, gated: bool) -> list[Operation]:
+    if not gated:
+        return [Elementwise(f"{of}_hidden", traffic=Traffic(2, 3, unfused=2, unfused_backward=3))]
+    hidden = Elementwise(f"{of}_hidden", traffic=Traffic(3, 5, unfused=5, unfused_backward=8))
+    return [Elementwise(f"{of}_activated"), hidden]
+
+
+def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]) -> Weights:
+    count, embed, width = experts.count, model.embed, width_of(model)
+    back = model.init_scale / (2 * model.layers) ** 0.5
+    kind, found = ROUTERS[experts.router], {}
+    if kind.learned:
+        found["router"] = ParamSpec((embed, count), ("embed", "router"), scale=model.init_scale, decay=True)
+    if kind.noise:
+        found["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
+    if kind.bias:
+        found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=experts.bias_rate)
+    for name in inward:
+        found[name] = matrix((count, embed, width), ("experts", "embed", "mlp"), scale=model.init_scale)
+    found["down"] = matrix((count, width, embed), ("experts", "mlp", "embed"), scale=back)
+    if experts.shared:
+        wide = (embed, experts.shared * width)
+        found |= {f"shared_{name}": matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
+        found["shared_down"] = matrix(wide[::-1], ("mlp", "embed"), scale=back)
+    return Weights(found)
+
+
+class Experts(nnx.Module):
+    """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
+
+    reports = REPORTS
+
+    def __init__(self, config: Config, feed_forward: type[FeedForward]):
+        model = config.model
+        assert model.experts is not None, "a model with experts"
+        self.part, self.experts, self.parallel = declare(model, feed_forward), model.experts, config.parallel
+        self.feed_forward, self.router_kind, self.seed = feed_forward, ROUTERS[model.experts.router], config.run.seed
+        declare_weights(self, self.part.weights)
+
+    def __call__(
+        self, x: Float[Array, "batch part embed"], number: Int[Array, ""], tokens: TokenContext, train: bool
+    ) -> tuple[Float[Array, "batch part embed"], Report]:
+        """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic."""
+        flat = x.reshape(-1, x.shape[-1])
+        counts = sequence_part(tokens.segments).ravel() > 0
+        logits = self._logits(flat, "router") if self.router_kind.learned else jnp.zeros(())
+        routing = self.router_kind.route(logits, self._state(flat, number, tokens, train), self.experts)
+        y, facts = self._routed(flat, routing, counts)
+        y = y.reshape(x.shape)
+        if self.experts.shared:
+            y = y + self._shared(x)
+        return y, self._report(logits, routing, counts.astype(jnp.float32)) | facts
+
+    # ---- routing
+
+    def _logits(self, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:
+        """In float32: a rounded logit would choose another expert."""
+        x, w = x.astype(jnp.float32), self._weight(name).astype(jnp.float32)
+        return self._named(jnp.matmul(x, w, precision="highest"), f"{name}_logits")
+
+    def _state(self, x: jax.Array, number: jax.Array, tokens: TokenContext, train: bool) -> RouterState:
+        kind, state = self.router_kind, RouterState()
+        if kind.bias:
+            state = state._replace(bias=lax.stop_gradient(self._weight("bias").astype(jnp.float32)))
+        if kind.noise:
+            indices = sequence_part(tokens.indices)
+            draws = None
+            if train:
+                draws = normals(self.experts.count, self.seed, NOISE_SITE + number, tokens.examples, indices)
+                draws = draws.reshape(-1, self.experts.count)
+            state = state._replace(noise=self._logits(x, "noise"), normal=draws)
+        if kind.ids:
+            assert tokens.ids is not None, "a hash of tokens needs them"
+            state = state._replace(ids=sequence_part(tokens.ids).ravel())
+        return state
+
+    def _report(self, logits: jax.Array, routing: Routing, counts: Float[Array, " tokens"]) -> Report:
+        """This rank's share of the losses and of the statistics over the microbatch."""
+        of_expert = jnp.einsum("tke,t->e", ones_at(routing.indices, self.experts.count), counts)
+        own = Sums(
+            counts.sum(),
+            lax.stop_gradient(of_expert),
+            {name: counts @ values for name, values in routing.statistics.items()},
+        )
+        leaves, tree = jax.tree.flatten(own)
+        packed = reduce_sum(lax.stop_gradient(jnp.concatenate([leaf.ravel() for leaf in leaves])), TOKEN_AXES)
+        ends = [sum(leaf.size for leaf in leaves[: place + 1]) for place in range(len(leaves) - 1)]
+        parts = [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(packed, ends), leaves, strict=True)]
+        whole, ranks = tree.unflatten(parts), lax.axis_size(TOKEN_AXES)
+        total = self.experts.z_loss * z_loss(logits, counts) if self.experts.z_loss else 0 * own.tokens
+        if self.router_kind.loss is not None and self.experts.balance_loss:
+            total += self.experts.balance_loss * whole.tokens * share(self.router_kind.loss, own, whole, ranks)
+        if self.router_kind.bias:
+            # Zero, with the counts as its derivative: they are summed over ranks and microbatches like any gradient.
+            bias = self._weight("bias").astype(jnp.float32)
+            total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)
+        load = whole.counts.max() / jnp.maximum(whole.counts.mean(), 1e-20)
+        return {
+            AUXILIARY_LOSS: total,
+            TOKENS: own.tokens,
+            LOAD: load * own.tokens,
+            ENTROPY: jnp.sum(counts * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * own.tokens,
+        }
+
+    # ---- experts
+
+    def _routed(
+        self, x: Float[Array, "tokens embed"], routing: Routing, counts: jax.Array
+    ) -> tuple[Float[Array, "tokens embed"], Report]:
+        experts, parallel, ranks = self.experts, self.parallel, lax.axis_size("expert")
+        name, _ = exchange_of(
+            parallel.expert_exchange, experts.per_token, parallel.expert_capacity, ranks, lax.axis_size("tensor")
+        )
+        exchange = EXCHANGES[name](experts.count, routing.indices.size, parallel.expert_capacity)
+        assignments = exchange.assign(routing.indices, counts)
+        rounds = reduce_max(rounds_of(assignments, exchange.room), TOKEN_AXES)
+        weights = {name: self._weight(name) for name in ("up", "gate", "down") if name in self.part.weights}
+        y, handled = exchanged(exchange, self._products, weights, x, routing.weights, assignments, rounds)
+        here = counts.sum().astype(jnp.float32)
+        # After an all-gather, each tensor rank handles the rows of all of them.
+        handled = handled if name == "all_to_all" else handled / lax.axis_size("tensor")
+        return y, {DROPPED: here * routing.indices.shape[1] - handled, OVERFLOWS: here * (rounds > 1)}
+
+    def _products(self, w: Arrays, rows: jax.Array, gates: jax.Array, sizes: jax.Array) -> jax.Array:
+        """The experts of this rank for the rows of each, times the routers' weights."""
+        rows = self._named(rows, "expert_input")
+        hidden = self._activated("expert", {name: grouped_matmul(rows, w[name], sizes) for name in w if name != "down"})
+        # The weight is a factor of the hidden activation, so that no backward needs the output of `down`.
+        weighted = (hidden.astype(jnp.float32) * gates[:, None]).astype(rows.dtype)
+        return grouped_matmul(weighted, w["down"], sizes)
+
+    def _shared(self, x: Float[Array, "batch part embed"]) -> Float[Array, "batch part embed"]:
+        joined = gather_sequence(x)
+        names = ("up", "gate") if issubclass(self.feed_forward, Gated) else ("up",)
+        hidden = self._activated("shared", {name: joined @ self._weight(f"shared_{name}") for name in names})
+        return scatter_sequence(hidden @ self._weight("shared_down"))
+
+    def _activated(self, of: str, made: dict[str, jax.Array]) -> jax.Array:
+        """The hidden activation, of the feed-forward's non-linearity."""
+        named: dict[str, Any] = {name: self._named(value, f"{of}_{name}") for name, value in made.items()}
+        non_linear: Any = self.feed_forward.non_linear
+        if "gate" not in named:
+            return self._named(non_linear(named["up"]), f"{of}_hidden")
+        activated = self._named(non_linear(named["gate"]), f"{of}_activated")
+        return self._named(activated * named["up"], f"{of}_hidden")
+
+    def _weight(self, name: str) -> jax.Array:
+        return getattr(self, name)[...]
+
+    def _named(self, x: jax.Array, name: str) -> jax.Array:
+        return name_activation(x, name, self.part.activations)

@@ -1,0 +1,135 @@
+"""The routers that `model.experts.router` can name."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss
+from jaxpar.layers.experts.routing import Logits, Router, RouterState, Routing, chosen, largest, ones_at
+
+HIDDEN = -1e30
+"""Stands for minus infinity, without NaN in derivatives."""
+
+
+def softmax_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060)."""
+    probabilities = jax.nn.softmax(logits)
+    indices = largest(_in_groups(logits, options, best=1), options.per_token)
+    return Routing(indices, chosen(probabilities, indices), {"probabilities": probabilities})
+
+
+def top_k_softmax(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """The weights are the softmax of the k largest logits (Mixtral, arXiv:2401.04088); normalising the k largest
+    probabilities gives the same (Qwen3)."""
+    indices = largest(_in_groups(logits, options, best=1), options.per_token)
+    weights = jax.nn.softmax(chosen(logits, indices))
+    return Routing(indices, weights, {"probabilities": jax.nn.softmax(logits)})
+
+
+def gshard(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """The two largest probabilities, divided by their sum (GShard, arXiv:2006.16668, algorithm 1). Both experts are
+    always used: the paper leaves the second out at random to save room, and here no token is dropped."""
+    probabilities = jax.nn.softmax(logits)
+    indices = largest(logits, 2)
+    gates = chosen(probabilities, indices)
+    first = ones_at(indices[:, :1], logits.shape[-1])[:, 0]
+    return Routing(indices, gates / gates.sum(-1, keepdims=True), {"probabilities": probabilities, "first": first})
+
+
+def noisy_top_k(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """Noise of a learned deviation is added before the k largest logits are chosen (arXiv:1701.06538, section 2.1).
+
+    `load` is the probability that an expert is among the k largest if its own noise is drawn again.
+    """
+    assert state.noise is not None, "a router with noise needs the logits of its deviation"
+    deviation = jax.nn.softplus(state.noise) + 1e-2
+    noisy = logits if state.normal is None else logits + state.normal * deviation
+    # One more than are chosen: what an expert has to exceed to be among the k largest of all but itself.
+    best = largest(noisy, options.per_token + 1)
+    indices = best[:, : options.per_token]
+    values = chosen(noisy, best)
+    weights = jax.nn.softmax(values[:, :-1])
+    gates = jnp.einsum("tk,tke->te", weights, ones_at(indices, logits.shape[-1]), precision="highest")
+    inside = noisy > values[:, -1:]
+    threshold = jnp.where(inside, values[:, -1:], values[:, -2:-1])
+    load = jax.scipy.stats.norm.cdf((logits - threshold) / deviation)
+    return Routing(indices, weights, {"gates": gates, "load": load})
+
+
+def sigmoid(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """The largest sums of sigmoid and bias are chosen, and the weights are the sigmoids divided by their sum, times
+    `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
+    assert state.bias is not None, "this router chooses by a bias"
+    scores = jax.nn.sigmoid(logits)
+    indices = largest(_in_groups(scores + state.bias, options, best=2), options.per_token)
+    gates = chosen(scores, indices)
+    weights = options.scale * gates / gates.sum(-1, keepdims=True)
+    return Routing(indices, weights, {"probabilities": scores / scores.sum(-1, keepdims=True)})
+
+
+def k_top_1(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """Experts stand in k groups, each with a softmax of its own whose largest probability is chosen (M6-T,
+    arXiv:2105.15082, section 3.1)."""
+    groups = logits.reshape(len(logits), options.per_token, -1)
+    probabilities = jax.nn.softmax(groups)
+    within = largest(groups, 1)[..., 0]
+    indices = within + jnp.arange(options.per_token) * groups.shape[-1]
+    flat = probabilities.reshape(logits.shape)
+    return Routing(indices, chosen(flat, indices), {"probabilities": flat / options.per_token})
+
+
+def hashed(logits: Logits, state: RouterState, options: ExpertsConfig) -> Routing:
+    """A fixed function of the token chooses each expert, with equal weights (hash layers, arXiv:2106.04426).
+
+    The experts of a token are neighbours from a hash on, so that they differ.
+    """
+    assert state.ids is not None, "a hash is one of tokens"
+    first = _mixed(state.ids) % np.uint32(options.count)
+    indices = (first[:, None].astype(jnp.int32) + jnp.arange(options.per_token)) % options.count
+    weights = jnp.full(indices.shape, 1 / options.per_token, jnp.float32)
+    return Routing(indices, weights, {})
+
+
+def _mixed(ids: Int[Array, " tokens"]) -> Array:
+    """The finaliser of MurmurHash3, in 32 bits."""
+    x = ids.astype(jnp.uint32)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _in_groups(scores: Logits, options: ExpertsConfig, best: int) -> Logits:
+    """`scores` with those outside a token's `groups_per_token` best groups hidden; a group is as good as the sum of its
+    `best` largest scores (DeepSeek-V2, arXiv:2405.04434, with 1; DeepSeek-V3 with 2)."""
+    if options.groups is None:
+        return scores
+    groups = lax.stop_gradient(scores).reshape(len(scores), options.groups, -1)
+    rank = lax.top_k(groups, min(best, groups.shape[-1]))[0].sum(-1)
+    allowed = ones_at(largest(rank, options.groups_per_token or 1), options.groups).sum(1) > 0
+    allowed: Bool[Array, "tokens experts"] = jnp.repeat(allowed, groups.shape[-1], axis=1)
+    return jnp.where(allowed, scores, HIDDEN)
+
+
+def entropy(logits: Logits) -> Float[Array, " tokens"]:
+    """Of the softmax of each token's logits, in nats."""
+    log = jax.nn.log_softmax(logits)
+    return -jnp.sum(jnp.exp(log) * log, axis=-1)
+
+
+ROUTERS: dict[str, Router] = {
+    "softmax_top_k": Router(softmax_top_k, balance_loss),
+    "top_k_softmax": Router(top_k_softmax, balance_loss),
+    "switch": Router(softmax_top_k, balance_loss),
+    "gshard": Router(gshard, gshard_loss),
+    "noisy_top_k": Router(noisy_top_k, importance_and_load_loss, noise=True),
+    "sigmoid": Router(sigmoid, balance_loss, bias=True),
+    "k_top_1": Router(k_top_1, balance_loss),
+    "hash": Router(hashed, None, ids=True, learned=False),
+}
+"""By name; `jaxpar.config.parts.ROUTERS` lists the names.
+`switch` is `softmax_top_k` of one expert (arXiv:2101.03961)."""

@@ -1,0 +1,81 @@
+"""What a router is: a pure float32 function from logits and state to experts, their weights, and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.schema.experts import ExpertsConfig
+
+type Logits = Float[Array, "tokens experts"]
+
+
+class RouterState(NamedTuple):
+    """What some routers take in addition to logits."""
+
+    bias: Float[Array, " experts"] | None = None
+    """Added to scores when experts are chosen, and to no weight."""
+    noise: Logits | None = None
+    """Logits of the noise's standard deviation."""
+    normal: Logits | None = None
+    """Standard normal draws; None where nothing is drawn, as in an evaluation."""
+    ids: Int[Array, " tokens"] | None = None
+    """The token at each place."""
+
+
+class Routing(NamedTuple):
+    """The experts of each token."""
+
+    indices: Int[Array, "tokens chosen"]
+    weights: Float[Array, "tokens chosen"]
+    statistics: Mapping[str, Logits]
+    """What each token adds to the sums over the batch from which the losses are computed."""
+
+
+class Sums(NamedTuple):
+    """Sums over the tokens of a microbatch on all ranks."""
+
+    tokens: Float[Array, ""]
+    counts: Float[Array, " experts"]
+    """Choices of each expert."""
+    statistics: Mapping[str, Float[Array, " experts"]]
+
+
+type Loss = Callable[[Sums], Float[Array, ""]]
+
+
+@dataclass(frozen=True)
+class Router:
+    """An entry of the registry."""
+
+    route: Callable[[Logits, RouterState, ExpertsConfig], Routing]
+    loss: Loss | None
+    """The loss that `balance_loss` weighs; None for routers that balance otherwise."""
+    bias: bool = False
+    """Whether it needs `RouterState.bias`, which is updated from the counts of the batch."""
+    noise: bool = False
+    """Whether it needs `RouterState.noise` and `normal`."""
+    ids: bool = False
+    """Whether it needs `RouterState.ids`."""
+    learned: bool = True
+    """Whether it uses its logits."""
+
+
+def chosen(values: Logits, indices: Int[Array, "tokens chosen"]) -> Float[Array, "tokens chosen"]:
+    """The values at `indices`; the derivative is a product with ones, without a scatter."""
+    return jnp.einsum("te,tke->tk", values, ones_at(indices, values.shape[-1]), precision="highest")
+
+
+def ones_at(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Array, "tokens chosen experts"]:
+    """1 at the experts that are chosen, and 0 at the others."""
+    return jax.nn.one_hot(indices, experts, dtype=jnp.float32)
+
+
+def largest(values: Logits, number: int) -> Int[Array, "tokens number"]:
+    """The experts with the largest values, the largest first; of equal ones the first."""
+    return jax.lax.top_k(jax.lax.stop_gradient(values), number)[1]

@@ -1,0 +1,141 @@
+"""Experts: the same numbers on every layout, and those of a float64 reference that exchanges nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import ParallelConfig
+from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.schema.model import Pattern
+from tests.covering import covering_rows
+from tests.given_weights import state_with
+from tests.nonzero_gradients import nonzero_gradients
+#from tests.reference import experts64
+from tests.short_documents import into_documents
+from tests.small_run import SmallRun, small, worst_difference
+
+TOLERANCE = 1e-5
+"""max|difference| / max|reference| in float32, for the loss and for every gradient."""
+
+DEVICES = 8
+WIDTH = 16
+ROUTERS: dict[str, dict[str, Any]] = {
+    "softmax_top_k": {"per_token": 3, "balance_loss": 0.1},
+    "top_k_softmax": {"per_token": 2, "balance_loss": 0.1, "z_loss": 0.01},
+    "switch": {"per_token": 1, "balance_loss": 0.1},
+    "gshard": {"per_token": 2, "balance_loss": 1.0},
+    "noisy_top_k": {"per_token": 2, "balance_loss": 0.1},
+    "sigmoid": {"per_token": 2, "balance_loss": 0.1, "scale": 1.7},
+    "groups": {"router": "sigmoid", "per_token": 2, "groups": 4, "groups_per_token": 2},
+    "k_top_1": {"per_token": 2, "balance_loss": 0.1},
+    "hash": {"per_token": 2},
+}
+"""`model.experts` by router; 8 experts each."""
+
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "router": tuple(ROUTERS),
+    "expert": (1, 2, 4),
+    "fsdp": (1, 2),
+    "tensor": (1, 2),
+    "context": (1, 2),
+    "replica": (1, 2),
+    "pipe": ("none", "1f1b", "branching", "breadth-first"),
+    "exchange": ("all_to_all", "all_gather"),
+    "capacity": (1.0, 4.0),
+    "microbatches": (1, 4),
+    "shared": (0, 2),
+    "zero": (1, 3),
+    "remat": ("none", "gemm_last", "full"),
+    "kinds": (False, True),
+}
+PIPES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "1f1b": {"pipe": 2},
+    "branching": {"pipe": 2, "pipe_ticks": "branching"},
+    "breadth-first": {"pipe": 2, "schedule": "breadth-first", "virtual_stages": 2},
+}
+KINDS = {
+    "kinds": {"dense": {"experts": None}, "routed": {}},
+    "pattern": Pattern(prefix=("dense",), unit=("routed",)),
+}
+
+
+def _fits(row: dict[str, Any]) -> bool:
+    pipe = PIPES[row.get("pipe", "none")].get("pipe", 1)
+    sizes = [row.get(axis, 1) for axis in ("expert", "fsdp", "tensor", "context", "replica")]
+    microbatches = row.get("microbatches", 4 if pipe > 1 else 1)
+    if pipe > 1 and microbatches == 1:
+        return False
+    parts = microbatches * int(np.prod([row.get(axis, 1) for axis in ("expert", "fsdp", "replica")]))
+    return pipe * int(np.prod(sizes)) <= DEVICES and parts <= 8
+
+
+ROWS = covering_rows(FACTORS, _fits, seed=5)
+
+
+def config_of(row: dict[str, Any]) -> Any:
+    own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | ROUTERS[row["router"]]
+    axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
+    exchange = {"expert_exchange": row["exchange"], "expert_capacity": row["capacity"]}
+    layers = 4 if row["pipe"] == "breadth-first" else 2
+    model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
+    return small(model=model, parallel=axes | exchange | PIPES[row["pipe"]], memory={"remat": row["remat"]})
+
+
+@cache
+def reference(model: tuple[tuple[str, Any], ...]) -> tuple[float, Any, Any]:
+    """Loss, gradients and initial weights on one device, nothing recomputed."""
+    alone = {axis: 1 for axis in ("expert", "fsdp", "tensor", "context", "replica")}
+    more = {"exchange": "all_gather", "capacity": 2.0, "zero": 1, "remat": "none"}
+    config = config_of(dict(model) | alone | more)
+    run = SmallRun(replace(config, parallel=replace(ParallelConfig(), microbatches=config.parallel.microbatches)))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    return *nonzero_gradients(run, initial), initial
+
+
+def _name(row: dict[str, Any]) -> str:
+    axes = "-".join(f"{axis}{row[axis]}" for axis in ("expert", "fsdp", "tensor", "context", "replica") if row[axis] > 1)
+    pipe = f"-{row['pipe']}" if row["pipe"] != "none" else ""
+    return f"{row['router']}-{axes or 'one'}{pipe}-{row['exchange']}-{row['capacity']:g}-{row['remat']}"
+
+
+@pytest.mark.matrix(quick=1, ci=2)
+@pytest.mark.parametrize("row", ROWS, ids=_name)
+def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
+    loss, gradients, weights = reference(tuple((key, row[key]) for key in ("router", "shared", "microbatches", "kinds", "pipe")))
+    run = SmallRun(config_of(row))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, initial, weights))), "initial weights differ in some bit"
+    found_loss, found = nonzero_gradients(run, initial)
+    assert abs(found_loss - loss) <= TOLERANCE * abs(loss)
+    worst, leaf = worst_difference(found, gradients)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+SPLIT = {"expert": 2, "tensor": 2, "context": 2, "expert_exchange": "all_to_all"}
+
+
+@pytest.mark.matrix(quick=1, ci=1)
+@pytest.mark.parametrize("router", [name for name in ROUTERS if name != "noisy_top_k"])
+def test_loss_and_gradients_equal_float64(router: str):
+    own = {"count": 8, "router": router, "shared": 1, "width": WIDTH} | ROUTERS[router]
+    run = SmallRun(small(model={"layers": 2, "experts": ExpertsConfig(**own)}, parallel=SPLIT))
+    initial = run.by_layer(run.step.residency.initial_state().master)
+    weights = experts64.moved(initial)
+    rows = into_documents(run.rows(0), seed=7)
+    loss, gradients = run.step.gradients(state_with(run.step, run.by_row(weights)), run.place(rows))
+    wanted_loss, wanted = experts64.loss_and_gradients(weights, asdict(run.config.model), rows)
+    assert abs(float(loss) - wanted_loss) <= TOLERANCE * wanted_loss
+    found = run.by_layer(gradients)
+    if router in ("sigmoid", "groups"):
+        counts = found["layers"]["mlp"].pop("bias")
+        np.testing.assert_allclose(counts * rows["mask"].sum(), experts64.counts(weights, asdict(run.config.model), rows))
+        wanted["layers"]["mlp"].pop("bias")
+    worst, leaf = worst_difference(found, wanted)
+    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
